@@ -37,6 +37,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, TypeAlias, cast, get_args
 
+from seriatim.protocol.errors import CallerError
+
 Operation: TypeAlias = Literal[
     "begin", "c", "u", "d", "t", "commit", "snapshot_begin", "r", "snapshot_end", "heartbeat"
 ]
@@ -60,8 +62,11 @@ TEXT_SETTINGS: Final[Mapping[str, str]] = {
 """Session settings under which values were written as text; a session that reads them back uses the same."""
 
 
-class MalformedChange(ValueError):  # noqa: N818 - a fact in the past tense, as the other errors are named
-    """A record's value is no change envelope. A retry can't help: the record, or what wrote it, is wrong."""
+class MalformedChange(CallerError):
+    """A record's value is no change envelope."""
+
+    code = "malformed-change"
+    next_step = "the queue holds something else than a captured log, or a newer version wrote it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,294 @@
+"""The chain document: all that decides a queue's order, in one ZooKeeper node with one version.
+
+The types and their JSON are here, because coordinators write the document and members watch it. Every change of it
+is a pure function in `coordinator.core`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from seriatim.protocol.errors import IncompatibleVersion
+from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId, Token
+
+FORMAT = 1
+
+
+class Durability(StrEnum):
+    """What an acknowledgement promises, on both members (protocol.md 8)."""
+
+    SYNC = "sync"
+    INTERVAL = "interval"
+    ASYNC = "async"
+    MEMORY = "memory"
+
+    @property
+    def survives_restart(self) -> bool:
+        """Whether a member that restarted still holds all that it acknowledged."""
+        return self in (Durability.SYNC, Durability.INTERVAL)
+
+
+class LinkState(StrEnum):
+    """opening: listed, told to nobody. open: may have been granted. closing: being sealed.
+
+    sealed: its end is recorded. lost: closed while nobody could tell the end.
+    """
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    SEALED = "sealed"
+    LOST = "lost"
+
+
+class Readmit(StrEnum):
+    """When a group may come back to the send list: with nothing left to read on it, or as soon as it is in sync (H14)."""
+
+    DRAINED = "drained"
+    IN_SYNC = "in-sync"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What an operator chose for a queue. Changes hold from the next link on.
+
+    `groups`: the groups that may serve it, in order; empty: every group. `retention_ms`: how long a drained link is
+    kept after its seal. `flush_ms`: between flushes, for `interval` and `async`.
+    """
+
+    durability: Durability = Durability.SYNC
+    flush_ms: int = 5
+    groups: tuple[str, ...] = ()
+    retention_ms: int = 24 * 3600 * 1000
+    readmit: Readmit = Readmit.DRAINED
+    max_record_bytes: int = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMember:
+    """One side of a link: the place in the group and who stood there when the link was made."""
+
+    name: MemberName
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What is recorded when a link is sealed. Never changed, but for `chain_hash` and `marks`, which wait for what comes before.
+
+    `end`: exclusive. `answered`: the incarnations whose answer decided it. `is_whole`: no acknowledged record can be
+    missing. `marks`: at the end, for readers. `marks_on_two`: at the last index known to be on two members, for
+    senders (H2). `link_hash`, `chain_hash`: 32 bytes; the latter None while an earlier end is lost.
+    """
+
+    end: Index
+    answered: tuple[Incarnation, ...]
+    durability: Durability
+    is_whole: bool
+    marks: Mapping[str, int]
+    marks_on_two: Mapping[str, int]
+    link_hash: bytes
+    chain_hash: bytes | None
+    sealed_at_ms: int
+    is_abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One term of service of one group. `base` is None while an earlier end is lost.
+
+    `marks_on_two` at its start: what OpenLink tells the members. Invariant: state is SEALED exactly where there is a
+    certificate.
+    """
+
+    epoch: Epoch
+    group: str
+    master: ChainMember
+    slave: ChainMember
+    state: LinkState
+    durability: Durability
+    flush_ms: int
+    base: Offset | None
+    marks_on_two: Mapping[str, int]
+    created_at_ms: int
+    certificate: Certificate | None = None
+
+    @property
+    def end(self) -> Index | None:
+        return None if self.certificate is None else self.certificate.end
+
+    def side(self, member: str) -> ChainMember | None:
+        """The side on which `member` ("a" or "b") of the group stands."""
+        for side in (self.master, self.slave):
+            if side.name.member == member:
+                return side
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """`consume_list`: epochs not yet consumed, in order; only the first is read. `position`: where this generation starts.
+
+    `reader_node`: the election node that got `reader_token`.
+    """
+
+    subscription_id: SubscriptionId
+    name: str
+    generation: Generation
+    reader_token: Token
+    reader_node: str
+    consume_list: tuple[Epoch, ...]
+    position_epoch: Epoch
+    position_index: Index
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What an operator gave up for good; every status shows it."""
+
+    epoch: Epoch
+    what: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What stands for the links that retention let go: the state of the chain where the first kept link starts."""
+
+    epoch: Epoch
+    offset: Offset
+    chain_hash: bytes
+    marks: Mapping[str, int]
+    marks_on_two: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDocument:
+    """See the module. `links` by rising epoch. `send_list`: its first entry is the head.
+
+    `stale_cursors`: (epoch, member) pairs whose cursors must not be used (H7).
+    """
+
+    cluster: str
+    queue_id: QueueId
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    dropped: Dropped
+    sender_token: Token = Token(0)
+    sender_node: str = ""
+    next_epoch: Epoch = Epoch(1)
+    next_subscription_id: SubscriptionId = SubscriptionId(1)
+    send_list: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    stale_cursors: tuple[tuple[Epoch, str], ...] = ()
+    abandoned: tuple[Abandoned, ...] = ()
+    is_deleted: bool = False
+
+    @property
+    def last_link(self) -> Link | None:
+        return self.links[-1] if self.links else None
+
+    def link(self, epoch: Epoch) -> Link | None:
+        return next((link for link in self.links if link.epoch == epoch), None)
+
+    def subscription(self, name: str) -> Subscription | None:
+        return next((one for one in self.subscriptions if one.name == name), None)
+
+
+def encode(document: ChainDocument) -> bytes:
+    """JSON of the document, as it stands in ZooKeeper."""
+    return json.dumps({"format": FORMAT} | _plain(document), separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> ChainDocument:
+    """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it."""
+    content = json.loads(data)
+    if content.get("format") != FORMAT:
+        raise IncompatibleVersion(
+            f"the chain document has format {content.get('format')}, this version reads {FORMAT}", format=content.get("format")
+        )
+    return _document(content)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it: dataclasses as objects, bytes as hexadecimal."""
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    if fields is not None:
+        return {name: _plain(getattr(value, name)) for name in fields}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def _incarnation(content: dict[str, Any]) -> Incarnation:
+    return Incarnation(content["disk_id"], content["start"])
+
+
+def _member(content: dict[str, Any]) -> ChainMember:
+    name = content["name"]
+    return ChainMember(MemberName(name["group"], name["member"]), _incarnation(content["incarnation"]))
+
+
+def _certificate(content: dict[str, Any]) -> Certificate:
+    chain_hash = content["chain_hash"]
+    return Certificate(
+        **content
+        | {
+            "answered": tuple(_incarnation(one) for one in content["answered"]),
+            "durability": Durability(content["durability"]),
+            "link_hash": bytes.fromhex(content["link_hash"]),
+            "chain_hash": None if chain_hash is None else bytes.fromhex(chain_hash),
+        }
+    )
+
+
+def _link(content: dict[str, Any]) -> Link:
+    certificate = content["certificate"]
+    return Link(
+        **content
+        | {
+            "master": _member(content["master"]),
+            "slave": _member(content["slave"]),
+            "state": LinkState(content["state"]),
+            "durability": Durability(content["durability"]),
+            "certificate": None if certificate is None else _certificate(certificate),
+        }
+    )
+
+
+def _document(content: dict[str, Any]) -> ChainDocument:
+    del content["format"]
+    settings = content["settings"]
+    dropped = content["dropped"]
+    return ChainDocument(
+        **content
+        | {
+            "settings": QueueSettings(
+                **settings
+                | {
+                    "durability": Durability(settings["durability"]),
+                    "groups": tuple(settings["groups"]),
+                    "readmit": Readmit(settings["readmit"]),
+                }
+            ),
+            "dropped": Dropped(**dropped | {"chain_hash": bytes.fromhex(dropped["chain_hash"])}),
+            "send_list": tuple(content["send_list"]),
+            "links": tuple(_link(link) for link in content["links"]),
+            "subscriptions": tuple(
+                Subscription(**one | {"consume_list": tuple(one["consume_list"])}) for one in content["subscriptions"]
+            ),
+            "stale_cursors": tuple((epoch, member) for epoch, member in content["stale_cursors"]),
+            "abandoned": tuple(Abandoned(**one) for one in content["abandoned"]),
+        }
+    )

@@ -1,0 +1,303 @@
+"""Every error that Seriatim raises or sends, in one tree.
+
+    SeriatimError
+    ├── CallerError            the request is wrong: sending it again can't help
+    │   ├── InvalidArgument
+    │   ├── RecordTooLarge
+    │   ├── MalformedFrame
+    │   ├── UnknownQueue, QueueExists
+    │   ├── UnknownGroup
+    │   ├── UnknownSubscription, SubscriptionExists
+    │   ├── SeqNotRising
+    │   ├── WrongCluster
+    │   ├── IncompatibleVersion
+    │   └── Unauthorised
+    ├── RefusedError           the request was right once and no longer is: ask for the route again
+    │   ├── Fenced             somebody was elected after the caller
+    │   ├── NotElected         the caller isn't first in line
+    │   ├── OlderVersion       the caller read the chain before it changed
+    │   ├── Sealed             the link takes no more records
+    │   ├── WrongIndex         a batch doesn't continue the link
+    │   ├── Resend             every record of the batch was stored before; nothing was stored now
+    │   ├── PartlyResend       some records of the batch were stored before
+    │   ├── WrongIncarnation   another process or disk answers at this address
+    │   ├── OlderGeneration    the subscription was sought meanwhile
+    │   └── UnknownLink        this member has no such link (yet)
+    ├── WorldError             something else failed: the same request may succeed later
+    │   ├── BadChecksum
+    │   ├── LeaseOver
+    │   ├── Waiting            no group can take records; `reasons` tells why, for each
+    │   ├── DiskFull
+    │   ├── DiskFailed
+    │   ├── PeerLost           the other member of the group can't be reached
+    │   ├── MemberBehind       this member has fewer records than it should
+    │   ├── StaleCursor        this member's cursors must not be used before it has resynced
+    │   ├── Unreachable        no coordinator or ZooKeeper answers
+    │   ├── DeadlineOver
+    │   └── OutcomeUnknown     it may have been stored or not, and nobody can tell the caller any more
+    └── BugError               Seriatim itself is wrong: the process stops
+        └── InvariantBroken
+
+A class holds its stable `code`, whether a repeated request can help (`can_retry`) and whether the route must be asked for
+again first (`asks_route`). `to_wire` and `from_wire` carry an error over gRPC (see `rpc`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class SeriatimError(Exception):
+    """Base of all. `message` is for a person; `details` are plain values for a program (queue, epoch, limit_bytes, …)."""
+
+    code: ClassVar[str] = "error"
+    can_retry: ClassVar[bool] = False
+    asks_route: ClassVar[bool] = False
+    grpc_status: ClassVar[str] = "UNKNOWN"
+    next_step: ClassVar[str] = ""
+
+    def __init__(self, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, object] = details
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.next_step})" if self.next_step else self.message
+
+
+class CallerError(SeriatimError):
+    """The request is wrong: sending it again can't help."""
+
+    code = "caller"
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class RefusedError(SeriatimError):
+    """The request was right once and no longer is."""
+
+    code = "refused"
+    asks_route = True
+    can_retry = True
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class WorldError(SeriatimError):
+    """Something else failed: the same request may succeed later."""
+
+    code = "world"
+    can_retry = True
+    grpc_status = "UNAVAILABLE"
+
+
+class BugError(SeriatimError):
+    """Seriatim itself is wrong; the process stops rather than go on."""
+
+    code = "bug"
+    grpc_status = "INTERNAL"
+
+
+class InvalidArgument(CallerError):
+    code = "invalid-argument"
+
+
+class RecordTooLarge(CallerError):
+    code = "too-large"
+    next_step = "split the record, or raise the queue's record limit"
+
+
+class MalformedFrame(CallerError):
+    code = "malformed-frame"
+
+
+class UnknownQueue(CallerError):
+    code = "unknown-queue"
+    grpc_status = "NOT_FOUND"
+    next_step = "`seriatim queue list` shows the queues, `seriatim queue create` makes one"
+
+
+class QueueExists(CallerError):
+    code = "queue-exists"
+    grpc_status = "ALREADY_EXISTS"
+
+
+class UnknownGroup(CallerError):
+    code = "unknown-group"
+    grpc_status = "NOT_FOUND"
+    next_step = "`seriatim group list` shows the groups"
+
+
+class UnknownSubscription(CallerError):
+    code = "unknown-subscription"
+    grpc_status = "NOT_FOUND"
+    next_step = "`seriatim subscription list` shows them, `seriatim subscription create` makes one"
+
+
+class SubscriptionExists(CallerError):
+    code = "subscription-exists"
+    grpc_status = "ALREADY_EXISTS"
+
+
+class SeqNotRising(CallerError):
+    code = "seq-not-rising"
+    next_step = "the seqs of one source have to rise; a record that was sent before must come before newer ones"
+
+
+class WrongCluster(CallerError):
+    code = "wrong-cluster"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class IncompatibleVersion(CallerError):
+    code = "incompatible-version"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class Unauthorised(CallerError):
+    code = "unauthorised"
+    grpc_status = "PERMISSION_DENIED"
+
+
+class Fenced(RefusedError):
+    """An instance with a newer token was elected. The caller stops."""
+
+    code = "fenced"
+    can_retry = False
+    grpc_status = "ABORTED"
+
+
+class NotElected(RefusedError):
+    """The caller isn't first in line of its election."""
+
+    code = "not-elected"
+    can_retry = False
+    grpc_status = "ABORTED"
+
+
+class OlderVersion(RefusedError):
+    """The caller acted on a chain document that has changed; no failure of a member (H12)."""
+
+    code = "older-version"
+
+
+class Sealed(RefusedError):
+    code = "sealed"
+
+
+class WrongIndex(RefusedError):
+    """`details["next_index"]` is the index that the link takes next."""
+
+    code = "wrong-index"
+
+
+class Resend(RefusedError):
+    """Every record of the batch lies at or below its source's mark: acknowledged, but not stored."""
+
+    code = "resend"
+    grpc_status = "ALREADY_EXISTS"
+
+
+class PartlyResend(RefusedError):
+    """Some records of the batch lie at or below their source's mark; `details["marks"]` has the marks."""
+
+    code = "partly-resend"
+
+
+class WrongIncarnation(RefusedError):
+    code = "wrong-incarnation"
+
+
+class OlderGeneration(RefusedError):
+    code = "older-generation"
+
+
+class UnknownLink(RefusedError):
+    code = "unknown-link"
+
+
+class BadChecksum(WorldError):
+    code = "bad-checksum"
+    grpc_status = "DATA_LOSS"
+
+
+class LeaseOver(WorldError):
+    code = "lease-over"
+    asks_route = True
+
+
+class Waiting(WorldError):
+    """No group can take records, or nothing can be read; `details["reasons"]` tells why, for each group."""
+
+    code = "waiting"
+
+
+class DiskFull(WorldError):
+    code = "disk-full"
+    asks_route = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+    next_step = "free space on the member's disk"
+
+
+class DiskFailed(WorldError):
+    code = "disk-failed"
+    asks_route = True
+    grpc_status = "DATA_LOSS"
+
+
+class PeerLost(WorldError):
+    code = "peer-lost"
+    asks_route = True
+
+
+class MemberBehind(WorldError):
+    code = "member-behind"
+
+
+class StaleCursor(WorldError):
+    code = "stale-cursor"
+
+
+class Unreachable(WorldError):
+    code = "unreachable"
+    next_step = "is it running, and is the address right?"
+
+
+class DeadlineOver(WorldError):
+    code = "deadline-over"
+    asks_route = True
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class OutcomeUnknown(WorldError):
+    """It may have been stored or not, and nobody can tell the caller any more (H4)."""
+
+    code = "outcome-unknown"
+    can_retry = False
+
+
+class InvariantBroken(BugError):
+    code = "invariant-broken"
+
+
+def _leaves(root: type[SeriatimError]) -> dict[str, type[SeriatimError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _leaves(child)
+    return found
+
+
+_BY_CODE = _leaves(SeriatimError)
+
+
+def to_wire(error: SeriatimError) -> str:
+    """An error as one line of JSON: code, message, details."""
+    return json.dumps({"code": error.code, "message": error.message, "details": error.details}, default=str)
+
+
+def from_wire(text: str) -> SeriatimError:
+    """The error that `to_wire` wrote. An unknown code gives the base class, so that newer servers don't break older clients."""
+    content: Mapping[str, object] = json.loads(text)
+    details = content.get("details")
+    cls = _BY_CODE.get(str(content.get("code")), SeriatimError)
+    return cls(str(content.get("message", "")), **(details if isinstance(details, dict) else {}))

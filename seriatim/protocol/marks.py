@@ -1,0 +1,46 @@
+"""Marks: the highest seq of each source at a position of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+@dataclass(frozen=True, slots=True)
+class SourceSpan:
+    """The records of one source in one batch: their first and last seq and how many they are.
+
+    Invariant: 0 <= first_seq <= last_seq < 2**64, 1 <= count <= last_seq - first_seq + 1.
+    """
+
+    source: str
+    first_seq: int
+    last_seq: int
+    count: int
+
+
+def raised(marks: Mapping[str, int], spans: Iterable[SourceSpan]) -> dict[str, int]:
+    """Marks after a batch with these spans: for each source the larger of both. The input is not changed."""
+    after = dict(marks)
+    for span in spans:
+        if after.get(span.source, -1) < span.last_seq:
+            after[span.source] = span.last_seq
+    return after
+
+
+def merged(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """For each source the larger of both marks."""
+    both = dict(one)
+    for source, seq in other.items():
+        if both.get(source, -1) < seq:
+            both[source] = seq
+    return both
+
+
+def is_resend(marks: Mapping[str, int], spans: Iterable[SourceSpan]) -> bool:
+    """Whether every record of a batch lies at or below its source's mark."""
+    return all(span.last_seq <= marks.get(span.source, -1) for span in spans)
+
+
+def overlaps(marks: Mapping[str, int], spans: Iterable[SourceSpan]) -> bool:
+    """Whether some record of a batch lies at or below its source's mark."""
+    return any(span.first_seq <= marks.get(span.source, -1) for span in spans)

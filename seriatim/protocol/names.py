@@ -1,0 +1,66 @@
+"""Numbers and names that must not be mistaken for one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+QueueId = NewType("QueueId", int)
+"""Identity of a queue for all time; a name may be given to another queue later (H16)."""
+SubscriptionId = NewType("SubscriptionId", int)
+"""Identity of a subscription within its queue; never used again in it."""
+Generation = NewType("Generation", int)
+"""Number of a subscription's position: rises by one with each seek (H9)."""
+Epoch = NewType("Epoch", int)
+"""Number of a link in its queue; the first link has epoch 1."""
+Token = NewType("Token", int)
+"""Fencing token of an elected instance; 0 means none."""
+Index = NewType("Index", int)
+"""Position in a link, from 0."""
+Offset = NewType("Offset", int)
+"""Position in a queue: base of the link + index."""
+ChainVersion = NewType("ChainVersion", int)
+"""ZooKeeper's version of a chain document."""
+
+SEQ_MAX = 2**64 - 1
+TOKEN_BITS = 24
+COUNTER_BITS = 40
+TOKEN_MAX = 2**TOKEN_BITS - 1
+ABANDON_STRIDE = 2**40
+"""After an abandoned link the next base is the next multiple of this, beyond any index it can have had (H21)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Incarnation:
+    """One start of one member's process on one disk.
+
+    `disk_id` is made when a disk is first used; `start` counts the process's starts on it, from 1.
+    """
+
+    disk_id: str
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.disk_id}#{self.start}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MemberName:
+    """A place in a group (`g1`, `a`), whoever stands there now."""
+
+    group: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"{self.group}-{self.member}"
+
+
+def automatic_seq(token: Token, counter: int) -> int:
+    """The seq of a record for which the user gave none: token in the upper 24 bits, counter in the lower 40.
+
+    It rises from one elected sender to the next without asking anyone (protocol.md 1).
+    Raises OverflowError when either part does not fit.
+    """
+    if not 0 <= token <= TOKEN_MAX or not 0 <= counter < 2**COUNTER_BITS:
+        raise OverflowError(f"token {token} or counter {counter} does not fit into a seq")
+    return (token << COUNTER_BITS) | counter
