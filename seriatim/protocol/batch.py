@@ -138,7 +138,7 @@ class RecordColumns:
 
 def encode_header(header: BatchHeader) -> bytes:
     """The bytes of a header, checksum included."""
-    parts = []
+    parts: list[bytes] = []
     for span in header.spans:
         name = span.source.encode()
         parts += (_U16.pack(len(name)), name, _SPAN.pack(span.first_seq, span.last_seq, span.count))
@@ -307,7 +307,7 @@ def _check_source(source: str) -> None:
 
 
 def _encode_headers(headers: Headers) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for name, value in headers:
         encoded = name.encode()
         parts += (_U16.pack(len(encoded)), encoded, _U32.pack(len(value)), value)
@@ -352,10 +352,7 @@ def _decode(batch: EncodedBatch) -> RecordColumns:
     sources: str | list[str] = spans[0].source
     if flags & _HAS_SOURCES:
         sources = [spans[number].source for number in columns.take("B", count)]
-    if flags & _HAS_TIMESTAMPS:
-        timestamps = columns.take("q", count)
-    else:
-        timestamps = columns.take("q", 1) * count
+    timestamps = columns.take("q", count) if flags & _HAS_TIMESTAMPS else columns.take("q", 1) * count
     value_sizes = columns.take("I", count)
     key_sizes = columns.take("i", count) if flags & _HAS_KEYS else None
     headers_sizes = columns.take("I", count) if flags & _HAS_HEADERS else None

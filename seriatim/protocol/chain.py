@@ -13,7 +13,17 @@ from enum import StrEnum
 from typing import Any
 
 from seriatim.protocol.errors import IncompatibleVersion
-from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import (
+    Epoch,
+    Generation,
+    Incarnation,
+    Index,
+    MemberName,
+    Offset,
+    QueueId,
+    SubscriptionId,
+    Token,
+)
 
 FORMAT = 1
 
@@ -212,7 +222,8 @@ def decode(data: bytes) -> ChainDocument:
     content = json.loads(data)
     if content.get("format") != FORMAT:
         raise IncompatibleVersion(
-            f"the chain document has format {content.get('format')}, this version reads {FORMAT}", format=content.get("format")
+            f"the chain document has format {content.get('format')}, this version reads {FORMAT}",
+            format=content.get("format"),
         )
     return _document(content)
 

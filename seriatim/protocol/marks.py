@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
     """The records of one source in one batch: their first and last seq and how many they are.

@@ -21,7 +21,7 @@ class Record(NamedTuple):
     queue: str
     offset: Offset
     epoch: Epoch
-    index: Index
+    index: Index  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a record
     source: str
     seq: int
     key: bytes | None

@@ -1,0 +1,143 @@
+"""Election through ZooKeeper: ephemeral sequential nodes; the smallest number is elected.
+
+kazoo's own Election can't be told that leadership is gone and gives no number to fence with, so the nodes are made
+here, and the token comes from the chain document. An instance watches the node before its own: one change wakes one
+instance. A suspended session counts as not elected at once, a lost one as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from enum import StrEnum
+
+from seriatim.protocol import log
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, ZooKeeperSession
+
+_log = log.logger("election")
+_NUMBER_DIGITS = 10
+_RETRY_S = 0.2
+
+
+class Standing(StrEnum):
+    """out: no node. waiting: somebody else is first. elected: first. unsure: the session is suspended."""
+
+    OUT = "out"
+    WAITING = "waiting"
+    ELECTED = "elected"
+    UNSURE = "unsure"
+
+
+def number_of(node: str) -> int:
+    """The number that ZooKeeper gave an election node; the smallest is first in line."""
+    return int(node[-_NUMBER_DIGITS:])
+
+
+def first_in_line(nodes: list[str]) -> str | None:
+    """Who is elected among these election nodes."""
+    return min(nodes, key=number_of, default=None)
+
+
+class Election:
+    """One instance in one election.
+
+    `on_change(standing)` is called on the loop whenever the standing changes. After ELECTED the caller asks a
+    coordinator for its token; after anything else it must already have stopped. `node` is the name of its node while
+    it has one. The caller owns the session; `run` is a task of the caller's, which ends when cancelled and then
+    resigns.
+    """
+
+    def __init__(self, session: ZooKeeperSession, path: str, name: str, on_change: Callable[[Standing], None]) -> None:
+        self._session = session
+        self._path = path
+        self._name = name
+        self._on_change = on_change
+        self._wake = asyncio.Event()
+        self._node: str | None = None
+        self._node_session = 0
+        self.standing = Standing.OUT
+        session.on_state(self._session_changed)
+
+    @property
+    def node(self) -> str:
+        """Name of this instance's node; empty where it has none."""
+        return self._node or ""
+
+    async def run(self) -> None:
+        """Stand for election until cancelled, then resign."""
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._look()
+                except (Unreachable, SessionExpired, NoNode) as error:
+                    _log.debug("election can't be read", path=self._path, error=error)
+                    self._change(Standing.UNSURE if self._node else Standing.OUT)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                await self._wake.wait()
+        finally:
+            self._change(Standing.OUT)
+            await self._resign()
+
+    async def _look(self) -> None:
+        session = self._session
+        if session.state is not SessionState.CONNECTED:
+            raise Unreachable("the session is not connected")
+        if self._node is not None and self._node_session != session.session_id:
+            self._node = None
+        if self._node is None:
+            self._node_session = session.session_id
+            await session.ensure(self._path)
+            self._node = await self._find_own() or await self._make_own()
+        own = number_of(self._node)
+        nodes = await session.children(self._path)
+        if self._node not in nodes:
+            self._node = None
+            raise NoNode(self._path)
+        before = [node for node in nodes if number_of(node) < own]
+        if not before:
+            if session.state is SessionState.CONNECTED:
+                # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
+                if not await session.exists(f"{self._path}/{self._node}", watch=self._wake.set):
+                    self._node = None
+                    raise NoNode(self._path)
+                self._change(Standing.ELECTED)
+            return
+        self._change(Standing.WAITING)
+        if not await session.exists(f"{self._path}/{max(before, key=number_of)}", watch=self._wake.set):
+            self._wake.set()
+
+    async def _make_own(self) -> str:
+        made = await self._session.create(f"{self._path}/{self._name}-", ephemeral=True, sequential=True)
+        return made.rsplit("/", 1)[1]
+
+    async def _find_own(self) -> str | None:
+        """The node that a create made whose answer was lost; without it, this session would wait behind itself."""
+        for node in await self._session.children(self._path):
+            if node[:-_NUMBER_DIGITS] == f"{self._name}-":
+                with contextlib.suppress(NoNode):
+                    if await self._session.owner(f"{self._path}/{node}") == self._session.session_id:
+                        return node
+        return None
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            if state is SessionState.LOST:
+                self._node = None
+            self._change(Standing.UNSURE if self._node else Standing.OUT)
+        self._wake.set()
+
+    def _change(self, standing: Standing) -> None:
+        if standing is not self.standing:
+            self.standing = standing
+            _log.info("standing", path=self._path, node=self.node, standing=standing)
+            self._on_change(standing)
+
+    async def _resign(self) -> None:
+        if self._node is not None and self._session.state is SessionState.CONNECTED:
+            with contextlib.suppress(Unreachable, SessionExpired, NoNode):
+                await self._session.delete(f"{self._path}/{self._node}")
+        self._node = None

@@ -1,0 +1,78 @@
+"""One line a decision, key=value, on standard error.
+
+    2026-11-21T03:27:00.123Z INFO coordinator link sealed queue=orders epoch=3 end=1200 cause_id=acquire-send-1f3a
+
+A `cause_id` starts with the event and rides on every effect and RPC it causes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+
+class KeyValueLogger:
+    """Logs an event with its keys; the values are formatted only where the line is written."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **keys: Any) -> None:
+        self._write(logging.DEBUG, event, keys)
+
+    def info(self, event: str, **keys: Any) -> None:
+        self._write(logging.INFO, event, keys)
+
+    def warning(self, event: str, **keys: Any) -> None:
+        self._write(logging.WARNING, event, keys)
+
+    def error(self, event: str, **keys: Any) -> None:
+        self._write(logging.ERROR, event, keys)
+
+    def exception(self, event: str, **keys: Any) -> None:
+        """Log with the traceback of the exception being handled."""
+        self._logger.error("%s", _line(event, keys), exc_info=True)  # noqa: LOG014 - callers are handlers
+
+    def _write(self, level: int, event: str, keys: dict[str, Any]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", _line(event, keys))
+
+
+def logger(name: str) -> KeyValueLogger:
+    """The logger of a part of Seriatim, under `seriatim.` in Python's own logging."""
+    return KeyValueLogger(logging.getLogger(f"seriatim.{name}"))
+
+
+def _line(event: str, keys: dict[str, Any]) -> str:
+    return " ".join([event, *(f"{key}={_value(value)}" for key, value in keys.items() if value is not None)])
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    return repr(text) if not text or any(character in text for character in ' "=\n') else text
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        part = record.name.removeprefix("seriatim.")
+        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {part} {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def start_logging(level: str = "INFO") -> None:
+    """Send the process's log to standard error. Called once, by a process's entry point; libraries don't call it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+
+
+def new_cause_id(event: str) -> str:
+    """A fresh cause id: the event and eight random hexadecimal digits."""
+    return f"{event}-{os.urandom(4).hex()}"

@@ -1,0 +1,142 @@
+"""gRPC, as every process of Seriatim uses it: channels, servers, deadlines, and errors on the wire.
+
+A SeriatimError travels as a gRPC status whose details are the line of JSON that `errors.to_wire` makes; any other
+status is translated here: nobody answers is Unreachable, too late is DeadlineOver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from seriatim.protocol import errors, log
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
+from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+
+_log = log.logger("rpc")
+
+MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
+
+_COMMON_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A silent connection is given up after 5 s; a broken one is seen at once.
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_COMMON_OPTIONS,
+    # A restarted process is found again within half a second.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_COMMON_OPTIONS,
+    # Two processes must not share a port by accident.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel to `HOST:PORT`. It connects when first used, and again whenever it has to."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def server() -> grpc.aio.Server:
+    """A server with Seriatim's limits; add servicers, then `listen`, then start it."""
+    return grpc.aio.server(options=_SERVER_OPTIONS)
+
+
+def listen(to: grpc.aio.Server, address: str) -> int:
+    """Bind `HOST:PORT` (port 0: any free one) and return the port. Raises InvalidArgument where it can't be bound."""
+    try:
+        port = to.add_insecure_port(address)
+    except RuntimeError as error:
+        raise InvalidArgument(f"can't listen on {address}: it is in use, or not an address of this machine") from error
+    if port == 0:
+        raise InvalidArgument(f"can't listen on {address}: it is in use, or not an address of this machine")
+    return port
+
+
+def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
+    """The error that a failed call means."""
+    details = error.details() or ""
+    if details.startswith("{"):
+        return errors.from_wire(details)
+    where = f" at {peer}" if peer else ""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineOver(f"no answer in time{where}")
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED):
+        return Unreachable(f"nobody answers{where}: {details}")
+    return BugError(f"{error.code().name}{where}: {details}")
+
+
+async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout_s: float, peer: str = "") -> Reply:
+    """Call a unary method of a stub within `timeout_s`. Raises a SeriatimError, never gRPC's own."""
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise translated(error, peer) from error
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimError) -> None:
+    """End a call with `error`."""
+    await context.abort(grpc.StatusCode[error.grpc_status], errors.to_wire(error))
+
+
+def answers_errors(
+    method: Callable[[Any, Any, Any], Awaitable[Reply]],
+) -> Callable[[Any, Any, Any], Awaitable[Reply]]:
+    """For a unary method of a servicer: a SeriatimError that it raises becomes the call's status."""
+
+    @functools.wraps(method)
+    async def answer(self: Any, request: Any, context: Any) -> Reply:
+        try:
+            return await method(self, request, context)
+        except SeriatimError as error:
+            await abort(context, error)
+            raise
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            _log.exception("call failed", method=method.__name__)
+            await abort(context, BugError(f"{type(error).__name__} in {method.__name__}: {error}"))
+            raise
+
+    return answer
+
+
+def stream_answers_errors(
+    method: Callable[[Any, Any, Any], AsyncIterator[Reply]],
+) -> Callable[[Any, Any, Any], AsyncIterator[Reply]]:
+    """As `answers_errors`, for a method that streams its replies."""
+
+    @functools.wraps(method)
+    async def answer(self: Any, request: Any, context: Any) -> AsyncIterator[Reply]:
+        try:
+            async for reply in method(self, request, context):
+                yield reply
+        except SeriatimError as error:
+            await abort(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError, GeneratorExit):
+            raise
+        except Exception as error:
+            _log.exception("call failed", method=method.__name__)
+            await abort(context, BugError(f"{type(error).__name__} in {method.__name__}: {error}"))
+
+    return answer

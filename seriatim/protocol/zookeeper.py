@@ -1,0 +1,361 @@
+"""ZooKeeper: where Seriatim's nodes are, and a session for asyncio over kazoo.
+
+kazoo runs its own thread; its callbacks hand an event to the loop and return. Nothing is retried in here: whoever
+asked decides whether to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import kazoo.exceptions
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import EventType, KazooState, WatchedEvent
+from kazoo.retry import KazooRetry
+
+from seriatim.protocol.errors import InvariantBroken, Unreachable, WorldError
+from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
+
+
+class NoNode(Exception):
+    """The node isn't there."""
+
+
+class NodeExists(Exception):
+    """The node is there already."""
+
+
+class BadVersion(Exception):
+    """The node was changed meanwhile; the compare-and-set did nothing."""
+
+
+class SessionExpired(WorldError):
+    """The session is gone, and with it every ephemeral node it made."""
+
+    code = "session-expired"
+
+
+class SessionState(StrEnum):
+    """connected; suspended: nobody can tell whether the session lives; lost: it is gone, a new one may follow."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where a cluster's nodes are. Everything of a queue hangs on its id, not on its name (H16)."""
+
+    cluster: str
+
+    @property
+    def root(self) -> str:
+        return f"/seriatim/{self.cluster}"
+
+    @property
+    def groups(self) -> str:
+        return f"{self.root}/groups"
+
+    def group(self, group: str) -> str:
+        return f"{self.groups}/{group}"
+
+    def members(self, group: str) -> str:
+        return f"{self.groups}/{group}/members"
+
+    def member(self, group: str, member: str) -> str:
+        return f"{self.groups}/{group}/members/{member}"
+
+    def lease(self, group: str, member: str) -> str:
+        return f"{self.groups}/{group}/leases/{member}"
+
+    @property
+    def coordinators(self) -> str:
+        return f"{self.root}/coordinators"
+
+    @property
+    def coordinator_election(self) -> str:
+        return f"{self.root}/coordinator_election"
+
+    @property
+    def names(self) -> str:
+        return f"{self.root}/names"
+
+    def name(self, queue: str) -> str:
+        return f"{self.names}/{queue}"
+
+    @property
+    def ids(self) -> str:
+        return f"{self.root}/ids"
+
+    @property
+    def queues(self) -> str:
+        return f"{self.root}/queues"
+
+    def queue(self, queue_id: QueueId) -> str:
+        return f"{self.queues}/{queue_id}"
+
+    def chain(self, queue_id: QueueId) -> str:
+        return f"{self.queues}/{queue_id}/chain"
+
+    def senders(self, queue_id: QueueId) -> str:
+        return f"{self.queues}/{queue_id}/senders"
+
+    def readers(self, queue_id: QueueId, subscription_id: SubscriptionId) -> str:
+        return f"{self.queues}/{queue_id}/readers/{subscription_id}"
+
+    def seals(self, queue_id: QueueId) -> str:
+        return f"{self.queues}/{queue_id}/seals"
+
+    def seal(self, queue_id: QueueId, epoch: Epoch, member: str) -> str:
+        return f"{self.queues}/{queue_id}/seals/{epoch}-{member}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a member says of itself in its ephemeral node.
+
+    `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
+    (protocol.md 7). `is_accepting`: its disk has room for records (H17).
+    """
+
+    incarnation: Incarnation
+    address: str
+    peer: Incarnation | None
+    is_in_sync: bool
+    is_accepting: bool
+    problem: str = ""
+
+    def encode(self) -> bytes:
+        content = {
+            "disk_id": self.incarnation.disk_id,
+            "start": self.incarnation.start,
+            "address": self.address,
+            "peer": None if self.peer is None else [self.peer.disk_id, self.peer.start],
+            "is_in_sync": self.is_in_sync,
+            "is_accepting": self.is_accepting,
+            "problem": self.problem,
+        }
+        return json.dumps(content).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Registration:
+        content = json.loads(data)
+        peer = content["peer"]
+        return cls(
+            Incarnation(content["disk_id"], content["start"]),
+            content["address"],
+            None if peer is None else Incarnation(*peer),
+            content["is_in_sync"],
+            content["is_accepting"],
+            content["problem"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRegistration:
+    """What a coordinator says of itself in its ephemeral node."""
+
+    address: str
+
+    def encode(self) -> bytes:
+        return json.dumps({"address": self.address}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> CoordinatorRegistration:
+        return cls(json.loads(data)["address"])
+
+
+_STATES = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+Watch = Callable[[], None]
+"""Called once on the loop, when what was read has changed (or may have: also when the session was lost)."""
+
+
+class ZooKeeperSession:
+    """A session with ZooKeeper for one asyncio loop.
+
+    Every method raises NoNode, NodeExists or BadVersion where ZooKeeper says so, SessionExpired where the session is
+    gone, Unreachable where no server answered. After a loss kazoo starts a new session by itself; `on_state` tells.
+    `timeout_s` is the session time-out asked for; the server may have another minimum.
+    """
+
+    def __init__(self, hosts: str, timeout_s: float) -> None:
+        self.hosts = hosts
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self.state = SessionState.LOST
+        # A quick, endless reconnect: the session lives only a few seconds.
+        reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
+        self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect)
+        self._note_negotiated_timeout()
+
+    def _note_negotiated_timeout(self) -> None:
+        """Learn what the server agrees to at each connect.
+
+        A lease rests on it, and kazoo tells nobody: its connection returns the read time-out, which is two thirds of it.
+        The write that renews a lease is answered on the same thread, so it is noted before any lease counts on it.
+        """
+        connection = self._client._connection  # noqa: SLF001
+        connect = connection._connect  # noqa: SLF001
+        asked_s = self._timeout_s
+
+        def noting(*arguments: Any) -> Any:
+            read_timeout_ms, connect_timeout_ms = connect(*arguments)
+            self._timeout_s = min(asked_s, read_timeout_ms * 1.5 / 1000)
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = noting  # noqa: SLF001
+
+    async def start(self, timeout_s: float = 15) -> None:
+        """Connect. Raises Unreachable where no server answers within `timeout_s`."""
+        self._loop = asyncio.get_running_loop()
+        self._client.add_listener(self._state_changed)
+        try:
+            await self._loop.run_in_executor(None, self._client.start, timeout_s)
+        except KazooTimeoutError as error:
+            await self.stop()
+            raise Unreachable(f"no ZooKeeper answers at {self.hosts}") from error
+        self.state = SessionState.CONNECTED
+
+    async def stop(self) -> None:
+        """End the session at once; its ephemeral nodes go with it."""
+
+        def stop() -> None:
+            self._client.stop()
+            self._client.close()
+
+        await asyncio.get_running_loop().run_in_executor(None, stop)
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        """Call `listener` on the loop whenever the session's state changes."""
+        self._listeners.append(listener)
+
+    @property
+    def session_id(self) -> int:
+        client_id = self._client.client_id
+        return 0 if client_id is None else int(client_id[0])
+
+    @property
+    def session_timeout_s(self) -> float:
+        """The shorter of the time-out asked for and the one that the server agreed to.
+
+        The latter is known from the first answer to a write on; read it anew for each lease.
+        """
+        return self._timeout_s
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, int]:
+        """Data and version of a node."""
+        data, stat = await self._ask(self._client.get_async(path, watch=self._watch(watch)))
+        return data, stat.version
+
+    async def exists(self, path: str, watch: Watch | None = None) -> bool:
+        return await self._ask(self._client.exists_async(path, watch=self._watch(watch))) is not None
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Names of a node's children, in no order."""
+        names: list[str] = await self._ask(self._client.get_children_async(path, watch=self._watch(watch)))
+        return names
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+    ) -> str:
+        """Make a node and return its path (with the number, where sequential)."""
+        made: str = await self._ask(
+            self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents)
+        )
+        return made
+
+    async def ensure(self, path: str) -> None:
+        """Make a node and its parents where they aren't there."""
+        await self._ask(self._client.ensure_path_async(path))
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> int:
+        """Write a node; with `version`, only if it still has it. Returns the new version."""
+        stat = await self._ask(self._client.set_async(path, data, version))
+        return int(stat.version)
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self._ask(self._client.delete_async(path, version))
+
+    async def sync(self, path: str) -> None:
+        """Let this server catch up with the leader: what is read next is not older than now."""
+        await self._ask(self._client.sync_async(path))
+
+    async def owner(self, path: str) -> int:
+        """Session that made an ephemeral node; 0 for another node."""
+        stat = await self._ask(self._client.exists_async(path))
+        if stat is None:
+            raise NoNode(path)
+        return int(stat.ephemeralOwner)
+
+    async def _ask(self, asked: Any) -> Any:
+        loop = self._running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any) -> None:
+            if future.done():
+                return
+            if result.exception is None:
+                future.set_result(result.value)
+            else:
+                future.set_exception(_translated(result.exception))
+
+        def hand_over(result: Any) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result)
+
+        asked.rawlink(hand_over)
+        return await future
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise InvariantBroken("a ZooKeeper session was used before it was started")
+        return self._loop
+
+    def _watch(self, watch: Watch | None) -> Callable[[WatchedEvent], None] | None:
+        if watch is None:
+            return None
+        loop = self._running_loop()
+
+        def fired(event: WatchedEvent) -> None:
+            # A lost session drops its watches: that, too, is a reason to look again.
+            if (event.type != EventType.NONE or event.state != KazooState.CONNECTED) and not loop.is_closed():
+                loop.call_soon_threadsafe(watch)
+
+        return fired
+
+    def _state_changed(self, state: str) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._tell, _STATES[state])
+
+    def _tell(self, state: SessionState) -> None:
+        self.state = state
+        for listener in list(self._listeners):
+            listener(state)
+
+
+def _translated(error: BaseException) -> Exception:
+    match error:
+        case kazoo.exceptions.NoNodeError():
+            return NoNode(str(error))
+        case kazoo.exceptions.NodeExistsError():
+            return NodeExists(str(error))
+        case kazoo.exceptions.BadVersionError():
+            return BadVersion(str(error))
+        case kazoo.exceptions.SessionExpiredError():
+            return SessionExpired("the ZooKeeper session has expired")
+        case _:
+            return Unreachable(f"ZooKeeper didn't answer: {type(error).__name__}")
