@@ -1,0 +1,308 @@
+"""From the log's messages to records with seqs, and what of the log may be confirmed.
+
+One `Assembler` follows one stream from its start. It keeps what the stream's next message is to be read with (the open
+transaction, the relations described so far), and nothing of it comes from anywhere but the messages: the same log gives
+the same records.
+
+Confirming. The slot is confirmed to the *start* of the commit record of the last transaction whose records are all
+acknowledged (PostgreSQL then sends that transaction once more, and it is skipped by its seqs), or to the position of an
+acknowledged heartbeat. Never to anything the queue doesn't hold a record of: so ``confirmed >> 5 <= mark >> 22`` holds
+at any take-over, and a slot that is further than the queue proves a gap (`resume`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from seriatim.producer.sources.postgres.core import pgoutput
+from seriatim.producer.sources.postgres.core.identity import NUMBER_LIMIT, base_seq, too_large
+from seriatim.producer.sources.postgres.core.rows import RowWriter, has_identity, keyless
+from seriatim.producer.sources.postgres.errors import MalformedLog
+from seriatim.protocol.change import Change, Operation, Origin, Table, encode
+
+_FULL_OLD: Final = ord("O")
+_KEY_OLD: Final = ord("K")
+_NEW: Final = ord("N")
+
+
+class Outgoing(NamedTuple):
+    """A record to be sent: an encoded envelope, its key and its seq."""
+
+    value: bytes
+    key: bytes | None
+    seq: int
+
+
+class Assembler:
+    """Follows one stream of pgoutput messages.
+
+    Attributes:
+        in_transaction: a begin was read whose commit was not.
+        last_seq: seq of the last record read, sent or skipped; at first the mark.
+        confirmed_lsn: what `confirmable` answered last; never falls.
+        reached_lsn: position reached between transactions that no record speaks of yet; 0 for none.
+    """
+
+    def __init__(self, *, db: str, slot: str, mark: int, confirmed_lsn: int, heartbeat_ms: int) -> None:
+        """Start at the slot's confirmed position.
+
+        Args:
+            db: database name, for the envelopes.
+            slot: slot name, for the envelopes.
+            mark: highest seq the queue holds; records at or below it are skipped.
+            confirmed_lsn: position to which the slot is confirmed.
+            heartbeat_ms: least time between two heartbeats.
+        """
+        self.in_transaction = False
+        self.last_seq = mark
+        self.confirmed_lsn = confirmed_lsn
+        self.reached_lsn = 0
+        self._db = db
+        self._slot = slot
+        self._mark = mark
+        self._heartbeat_ms = heartbeat_ms
+        self._heartbeat_sent_ms: int | None = None
+        self._open: deque[tuple[int, int]] = deque()  # (seq, lsn): once seq is acknowledged, lsn may be confirmed
+        self._writers: dict[int, RowWriter] = {}
+        self._accepted: set[tuple[str, str]] = set()
+        # the open transaction
+        self._begin = pgoutput.Begin(0, 0, 0)
+        self._base_seq = 0
+        self._number = 0
+        self._replicated_from: str | None = None
+        self._tails: dict[int, tuple[bytes, bytes]] = {}
+        self._end = b""
+
+    def accept_keyless(self, schema: str, table: str) -> None:
+        """Read a table without a key as one with replica identity full: it was mended, or dropped, later in the log."""
+        self._accepted.add((schema, table))
+
+    def feed(self, data: bytes) -> Outgoing | None:
+        """Take one message of the stream; its record, if it gives one that the queue doesn't hold.
+
+        Raises:
+            KeylessTable: a Relation message of a table that can't be captured; nothing changed, it may be fed again.
+            TransactionTooLarge: the transaction has more records than can be counted.
+            MalformedLog: the message can't be read, or can't come here.
+        """
+        kind = data[0]
+        if kind == pgoutput.UPDATE:
+            return self._update(data)
+        if kind == pgoutput.INSERT:
+            return self._insert(data)
+        if kind == pgoutput.DELETE:
+            return self._delete(data)
+        if kind == pgoutput.BEGIN:
+            return self._start(pgoutput.read_begin(data))
+        if kind == pgoutput.COMMIT:
+            return self._finish(pgoutput.read_commit(data))
+        if kind == pgoutput.RELATION:
+            self._describe(pgoutput.read_relation(data))
+        elif kind == pgoutput.TRUNCATE:
+            return self._truncate(pgoutput.read_truncate(data))
+        elif kind == pgoutput.ORIGIN:
+            self._replicated_from = pgoutput.read_origin(data)
+            self._tails.clear()
+        elif kind not in {pgoutput.TYPE, pgoutput.MESSAGE}:
+            raise MalformedLog(f"unknown message {data[:1]!r}")
+        return None
+
+    def reach(self, lsn: int) -> None:
+        """The server has read its log up to `lsn`: every transaction committed before it was sent before this."""
+        if not self.in_transaction:
+            self.reached_lsn = lsn
+
+    def heartbeat(self, now_ms: int) -> Outgoing | None:
+        """A heartbeat for the position reached, if no record speaks of it yet and the last one is long enough ago."""
+        if self.in_transaction or self.reached_lsn == 0:
+            return None
+        seq = base_seq(self.reached_lsn)
+        if seq <= self.last_seq:
+            return None
+        sent_ms = self._heartbeat_sent_ms
+        if sent_ms is not None and 0 <= now_ms - sent_ms < self._heartbeat_ms:
+            return None
+        lsn = self.reached_lsn
+        origin = Origin(db=self._db, slot=self._slot, commit_lsn=lsn, number=0)
+        self._heartbeat_sent_ms = now_ms
+        self.reached_lsn = 0
+        self.last_seq = seq
+        self._open.append((seq, lsn))
+        return Outgoing(encode(Change("heartbeat", None, None, origin, now_ms)), None, seq)
+
+    def confirmable(self, acknowledged_seq: int) -> int:
+        """Position to which the slot may be confirmed, all records up to this seq being acknowledged."""
+        pending = self._open
+        while pending and pending[0][0] <= acknowledged_seq:
+            self.confirmed_lsn = max(self.confirmed_lsn, pending.popleft()[1])
+        return self.confirmed_lsn
+
+    # ------------------------------------------------------------------------------------------ transaction
+
+    def _start(self, begin: pgoutput.Begin) -> Outgoing | None:
+        if self.in_transaction:
+            raise MalformedLog("a transaction begins inside another")
+        seq = base_seq(begin.commit_lsn)
+        if seq < base_seq(self._begin.commit_lsn):
+            raise MalformedLog("a transaction commits before the one that came before it")
+        self.in_transaction = True
+        self.reached_lsn = 0
+        self._begin = begin
+        self._base_seq = seq
+        self._number = 0
+        self._replicated_from = None
+        self._tails.clear()
+        self._end = b'},"ts_ms":%d}' % begin.ts_ms
+        return self._mark_transaction("begin", None)
+
+    def _finish(self, commit: pgoutput.Commit) -> Outgoing | None:
+        if not self.in_transaction or commit.commit_lsn != self._begin.commit_lsn:
+            raise MalformedLog("a commit that belongs to no transaction")
+        outgoing = self._mark_transaction("commit", commit.end_lsn)
+        self.in_transaction = False
+        self._open.append((self._base_seq | self._number, commit.commit_lsn))
+        return outgoing
+
+    def _mark_transaction(self, operation: Operation, end_lsn: int | None) -> Outgoing | None:
+        seq = self._next_seq()
+        if seq <= self._mark:
+            return None
+        origin = Origin(
+            db=self._db,
+            slot=self._slot,
+            commit_lsn=self._begin.commit_lsn,
+            number=self._number,
+            tx_id=self._begin.tx_id,
+            changes=None if operation == "begin" else self._number - 2,
+            end_lsn=end_lsn,
+            replicated_from=self._replicated_from,
+        )
+        return Outgoing(encode(Change(operation, None, None, origin, self._begin.ts_ms)), None, seq)
+
+    def _next_seq(self) -> int:
+        """Count one more record of the open transaction."""
+        number = self._number + 1
+        if number > NUMBER_LIMIT:
+            raise too_large(self._begin.tx_id)
+        self._number = number
+        seq = self._base_seq | number
+        self.last_seq = max(self.last_seq, seq)
+        return seq
+
+    # ------------------------------------------------------------------------------------------------- rows
+
+    def _insert(self, data: bytes) -> Outgoing | None:
+        oid, writer = self._writer(data)
+        seq = self._next_seq()
+        if seq <= self._mark:
+            return None
+        values, _ = writer.read(data, 6)
+        after, unchanged = writer.row(values)
+        head = b'{"op":"c","before":null,"after":' + after
+        return Outgoing(self._envelope(head, oid, writer, unchanged), writer.record_key(values), seq)
+
+    def _update(self, data: bytes) -> Outgoing | None:
+        oid, writer = self._writer(data)
+        seq = self._next_seq()
+        if seq <= self._mark:
+            return None
+        before = b"null"
+        old = None
+        position = 5
+        if data[position] != _NEW:
+            old, before, position = self._old_image(writer, data)
+        values, _ = writer.read(data, position + 1)
+        if old is not None and None in values:
+            writer.fill(values, old)
+        after, unchanged = writer.row(values)
+        head = b'{"op":"u","before":%b,"after":%b' % (before, after)
+        return Outgoing(self._envelope(head, oid, writer, unchanged), writer.record_key(values), seq)
+
+    def _delete(self, data: bytes) -> Outgoing | None:
+        oid, writer = self._writer(data)
+        seq = self._next_seq()
+        if seq <= self._mark:
+            return None
+        old, before, _ = self._old_image(writer, data)
+        head = b'{"op":"d","before":%b,"after":null' % before
+        return Outgoing(self._envelope(head, oid, writer, b""), writer.record_key(old), seq)
+
+    def _old_image(self, writer: RowWriter, data: bytes) -> tuple[list[bytes | None], bytes, int]:
+        kind = data[5]
+        if kind not in {_FULL_OLD, _KEY_OLD}:
+            raise MalformedLog(f"a row image of kind {kind}")
+        old, position = writer.read(data, 6)
+        return old, writer.row(old)[0] if kind == _FULL_OLD else writer.key_object(old), position
+
+    def _envelope(self, head: bytes, oid: int, writer: RowWriter, unchanged: bytes) -> bytes:
+        tail = self._tails.get(oid)
+        if tail is None:
+            tail = self._tails[oid] = self._source_of(writer)
+        if unchanged:
+            return b'%b%b,"unchanged":%b,"number":%d%b' % (head, tail[0], unchanged, self._number, self._end)
+        return b"%b%b%d%b" % (head, tail[1], self._number, self._end)
+
+    def _source_of(self, writer: RowWriter) -> tuple[bytes, bytes]:
+        """What all changes of a table in one transaction have in common, as `encode` writes it: up to the number."""
+        table = writer.table
+        change = Change("c", None, {}, self._row_origin(table), 0)
+        text = encode(change)
+        start = text.index(b',"source":')
+        end = text.rindex(b',"number":')
+        return text[start:end], text[start:end] + b',"number":'
+
+    def _row_origin(self, table: Table) -> Origin:
+        return Origin(
+            db=self._db,
+            slot=self._slot,
+            commit_lsn=self._begin.commit_lsn,
+            number=self._number,
+            tx_id=self._begin.tx_id,
+            schema=table.schema,
+            table=table.name,
+            key=table.key,
+            replicated_from=self._replicated_from,
+        )
+
+    def _truncate(self, truncate: pgoutput.Truncate) -> Outgoing | None:
+        if not self.in_transaction:
+            raise MalformedLog("a truncate outside a transaction")
+        try:
+            tables = tuple(self._writers[oid].table for oid in truncate.oids)
+        except KeyError as error:
+            raise MalformedLog(f"a truncate of a relation never described: {error}") from error
+        seq = self._next_seq()
+        if seq <= self._mark:
+            return None
+        origin = Origin(
+            db=self._db,
+            slot=self._slot,
+            commit_lsn=self._begin.commit_lsn,
+            number=self._number,
+            tx_id=self._begin.tx_id,
+            tables=tables,
+            cascade=truncate.cascade,
+            restart_identity=truncate.restart_identity,
+            replicated_from=self._replicated_from,
+        )
+        return Outgoing(encode(Change("t", None, None, origin, self._begin.ts_ms)), None, seq)
+
+    # -------------------------------------------------------------------------------------------- relations
+
+    def _describe(self, relation: pgoutput.Relation) -> None:
+        if not has_identity(relation):
+            if (relation.schema, relation.name) not in self._accepted:
+                raise keyless(relation.schema, relation.name)
+            relation = pgoutput.Relation(relation.oid, relation.schema, relation.name, "f", relation.columns)
+        self._writers[relation.oid] = RowWriter(relation)
+        self._tails.pop(relation.oid, None)
+
+    def _writer(self, data: bytes) -> tuple[int, RowWriter]:
+        if not self.in_transaction or len(data) < 8:
+            raise MalformedLog("a row outside a transaction, or cut short")
+        oid = int.from_bytes(data[1:5])
+        writer = self._writers.get(oid)
+        if writer is None:
+            raise MalformedLog(f"a row of relation {oid}, which was never described")
+        return oid, writer

@@ -1,0 +1,65 @@
+"""What can end a capture. Part of the tree in `seriatim.protocol.errors`."""
+
+from __future__ import annotations
+
+from seriatim.protocol.errors import BugError, CallerError, WorldError
+
+
+class CaptureRefused(CallerError):
+    """The source database can't be captured as it is; `details["statement"]`, where given, mends it."""
+
+    code = "capture-refused"
+
+
+class KeylessTable(CaptureRefused):
+    """A table without a replica identity: its updates and deletes could not be told apart.
+
+    `details`: schema, table, statement.
+    """
+
+    code = "keyless-table"
+
+
+class CaptureGap(CallerError):
+    """What the queue holds and what the slot still gives don't join: going on would leave changes out silently.
+
+    Nothing acknowledged is touched. `details`: slot, reason.
+    """
+
+    code = "capture-gap"
+    next_step = "to start again with a new snapshot, capture with another slot name; the replay empties its tables at that snapshot"
+
+
+class TransactionTooLarge(CallerError):
+    """A transaction has more records than the number in a seq can count. `details`: tx_id, limit."""
+
+    code = "transaction-too-large"
+    next_step = (
+        "nothing of it was confirmed; to get past it, capture with another slot name, which starts with a new snapshot"
+    )
+
+
+class LogTooFar(CallerError):
+    """A log position beyond what a seq can hold."""
+
+    code = "log-too-far"
+    next_step = "dump the database into a new cluster, whose log starts again, and capture that"
+
+
+class SourceLost(WorldError):
+    """The source database can't be reached, or ended the connection. A retry may help."""
+
+    code = "source-lost"
+    next_step = "is the database running, and is the DSN right?"
+
+
+class SlotBusy(WorldError):
+    """Another process streams from the slot, usually the capture that was elected before. A retry may help."""
+
+    code = "slot-busy"
+
+
+class MalformedLog(BugError):
+    """A message of the log can't be read, or comes where it can't come."""
+
+    code = "malformed-log"
