@@ -1,0 +1,182 @@
+"""Apache ZooKeeper from the jars that PySpark ships: one server, for development, demo and tests.
+
+Durable as in production (it syncs its log), but with short ticks, so that sessions of half a second are possible and an
+expired one is noticed soon.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from seriatim.cli.embedded.errors import Missing, PortInUse, StartFailed
+from seriatim.cli.embedded.ports import LOCALHOST, PortBook, is_free
+from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+
+_TICK_MS = 250  # the smallest session is two ticks, and expiry is noticed at the next one
+_MAX_SESSION_MS = 60_000
+# ZooKeeper needs these of PySpark's some 250 jars; with all of them on the class path it starts half as fast.
+_JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "commons-io",
+         "commons-cli", "metrics-core", "snappy-java", "audience-annotations", "netty-*", "jackson-*")  # fmt: skip
+_LOG_SETTINGS = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def java_path() -> str:
+    """The Java to run: JAVA_HOME's, else the first on PATH. Raises `Missing`."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        where = f"JAVA_HOME={home} has no bin/java" if home else "Java isn't installed"
+        raise Missing(
+            f"{where}; ZooKeeper and Spark need Java 17 or newer: sudo apt-get install openjdk-17-jre-headless"
+        )
+    return java
+
+
+def class_path() -> str:
+    """ZooKeeper's jars out of the installed PySpark (which isn't imported). Raises `Missing`."""
+    package = importlib.util.find_spec("pyspark")
+    if package is None or package.origin is None:
+        raise Missing("PySpark, whose jars hold ZooKeeper, isn't installed: pip install 'seriatim[demo]'")
+    folder = Path(package.origin).parent / "jars"
+    jars = sorted({jar for name in _JARS for jar in folder.glob(f"{name}-[0-9]*.jar")})
+    if not any(jar.name.startswith("zookeeper-3") for jar in jars):
+        raise Missing(
+            f"{folder} holds no zookeeper-3*.jar; this version of PySpark can't serve as a source of ZooKeeper"
+        )
+    return ":".join(map(str, jars))
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperSettings:
+    """One server."""
+
+    directory: Path
+    """Its data, its settings and nothing else; made if missing, kept between starts."""
+    port: int
+    host: str = LOCALHOST
+    name: str = "zookeeper"
+    """Of the process, in the supervisor."""
+    is_restarted: bool = False
+    heap_mb: int = 128
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"{self.host}:{self.port}"
+
+
+def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, timeout_s: float = 30.0) -> None:
+    """Start ZooKeeper and wait until it answers. Raises `Missing`, `PortInUse`, `StartFailed`."""
+    command = _command(settings)
+    if not is_free(settings.port, settings.host):
+        raise PortInUse(f"port {settings.port} (for {settings.name}) is in use on {settings.host}")
+    supervisor.start(ProcessSpec(settings.name, command, is_restarted=settings.is_restarted, stop_timeout_s=5.0))
+    try:
+        supervisor.wait_until(settings.name, lambda: answers(settings.host, settings.port), timeout_s=timeout_s)
+    except StartFailed:
+        supervisor.stop(settings.name)
+        raise
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a ZooKeeper serves there (`srvr` tells its mode only once it does; `ruok` says yes too soon)."""
+    try:
+        with socket.create_connection((host, port), timeout=1) as connection:
+            connection.sendall(b"srvr")
+            reply = b""
+            while chunk := connection.recv(4096):
+                reply += chunk
+    except OSError:
+        return False
+    return b"\nMode: " in reply
+
+
+def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
+    """Write the server's settings; answer what to run."""
+    directory = settings.directory.resolve()
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    java, jars = java_path(), class_path()
+    configuration = {
+        "dataDir": directory / "data",
+        "clientPort": settings.port,
+        "clientPortAddress": settings.host,
+        "tickTime": _TICK_MS,
+        "minSessionTimeout": 2 * _TICK_MS,
+        "maxSessionTimeout": _MAX_SESSION_MS,
+        "maxClientCnxns": 0,  # no limit: every process of the cluster comes from one address
+        "admin.enableServer": "false",
+        "4lw.commands.whitelist": "ruok,srvr",
+        "autopurge.purgeInterval": 1,
+        "autopurge.snapRetainCount": 3,
+    }
+    (directory / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
+    (directory / "log4j2.properties").write_text(_LOG_SETTINGS)
+    return (
+        java, "-cp", jars, f"-Xmx{settings.heap_mb}m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        "-XX:-UsePerfData", f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}",
+        "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.preAllocSize=4096",
+        "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(directory / "zoo.cfg"),
+    )  # fmt: skip
+
+
+class EmbeddedZooKeeper:
+    """A ZooKeeper with a supervisor of its own, in one directory; a context manager.
+
+    Port, data and process id live in the directory as in a development cluster.
+    """
+
+    def __init__(self, directory: Path, *, port: int | None = None, host: str = LOCALHOST) -> None:
+        """Nothing starts yet. Without `port`, the directory's port is used again, or a free one is taken."""
+        self._directory = directory
+        self._wanted_port = port
+        self._host = host
+        self.settings: ZooKeeperSettings | None = None
+        self.supervisor: Supervisor | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT; what kazoo calls hosts."""
+        if self.settings is None:
+            raise StartFailed("ZooKeeper hasn't been started")
+        return self.settings.address
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Start it and wait until it answers. Raises as `start_zookeeper`, and `DirectoryInUse`."""
+        supervisor = Supervisor(self._directory)
+        try:
+            port = PortBook(supervisor.directory).port("zookeeper", wanted=self._wanted_port)
+            self.settings = ZooKeeperSettings(supervisor.directory / "zookeeper", port, self._host)
+            start_zookeeper(supervisor, self.settings, timeout_s=timeout_s)
+        except BaseException:
+            supervisor.close()
+            raise
+        self.supervisor = supervisor
+
+    def close(self) -> None:
+        """Stop it; its data stays."""
+        if self.supervisor is not None:
+            self.supervisor.close()

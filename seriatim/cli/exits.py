@@ -1,0 +1,39 @@
+"""How a command ends: which exit code an error means. The one place that decides it.
+
+0 done; 1 the answer is no (a command says so itself: `context.exit(ANSWER_IS_NO)`); 2 wrong use; 3 unreachable or refused.
+Outside of that contract: 70, a defect of this program (as in sysexits.h), and 130, interrupted from the keyboard.
+"""
+
+from __future__ import annotations
+
+import click
+
+from seriatim.cli.embedded.errors import EmbeddedError
+
+DONE = 0
+ANSWER_IS_NO = 1
+WRONG_USE = 2
+REFUSED = 3
+DEFECT = 70
+INTERRUPTED = 130
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that an exception means when it ends a command."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return INTERRUPTED
+    if isinstance(error, click.UsageError | click.FileError):
+        return WRONG_USE
+    if isinstance(error, click.ClickException):
+        # click's own default, 1, means "the answer is no" here.
+        return error.exit_code if error.exit_code != 1 else REFUSED
+    if isinstance(error, EmbeddedError):
+        return REFUSED
+    # Loaded here: the errors' tree brings gRPC's tables along, which a mere --help needn't wait for.
+    from seriatim.protocol.errors import BugError, CallerError, SeriatimError
+
+    if isinstance(error, CallerError):
+        return WRONG_USE
+    if isinstance(error, SeriatimError) and not isinstance(error, BugError):
+        return REFUSED
+    return DEFECT

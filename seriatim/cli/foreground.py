@@ -1,0 +1,36 @@
+"""Commands that run servers in the foreground until a signal ends them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def until_signalled() -> Iterator[None]:
+    """Around a foreground command: SIGTERM and Ctrl-C end the block like a normal return, at any point in it.
+
+    The block's own `finally` and `with` run first. A second signal while they do ends the process at once, and the kernel
+    ends its children (see `embedded.processes`).
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_for_signal() -> None:
+    """Sleep until a signal ends the block of `until_signalled`."""
+    while True:
+        signal.pause()

@@ -1,0 +1,113 @@
+"""The `seriatim` command: a table of commands, each loaded only when it is called.
+
+To add one: write a click command in a module of this package and name it in `COMMANDS`. Every option gets an environment
+variable from its long name (`--idle-exit`: SERIATIM_IDLE_EXIT), unless it names one itself. How a command ends is decided
+in `exits`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import click
+
+from seriatim import __version__
+from seriatim.cli import exits
+
+
+class Entry(NamedTuple):
+    """Where a command lives (module:attribute), and its line in the list of commands."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "up": Entry("seriatim.cli.up:up", "Run a whole development cluster in the foreground."),
+    "zookeeper": Entry("seriatim.cli.zookeeper:zookeeper", "Run one ZooKeeper, for development."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that lists commands from `COMMANDS` without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the table's order."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module; None when there is no such command."""
+        del ctx
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute = entry.target.split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.target} is not a click command")
+        name_variables(command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in `--help`."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def name_variables(command: click.Command) -> None:
+    """Give every option of a command, and of its subcommands, its environment variable."""
+    for parameter in command.params:
+        long_names = [name for name in parameter.opts if name.startswith("--")]
+        if isinstance(parameter, click.Option) and long_names and parameter.expose_value:
+            if parameter.envvar is None:
+                parameter.envvar = "SERIATIM_" + long_names[0].removeprefix("--").replace("-", "_").upper()
+            parameter.show_envvar = True
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            name_variables(subcommand)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="seriatim")
+def seriatim() -> None:
+    """Records in absolute order: run the servers, send, read, capture, replay, compare."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (default: this process's); answers the exit code. Messages go to standard error."""
+    try:
+        result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). Nothing is wrong; keep the interpreter's own last flush quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.DONE
+    except click.ClickException as error:
+        error.show()
+        return exits.exit_code(error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return exits.exit_code(error)
+    except Exception as error:
+        code = exits.exit_code(error)
+        if code == exits.DEFECT:
+            traceback.print_exc()
+        else:
+            click.echo(f"Error: {error}", err=True)
+        return code
+    return result if isinstance(result, int) else exits.DONE
+
+
+def main() -> NoReturn:
+    """Entry point of the installed command."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()
