@@ -1,0 +1,158 @@
+"""From all changes of one table to the last change of each key.
+
+Deletes are carried out before upserts, so a value of a second unique rule that a deleted row had is free for a new row.
+What that order can't do is to pass such a value from one living row to another (debezium PR 7801): rows would
+have to change in the order they did at the source. `collapse` then gives up, and the table's changes are carried out
+one by one (`steps`). It gives up for the same reason wherever an update touches, or may touch, a second unique
+rule; where a key is deleted and comes back in a table that has one; and where a row gets another key while one of its values
+was not sent and isn't known from an earlier change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from seriatim.consumer.spark.apply.errors import BrokenStream
+from seriatim.consumer.spark.apply.plan import Rows, TableChanges, Values
+from seriatim.consumer.spark.apply.shape import TableShape
+from seriatim.protocol.change import Change, Row, Value
+
+Entry: TypeAlias = tuple[int, Change]
+"""An offset and the change there."""
+Unique: TypeAlias = Sequence[frozenset[str] | None]
+
+
+class _Last(NamedTuple):
+    """The last state of a key: `row` is None for deleted; `is_whole` is False where values that were not sent lack."""
+
+    offset: int
+    row: Row | None
+    is_whole: bool
+
+
+def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None:
+    """The last change of each key, in the order of these last changes; None where the order must be kept in full.
+
+    `entries` are the c, u, d and r changes of the table between two truncates, not empty.
+    Raises BrokenStream when an image lacks a column of the key.
+    """
+    named = entries[0][1].source.key
+    key = shape.key_for(named)
+    if not key:
+        return _only_inserts(shape, entries)
+    others = shape.other_unique(frozenset(key))
+    values_of = projection(key)
+    last: dict[Values, _Last] = {}
+    offset = entries[0][0]
+    try:
+        for offset, change in entries:
+            if change.source.key != named or not _fold(last, offset, change, values_of, others):
+                return None
+    except KeyError as error:
+        raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
+    return _grouped(shape, key, last)
+
+
+def _fold(
+    last: dict[Values, _Last], offset: int, change: Change, values_of: Callable[[Row], Values], others: Unique
+) -> bool:
+    """Take one change into the last states; False where it must not be collapsed."""
+    after = change.after
+    if after is None:
+        key = values_of(change.before or {})
+        last.pop(key, None)  # so that it stands last
+        last[key] = _Last(offset, None, True)
+        return True
+    key = values_of(after)
+    is_whole = True
+    if change.op == "u":
+        if others and touches(change, others):
+            return False
+        old_key = key if change.before is None else values_of(change.before)
+        held = last.pop(old_key, None)
+        if change.source.unchanged:
+            after, is_whole = _merged(after, change, held)
+        if old_key != key:
+            if not is_whole or others:
+                return False
+            last[old_key] = _Last(offset, None, True)
+    elif others and key in last:
+        return False
+    last.pop(key, None)
+    last[key] = _Last(offset, after, is_whole)
+    return True
+
+
+def _merged(after: Row, change: Change, held: _Last | None) -> tuple[Row, bool]:
+    """The new image with the values that were not sent, as far as an earlier image has them; and whether all are there."""
+    known: dict[str, Value] = {}
+    for image in (held.row if held else None, change.before):
+        known |= {
+            name: image[name] for name in change.source.unchanged if image is not None and image.get(name) is not None
+        }
+    row = {**after, **known}
+    return row, all(name in row for name in change.source.unchanged)
+
+
+def touches(change: Change, others: Unique) -> bool:
+    """Whether an update changes a column of a second unique rule, or may do so for all that is known."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return True
+    unchanged = change.source.unchanged
+    return any(
+        columns is None
+        or any(name not in unchanged and (name not in before or before[name] != after.get(name)) for name in columns)
+        for columns in others
+    )
+
+
+def _only_inserts(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None:
+    """A table without a key can take rows in bulk as long as nothing but inserts comes."""
+    if any(change.op not in {"c", "r"} for _, change in entries):
+        return None
+    rows = grouped(shape, ((offset, change.after) for offset, change in entries if change.after is not None))
+    return TableChanges(shape.name, (), Rows(()), (), rows)
+
+
+def _grouped(shape: TableShape, key: tuple[str, ...], last: dict[Values, _Last]) -> TableChanges:
+    deletes = Rows(key)
+    for key_values, state in last.items():
+        if state.row is None:
+            deletes.values.append(key_values)
+            deletes.offsets.append(state.offset)
+    patches = grouped(shape, ((s.offset, s.row) for s in last.values() if s.row is not None and not s.is_whole))
+    upserts = grouped(shape, ((s.offset, s.row) for s in last.values() if s.row is not None and s.is_whole))
+    return TableChanges(shape.name, key, deletes, patches, upserts)
+
+
+def grouped(shape: TableShape, rows: Iterable[tuple[int, Row]]) -> tuple[Rows, ...]:
+    """Rows by their columns, without those that the target generates; in the order given within each set of columns."""
+    groups: dict[tuple[str, ...], tuple[Rows, Callable[[Row], Values]]] = {}
+    for offset, row in rows:
+        names = tuple(row)
+        group = groups.get(names)
+        if group is None:
+            columns = written(shape, names)
+            group = groups[names] = (Rows(columns), projection(columns))
+        into, values_of = group
+        into.values.append(values_of(row))
+        into.offsets.append(offset)
+    return tuple(rows for rows, _ in groups.values())
+
+
+def written(shape: TableShape, columns: Iterable[str]) -> tuple[str, ...]:
+    """The columns that a target can be told; the generated ones it makes itself."""
+    return tuple(name for name in columns if name not in shape.generated)
+
+
+def projection(columns: tuple[str, ...]) -> Callable[[Row], Values]:
+    """A function that takes these columns' values out of an image, as a tuple."""
+    if not columns:
+        return lambda _row: ()
+    if len(columns) == 1:
+        (name,) = columns
+        return lambda row: (row[name],)
+    return itemgetter(*columns)

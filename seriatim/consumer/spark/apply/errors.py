@@ -1,0 +1,86 @@
+"""What can be wrong with the rows of a micro-batch, or with the tables they are meant for.
+
+SeriatimError
+├── CallerError
+│   └── UnfitTarget           the target's tables don't fit; the message has the statement that mends it
+│       ├── MissingTables
+│       ├── MissingColumns
+│       └── MissingKey
+└── BugError
+└── BrokenStream          the rows are no run of whole transactions: something before this lost or changed one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from seriatim.consumer.spark.apply.shape import TableName
+from seriatim.protocol.errors import BugError, CallerError
+
+
+class UnfitTarget(CallerError):
+    """The target's tables don't fit the changes. Mend the target, then start the replay again: nothing was applied."""
+
+    code = "unfit-target"
+
+
+class MissingTables(UnfitTarget):
+    """`details["tables"]` names the tables."""
+
+    code = "missing-tables"
+
+    def __init__(self, tables: Iterable[TableName]) -> None:
+        names = sorted(str(table) for table in tables)
+        wanted = " ".join(f"--table={name}" for name in names)
+        super().__init__(
+            f"the target lacks {'table' if len(names) == 1 else 'tables'} {', '.join(names)}; "
+            f"make them with: pg_dump --schema-only {wanted} SOURCE | psql TARGET",
+            tables=names,
+        )
+
+
+class MissingColumns(UnfitTarget):
+    """`details` holds table, columns and offset."""
+
+    code = "missing-columns"
+
+    def __init__(self, table: TableName, columns: Iterable[str], offset: int) -> None:
+        names = sorted(columns)
+        adds = ", ".join(f"ADD COLUMN {quote(name)} TYPE_AS_IN_THE_SOURCE" for name in names)
+        super().__init__(
+            f"the target's table {table} lacks {', '.join(names)}, which the change at offset {offset} has; "
+            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {adds}",
+            table=str(table),
+            columns=names,
+            offset=offset,
+        )
+
+
+class MissingKey(UnfitTarget):
+    """`details` holds table, key and offset."""
+
+    code = "missing-key"
+
+    def __init__(self, table: TableName, key: tuple[str, ...], offset: int) -> None:
+        columns = ", ".join(map(quote, key))
+        super().__init__(
+            f"the target's table {table} has no unique rule over ({columns}), the key of the change at offset {offset}; "
+            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} ADD PRIMARY KEY ({columns})",
+            table=str(table),
+            key=list(key),
+            offset=offset,
+        )
+
+
+class BrokenStream(BugError):
+    """The rows are no run of whole transactions. Going on would leave a silent gap, so nothing is applied."""
+
+    code = "broken-stream"
+
+    def __init__(self, what: str, offset: int) -> None:
+        super().__init__(f"{what} at offset {offset}; nothing of this micro-batch was applied", offset=offset)
+
+
+def quote(name: str) -> str:
+    """A name as SQL takes it in any case."""
+    return '"' + name.replace('"', '""') + '"'

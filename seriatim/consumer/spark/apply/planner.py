@@ -1,0 +1,187 @@
+"""From the rows of a micro-batch to a plan.
+
+Problem: a micro-batch is a run of records that may stop anywhere; a target must only ever show whole transactions, and
+must be quick, although a busy row may change a hundred times in one micro-batch.
+
+Idea: cut at the last commit (or snapshot row, each of which may be applied by itself), split what is left at
+truncates, and within a segment keep only the last change of each key. Where that could break a rule of the target
+(`collapse` says where), keep the order.
+
+Cost: reading an envelope takes about 7 microseconds, all the rest about 2 a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seriatim.consumer.spark.apply.collapse import Entry, collapse
+from seriatim.consumer.spark.apply.errors import BrokenStream, MissingColumns, MissingKey, MissingTables
+from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, TableChanges, Truncate
+from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
+from seriatim.consumer.spark.apply.steps import step
+from seriatim.protocol.change import Change, MalformedChange, decode
+
+_ROW_OPERATIONS = frozenset({"c", "u", "d"})
+_BARRIERS = frozenset({"t", "snapshot_begin"})
+
+
+def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
+    """Plan the rows from offset `start`, the target's position, to the last complete transaction among them.
+
+    `rows` rise by offset; gaps are re-sends that readers aren't handed. Rows below `start` are in the target already and
+    are skipped. `shapes` has the target's tables.
+
+    Raises:
+        BrokenStream: the rows are no run of whole transactions, or one is no change envelope.
+        MissingTables, MissingColumns, MissingKey: the target's tables don't fit.
+    """
+    reading = _read(rows, start)
+    covered = reading.entries[: reading.entries_covered]
+    missing = {name for _, change in covered for name in _tables(change)} - shapes.keys()
+    if missing:
+        raise MissingTables(missing)
+    changes = sum(change.op not in _BARRIERS for _, change in covered)
+    return Plan(
+        start=start,
+        end=reading.end,
+        segments=_segments(covered, shapes),
+        changes=changes,
+        transactions=reading.transactions,
+        commit_ts_ms=reading.commit_ts_ms,
+        leftover=tuple(rows[reading.rows_covered :]),
+    )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far the rows are read. `entries[:entries_covered]` and `rows[:rows_covered]` end where the plan may end."""
+
+    end: int
+    entries: list[Entry] = field(default_factory=list)
+    entries_covered: int = 0
+    rows_covered: int = 0
+    transactions: int = 0
+    commit_ts_ms: int | None = None
+    is_open: bool = False
+    opened_at: int = 0
+
+    def take(self, offset: int, change: Change) -> bool:
+        """Take one change; True where a plan may end behind it."""
+        op = change.op
+        if op in _ROW_OPERATIONS or op == "t":
+            if not self.is_open:
+                raise BrokenStream(f"operation {op} outside a transaction", offset)
+            self.entries.append((offset, change))
+            return False
+        if op == "r":
+            self.entries.append((offset, change))
+        elif op == "begin":
+            if self.is_open:
+                raise BrokenStream("a transaction begins within another", offset)
+            self.is_open, self.opened_at = True, len(self.entries)
+        elif op == "commit":
+            self._commit(offset, change)
+        elif op == "snapshot_begin":
+            # A new snapshot replaces what a capture left unfinished: it holds all that was committed before it.
+            del self.entries[self.entries_covered :]
+            self.is_open = False
+            self.entries.append((offset, change))
+        return not self.is_open
+
+    def _commit(self, offset: int, change: Change) -> None:
+        count = len(self.entries) - self.opened_at
+        if not self.is_open:
+            raise BrokenStream("a commit without its begin", offset)
+        if count != change.source.changes:
+            raise BrokenStream(f"a transaction of {change.source.changes} changes came with {count}", offset)
+        self.is_open = False
+        self.transactions += 1
+        self.commit_ts_ms = change.ts_ms
+
+
+def _read(rows: Sequence[ChangeRow], start: int) -> _Reading:
+    reading = _Reading(end=start)
+    before = -1
+    for number, row in enumerate(rows, 1):
+        offset = row.offset
+        if offset <= before:
+            raise BrokenStream(f"offset {offset} after {before}", offset)
+        before = offset
+        if offset < start:
+            reading.rows_covered = number
+            continue
+        try:
+            change = decode(row.value)
+        except MalformedChange as error:
+            raise BrokenStream(str(error), offset) from error
+        if reading.take(offset, change):
+            reading.end = offset + 1
+            reading.entries_covered = len(reading.entries)
+            reading.rows_covered = number
+    return reading
+
+
+def _tables(change: Change) -> tuple[TableName, ...]:
+    source = change.source
+    if source.table is None or source.schema is None:
+        return tuple(TableName(table.schema, table.name) for table in source.tables)
+    return (TableName(source.schema, source.table),)
+
+
+def _segments(entries: Sequence[Entry], shapes: Shapes) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    truncate: Truncate | None = None
+    by_table: dict[tuple[str | None, str | None], list[Entry]] = {}
+    for entry in entries:
+        offset, change = entry
+        source = change.source
+        if change.op in _BARRIERS:
+            if truncate is not None or by_table:
+                segments.append(_segment(truncate, by_table, shapes))
+            truncate = Truncate(_tables(change), offset, source.cascade, source.restart_identity)
+            by_table = {}
+            continue
+        name = (source.schema, source.table)
+        if name in by_table:
+            by_table[name].append(entry)
+        else:
+            by_table[name] = [entry]
+    if truncate is not None or by_table:
+        segments.append(_segment(truncate, by_table, shapes))
+    return tuple(segments)
+
+
+def _segment(
+    truncate: Truncate | None, by_table: dict[tuple[str | None, str | None], list[Entry]], shapes: Shapes
+) -> Segment:
+    collapsed: list[TableChanges] = []
+    ordered: list[tuple[TableShape, Entry]] = []
+    for entries in by_table.values():
+        shape = shapes[_tables(entries[0][1])[0]]
+        _check_fit(shape, entries)
+        changes = None if shape.keeps_order else collapse(shape, entries)
+        if changes is None:
+            ordered.extend((shape, entry) for entry in entries)
+        else:
+            collapsed.append(changes)
+    ordered.sort(key=lambda pair: pair[1][0])
+    steps: list[Step] = [step(shape, offset, change) for shape, (offset, change) in ordered]
+    return Segment(truncate, tuple(collapsed), tuple(steps))
+
+
+def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
+    """Each set of columns once, not each row: tables rarely change their columns."""
+    seen: set[tuple[object, ...]] = set()
+    for offset, change in entries:
+        image = change.after if change.after is not None else change.before
+        key = change.source.key
+        look = (key, *(image or ()))
+        if look in seen:
+            continue
+        seen.add(look)
+        lacking = set(image or ()) - shape.columns.keys()
+        if lacking:
+            raise MissingColumns(shape.name, lacking, offset)
+        if key and frozenset(key) not in shape.unique:
+            raise MissingKey(shape.name, key, offset)

@@ -1,0 +1,54 @@
+"""What the planner has to know of a target's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TableName(NamedTuple):
+    """Schema and name of a table, as the catalogue spells them."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A target table as far as order and keys are concerned.
+
+    columns: type of each column as SQL spells it, in the table's order.
+    primary_key: its columns in the key's order; empty where there is none.
+    generated: columns whose values the target makes itself; they are never written.
+    unique: the columns of each unique rule, the primary key among them; None for one that isn't a plain list of columns (expression, predicate,
+        exclusion constraint).
+    arbiters: the unique column sets that ON CONFLICT can name: immediate, plain, without predicate.
+    keeps_order: the target will enforce a foreign key at each statement, so changes of this table and of others
+        like it must be carried out in their original order.
+    is_partitioned: rows live in partitions; a ctid alone doesn't name a row.
+    """
+
+    name: TableName
+    columns: Mapping[str, str]
+    primary_key: tuple[str, ...] = ()
+    generated: frozenset[str] = frozenset()
+    always_identity: frozenset[str] = frozenset()
+    unique: tuple[frozenset[str] | None, ...] = ()
+    arbiters: frozenset[frozenset[str]] = frozenset()
+    keeps_order: bool = False
+    is_partitioned: bool = False
+
+    def key_for(self, named: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns that identify a row: those the change names, else the target's own primary key, else none."""
+        return named or self.primary_key
+
+    def other_unique(self, key: frozenset[str]) -> tuple[frozenset[str] | None, ...]:
+        """The unique rules beside the one over `key`."""
+        return tuple(columns for columns in self.unique if columns != key)
+
+
+Shapes = Mapping[TableName, TableShape]

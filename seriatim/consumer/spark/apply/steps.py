@@ -1,0 +1,43 @@
+"""Changes one by one, for tables whose changes must keep their order or have no key."""
+
+from __future__ import annotations
+
+from seriatim.consumer.spark.apply import plan
+from seriatim.consumer.spark.apply.collapse import written
+from seriatim.consumer.spark.apply.errors import BrokenStream
+from seriatim.consumer.spark.apply.plan import Step, Values
+from seriatim.consumer.spark.apply.shape import TableShape
+from seriatim.protocol.change import Change, Row
+
+
+def step(shape: TableShape, offset: int, change: Change) -> Step:
+    """What one c, u, d or r change does. Raises BrokenStream when an image lacks what identifies the row."""
+    key = shape.key_for(change.source.key)
+    before, after = change.before, change.after
+    try:
+        if after is None:
+            return _removal(shape, offset, key, before or {})
+        columns = written(shape, after)
+        values = tuple(after[name] for name in columns)
+        if change.op != "u":
+            return plan.Put(shape.name, offset, key, columns, values)
+        if key:
+            held = after if before is None else before
+            return plan.Change(shape.name, offset, key, _values(key, held), columns, values)
+        if before is None:
+            raise BrokenStream(f"{shape.name}: an update without key and without old image", offset)
+        match = written(shape, before)
+        return plan.ChangeOne(shape.name, offset, match, _values(match, before), columns, values)
+    except KeyError as error:
+        raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
+
+
+def _removal(shape: TableShape, offset: int, key: tuple[str, ...], before: Row) -> Step:
+    if key:
+        return plan.Remove(shape.name, offset, key, _values(key, before))
+    match = written(shape, before)
+    return plan.RemoveOne(shape.name, offset, match, _values(match, before))
+
+
+def _values(columns: tuple[str, ...], row: Row) -> Values:
+    return tuple(row[name] for name in columns)

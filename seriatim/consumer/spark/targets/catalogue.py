@@ -1,0 +1,57 @@
+"""The target's tables, read from its catalogue in one query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from seriatim.consumer.spark.apply.shape import TableName, TableShape
+
+_TABLES = b"""
+SELECT n.nspname, c.relname, c.relkind = 'p',
+       (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
+                                                  a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum), '[]')
+          FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+       (SELECT coalesce(json_agg(json_build_array(
+                   (SELECT json_agg(a.attname ORDER BY k.place)
+                      FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
+                      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum),
+                   i.indisprimary,
+                   i.indexprs IS NULL AND i.indpred IS NULL AND NOT i.indisexclusion,
+                   i.indimmediate)), '[]')
+          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisunique OR i.indisexclusion)),
+       EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND c.oid IN (f.conrelid, f.confrelid)
+                  AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a'))
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
+"""
+
+
+def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) -> dict[TableName, TableShape]:
+    """All user tables that the connection's database has.
+
+    `fires_triggers`: the session can't switch foreign keys off, so tables that have one keep the order of their changes.
+    """
+    return {
+        TableName(row[0], row[1]): _shape(row, fires_triggers=fires_triggers)
+        for row in connection.execute(_TABLES).fetchall()
+    }
+
+
+def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
+    schema, table, is_partitioned, columns, indexes, has_foreign_key = row
+    return TableShape(
+        name=TableName(schema, table),
+        columns={name: type_name for name, type_name, _, _ in columns},
+        primary_key=next((tuple(names) for names, is_primary, _, _ in indexes if is_primary), ()),
+        generated=frozenset(name for name, _, is_generated, _ in columns if is_generated),
+        always_identity=frozenset(name for name, _, _, is_always in columns if is_always),
+        unique=tuple(frozenset(names) if is_plain else None for names, _, is_plain, _ in indexes),
+        arbiters=frozenset(
+            frozenset(names) for names, _, is_plain, is_immediate in indexes if is_plain and is_immediate
+        ),
+        keeps_order=fires_triggers and has_foreign_key,
+        is_partitioned=is_partitioned,
+    )

@@ -1,0 +1,57 @@
+"""What can go wrong while a plan is applied.
+
+SeriatimError
+├── RefusedError
+│   ├── Fenced (protocol)     a replay with a newer token has claimed the position
+│   ├── PositionMoved         the plan doesn't start at the stored position: it was applied before, or has a gap
+│   └── NotClaimed            no position is stored for this queue and job
+├── WorldError
+│   ├── TargetLost            the connection broke; whether the plan is in the target, its position tells
+│   └── TargetBusy            deadlocks or serialization failures did not stop
+└── CallerError
+├── ApplyFailed           the target refused a change
+│   └── Diverged          a row that a change updates or deletes isn't there, or not once
+└── UnfitTarget …         see seriatim.consumer.spark.apply.errors
+"""
+
+from __future__ import annotations
+
+from seriatim.protocol.errors import CallerError, RefusedError, WorldError
+
+
+class PositionMoved(RefusedError):
+    """Nothing was done. `details` holds start (of the plan) and position (stored)."""
+
+    code = "position-moved"
+    next_step = "go on from the stored position"
+
+
+class NotClaimed(RefusedError):
+    """Nothing was done: `PostgresTarget.claim` comes first."""
+
+    code = "not-claimed"
+
+
+class TargetLost(WorldError):
+    """The connection broke. The plan is in the target wholly or not at all; its position tells which."""
+
+    code = "target-lost"
+
+
+class TargetBusy(WorldError):
+    """Others in the target kept colliding with the plan; nothing was applied."""
+
+    code = "target-busy"
+
+
+class ApplyFailed(CallerError):
+    """The target refused a change; nothing of the plan was applied. `details` holds table, key, offset."""
+
+    code = "apply-failed"
+
+
+class Diverged(ApplyFailed):
+    """The target isn't a copy of the source any more: `seriatim verify` shows where."""
+
+    code = "diverged"
+    next_step = "compare with `seriatim verify`; then mend the target or take a new snapshot"

@@ -1,0 +1,239 @@
+"""Carrying out a plan on a connection, within the caller's transaction.
+
+Two ways for a collapsed table, chosen by the number of its changes: few go as one statement each, sent in a pipeline;
+many go by COPY into a stage table of the session's own, and from there by one statement for all. `singly` sends one
+statement after the other instead, so that an error names its row: for finding out, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import psycopg
+
+from seriatim.consumer.spark.apply import plan as orders
+from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableChanges, Values
+from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
+from seriatim.consumer.spark.targets import statements
+from seriatim.consumer.spark.targets.errors import Diverged
+from seriatim.protocol.change import Value
+
+BULK_FROM = 50
+"""Changes of one table from which COPY and one statement take less time than a statement each (measured: 40 to 60)."""
+_PIPELINED = 500
+"""Statements sent before their answers are read: bounds what both ends keep."""
+
+
+class Place(NamedTuple):
+    """What is being carried out: for messages."""
+
+    table: TableName
+    key: Values | None
+    offset: int | None
+
+
+class _Statement(NamedTuple):
+    place: Place
+    text: str
+    values: Values
+    needs_row: bool
+
+
+class Stages:
+    """The session's stage tables; they are made once and are empty after each transaction.
+
+    A transaction that is rolled back takes those it made with it: `forget` afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[object, ...], str] = {}
+        self._made = 0
+        self._filled: set[str] = set()
+
+    def begin(self) -> None:
+        """A transaction begins: all stages are empty."""
+        self._filled.clear()
+
+    def forget(self) -> None:
+        """A transaction was rolled back, or the session is another one."""
+        self._names.clear()
+        self._filled.clear()
+
+    def ready(self, connection: psycopg.Connection[Any], shape: TableShape, columns: tuple[str, ...]) -> str:
+        """An empty stage with these columns of the table."""
+        wanted = (shape.name, tuple((name, shape.columns[name]) for name in columns))
+        name = self._names.get(wanted)
+        if name is None:
+            self._made += 1
+            name = f"seriatim_stage_{self._made}"
+            run(connection, statements.create_stage(name, shape, columns))
+            self._names[wanted] = name
+        elif name in self._filled:
+            run(connection, f"TRUNCATE {name}")
+        self._filled.add(name)
+        return name
+
+
+@dataclass(slots=True)
+class Execution:
+    """One plan on its way into the target. `place` is where it is; `applied` counts rows written per table."""
+
+    connection: psycopg.Connection[Any]
+    shapes: Shapes
+    stages: Stages
+    on_step: Callable[[str], None]
+    singly: bool = False
+    place: Place | None = None
+    applied: dict[str, int] = field(default_factory=dict)
+
+    def run(self, plan: Plan) -> None:
+        """All segments in order. Raises Diverged, and whatever psycopg raises."""
+        for number, segment in enumerate(plan.segments):
+            self._segment(segment, number)
+
+    def _segment(self, segment: Segment, number: int) -> None:
+        if segment.truncate is not None:
+            order = segment.truncate
+            self.place = Place(order.tables[0], None, order.offset)
+            text = statements.truncate(order.tables, cascade=order.cascade, restart_identity=order.restart_identity)
+            run(self.connection, text)
+            self.on_step(f"segment {number}: truncated")
+        for changes in segment.collapsed:
+            if self.singly or len(changes) < BULK_FROM:
+                self._send(_collapsed(self.shapes[changes.table], changes))
+            else:
+                self._bulk(self.shapes[changes.table], changes)
+            self._count(changes.table, len(changes))
+            self.on_step(f"segment {number}: {changes.table}")
+        if segment.steps:
+            self._send(_stepwise(self.shapes[step.table], step) for step in segment.steps)
+            for step in segment.steps:
+                self._count(step.table, 1)
+            self.on_step(f"segment {number}: steps")
+
+    def _count(self, table: TableName, rows: int) -> None:
+        self.applied[str(table)] = self.applied.get(str(table), 0) + rows
+
+    def _send(self, sent: Iterable[Iterable[_Statement]]) -> None:
+        flat = (statement for some in sent for statement in some)
+        while part := list(islice(flat, 1 if self.singly else _PIPELINED)):
+            self.place = part[0].place
+            with nullcontext() if self.singly or len(part) == 1 else self.connection.pipeline():
+                cursors = [run(self.connection, s.text, s.values) for s in part]
+            for statement, cursor in zip(part, cursors, strict=True):
+                if statement.needs_row and cursor.rowcount != 1:
+                    raise _diverged(statement.place, cursor.rowcount)
+
+    def _bulk(self, shape: TableShape, changes: TableChanges) -> None:
+        key = changes.key
+        self.place = Place(changes.table, None, None)
+        if changes.deletes:
+            stage = self._copy(shape, changes.deletes)
+            run(self.connection, statements.delete_staged(stage, shape, key))
+        for patches in changes.patches:
+            stage = self._copy(shape, patches)
+            text = statements.update_staged(stage, shape, key, patches.columns)
+            if text is not None and (count := run(self.connection, text).rowcount) != len(patches):
+                raise _diverged(Place(changes.table, None, patches.offsets[0]), count - len(patches))
+        for upserts in changes.upserts:
+            stage = self._copy(shape, upserts)
+            if key and not statements.can_overwrite(shape, key, upserts.columns):
+                run(self.connection, statements.delete_staged(stage, shape, key))
+            run(self.connection, statements.insert_staged(stage, shape, key, upserts.columns))
+
+    def _copy(self, shape: TableShape, rows: Rows) -> str:
+        stage = self.stages.ready(self.connection, shape, rows.columns)
+        with self.connection.cursor() as cursor, cursor.copy(statements.copy_into(stage).encode(), ()) as copy:
+            for values in rows.values:
+                copy.write_row(values)
+        return stage
+
+
+def run(connection: psycopg.Connection[Any], text: str, values: Values = ()) -> psycopg.Cursor[Any]:
+    """Run a statement. Parameters go as text of no declared type: the server takes them for what the column is."""
+    return connection.execute(text.encode(), [as_text(value) for value in values])
+
+
+def as_text(value: Value) -> str | None:
+    """A value of an envelope as PostgreSQL's text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return str(value)
+
+
+def _rows(rows: Rows) -> Iterator[tuple[Values, int]]:
+    return zip(rows.values, rows.offsets, strict=True)
+
+
+def _collapsed(shape: TableShape, changes: TableChanges) -> Iterator[Iterator[_Statement]]:
+    key = changes.key
+    for values, offset in _rows(changes.deletes):
+        yield _stepwise(shape, orders.Remove(shape.name, offset, key, values))
+    for patches in changes.patches:
+        for values, offset in _rows(patches):
+            named = _taken(key, patches.columns, values)
+            yield _stepwise(shape, orders.Change(shape.name, offset, key, named, patches.columns, values))
+    for upserts in changes.upserts:
+        for values, offset in _rows(upserts):
+            yield _stepwise(shape, orders.Put(shape.name, offset, key, upserts.columns, values))
+
+
+def _taken(names: Iterable[str], columns: tuple[str, ...], values: Values) -> Values:
+    row = dict(zip(columns, values, strict=True))
+    return tuple(row[name] for name in names)
+
+
+def _stepwise(shape: TableShape, step: Step) -> Iterator[_Statement]:
+    """The statements of one step."""
+    if isinstance(step, orders.Put):
+        named = _taken(step.key, step.columns, step.values)
+        place = Place(step.table, named, step.offset)
+        if step.key and not statements.can_overwrite(shape, step.key, step.columns):
+            yield _Statement(place, statements.delete(shape, step.key), named, needs_row=False)
+        yield _Statement(place, statements.insert(shape, step.key, step.columns), step.values, needs_row=False)
+    elif isinstance(step, orders.Remove):
+        place = Place(step.table, step.key_values, step.offset)
+        yield _Statement(place, statements.delete(shape, step.key), step.key_values, needs_row=False)
+    elif isinstance(step, orders.RemoveOne):
+        place = Place(step.table, step.match_values, step.offset)
+        yield _Statement(place, statements.delete_one(shape, step.match), step.match_values, needs_row=True)
+    elif isinstance(step, orders.Change):
+        place = Place(step.table, step.key_values, step.offset)
+        yield from _update(shape, step, place)
+    else:
+        place = Place(step.table, step.match_values, step.offset)
+        before = dict(zip(step.match, step.match_values, strict=True))
+        row = dict(zip(step.columns, step.values, strict=True))
+        sets = tuple(name for name in row if name not in before or before[name] != row[name])
+        if sets:
+            values = (*(row[name] for name in sets), *step.match_values)
+            yield _Statement(place, statements.update_one(shape, step.match, sets), values, needs_row=True)
+
+
+def _update(shape: TableShape, step: orders.Change, place: Place) -> Iterator[_Statement]:
+    """An update by key. An identity column that PostgreSQL lets nobody set is set only where it has to change."""
+    row = dict(zip(step.columns, step.values, strict=True))
+    held = dict(zip(step.key, step.key_values, strict=True))
+    sets = tuple(
+        name for name in row if (held[name] != row[name] if name in held else name not in shape.always_identity)
+    )
+    if sets:
+        values = (*(row[name] for name in sets), *step.key_values)
+        yield _Statement(place, statements.update(shape, step.key, sets), values, needs_row=True)
+
+
+def _diverged(place: Place, count: int) -> Diverged:
+    found = "more than once" if count > 0 else "not there"
+    return Diverged(
+        f"{place.table}: the row {'' if place.key is None else f'{place.key} '}that the change at offset "
+        f"{place.offset} is for is {found} in the target; nothing was applied",
+        table=str(place.table),
+        key=place.key,
+        offset=place.offset,
+    )

@@ -1,0 +1,145 @@
+"""The SQL text that carries out plans. Names are quoted; values are parameters, or come through a stage table.
+
+Every statement is to be run with parameters, be it with none: per cent signs of names are doubled.
+"""
+
+# ruff: noqa: S608 - names are quoted, values never stand in the text
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from seriatim.consumer.spark.apply import errors
+from seriatim.consumer.spark.apply.shape import TableName, TableShape
+
+_BY_TEXT = ("json", "xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "numeric")
+"""Types without an equality, with one that isn't of the whole value, or that takes 1.0 for 1.00."""
+_BY_BYTES = ("text", "character varying", "citext")
+"""Types whose collation may take different texts for equal."""
+
+
+def quote(name: str) -> str:
+    """A name as psycopg takes it in a statement with parameters."""
+    return errors.quote(name).replace("%", "%%")
+
+
+def table_name(name: TableName) -> str:
+    """The table as SQL takes it."""
+    return f"{quote(name.schema)}.{quote(name.table)}"
+
+
+def listed(columns: Iterable[str], prefix: str = "") -> str:
+    """Columns with commas between them."""
+    return ", ".join(prefix + quote(name) for name in columns)
+
+
+def truncate(tables: Iterable[TableName], *, cascade: bool, restart_identity: bool) -> str:
+    """Empty tables."""
+    names = ", ".join(table_name(name) for name in tables)
+    return f"TRUNCATE {names}{' RESTART IDENTITY' if restart_identity else ''}{' CASCADE' if cascade else ''}"
+
+
+def create_stage(stage: str, shape: TableShape, columns: tuple[str, ...]) -> str:
+    """A table of the session's own with these columns of the target table; it is empty after each transaction."""
+    return (
+        f"CREATE TEMPORARY TABLE {stage} ON COMMIT DELETE ROWS AS "
+        f"SELECT {listed(columns)} FROM {table_name(shape.name)} WITH NO DATA"
+    )
+
+
+def copy_into(stage: str) -> str:
+    """Rows come as PostgreSQL's text."""
+    return f"COPY {stage} FROM STDIN"
+
+
+def _same_key(key: Iterable[str]) -> str:
+    return " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
+
+
+def delete_staged(stage: str, shape: TableShape, key: tuple[str, ...]) -> str:
+    """Delete the rows whose keys are staged."""
+    return f"DELETE FROM {table_name(shape.name)} t USING {stage} s WHERE {_same_key(key)}"
+
+
+def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str | None:
+    """Update the staged columns of the rows whose keys are staged; None where no column is left to update."""
+    sets = [f"{quote(name)} = s.{quote(name)}" for name in _settable(shape, key, columns)]
+    if not sets:
+        return None
+    return f"UPDATE {table_name(shape.name)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(key)}"
+
+
+def insert_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    """Insert the staged rows, or overwrite those of the same key."""
+    names = listed(columns)
+    return (
+        f"INSERT INTO {table_name(shape.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {stage}"
+        + _on_conflict(shape, key, columns)
+    )
+
+
+def insert(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    """Insert one row, or overwrite that of the same key. Parameters: the columns."""
+    if not columns:
+        return f"INSERT INTO {table_name(shape.name)} DEFAULT VALUES"
+    return (
+        f"INSERT INTO {table_name(shape.name)} ({listed(columns)}) OVERRIDING SYSTEM VALUE "
+        f"VALUES ({', '.join(['%s'] * len(columns))}){_on_conflict(shape, key, columns)}"
+    )
+
+
+def delete(shape: TableShape, key: tuple[str, ...]) -> str:
+    """Delete the row of a key. Parameters: the key."""
+    return f"DELETE FROM {table_name(shape.name)} WHERE {_given(key, ' AND ')}"
+
+
+def update(shape: TableShape, key: tuple[str, ...], sets: tuple[str, ...]) -> str:
+    """Update the row of a key. Parameters: the columns set, then the key."""
+    return f"UPDATE {table_name(shape.name)} SET {_given(sets, ', ')} WHERE {_given(key, ' AND ')}"
+
+
+def delete_one(shape: TableShape, match: tuple[str, ...]) -> str:
+    """Delete one of the rows that equal an image. Parameters: the image."""
+    return f"DELETE FROM {table_name(shape.name)} WHERE {_one(shape, match)}"
+
+
+def update_one(shape: TableShape, match: tuple[str, ...], sets: tuple[str, ...]) -> str:
+    """Update one of the rows that equal an image. Parameters: the columns set, then the image."""
+    return f"UPDATE {table_name(shape.name)} SET {_given(sets, ', ')} WHERE {_one(shape, match)}"
+
+
+def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> bool:
+    """Whether one INSERT can overwrite: the key's unique rule is immediate, and no column refuses to be updated.
+
+    Where it can't, the row of the key is deleted first.
+    """
+    return frozenset(key) in shape.arbiters and not shape.always_identity.difference(key).intersection(columns)
+
+
+def _settable(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> list[str]:
+    return [name for name in columns if name not in key and name not in shape.always_identity]
+
+
+def _given(columns: Iterable[str], between: str) -> str:
+    return between.join(f"{quote(name)} = %s" for name in columns)
+
+
+def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    if not key or not can_overwrite(shape, key, columns):
+        return ""
+    sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in _settable(shape, key, columns))
+    return f" ON CONFLICT ({listed(key)}) DO " + (f"UPDATE SET {sets}" if sets else "NOTHING")
+
+
+def _one(shape: TableShape, match: tuple[str, ...]) -> str:
+    same = " AND ".join(_equals(quote(name), shape.columns[name]) for name in match) or "true"
+    place = "tableoid, ctid" if shape.is_partitioned else "ctid"
+    return f"({place}) = (SELECT {place} FROM {table_name(shape.name)} WHERE {same} LIMIT 1)"
+
+
+def _equals(column: str, type_name: str) -> str:
+    if type_name.startswith(_BY_TEXT):
+        return f"{column}::text IS NOT DISTINCT FROM %s"
+    if type_name.startswith(_BY_BYTES):
+        return f'{column}::text COLLATE "C" IS NOT DISTINCT FROM %s'
+    return f"{column} IS NOT DISTINCT FROM %s"
