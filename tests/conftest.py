@@ -1,0 +1,36 @@
+"""Fixtures for all tests: a real ZooKeeper for the whole session, and a place of its own in it for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    """One ZooKeeper for the session; a test that harms it starts its own instead."""
+    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper(zookeeper_server: EmbeddedZooKeeper) -> str:
+    """HOST:PORT/CHROOT for kazoo: an empty tree of this test's own."""
+    chroot = f"/test-{uuid.uuid4().hex}"
+    client = KazooClient(zookeeper_server.address)
+    client.start(timeout=10)
+    client.create(chroot)
+    client.stop()
+    client.close()
+    return zookeeper_server.address + chroot
+
+
+@pytest.fixture
+def cluster_name() -> str:
+    """A cluster name of this test's own, for code that takes plain HOST:PORT and a cluster."""
+    return f"test-{uuid.uuid4().hex}"

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
+from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+
+SLEEPER = (sys.executable, "-c", "import time; print('ready here'); time.sleep(600)")
+STUBBORN = (
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)",
+)
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition didn't come true"
+        time.sleep(0.02)
+
+
+def written_pids(directory: Path) -> dict[str, int]:
+    return json.loads((directory / "pids.json").read_text())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_pids_json_is_true_through_start_death_and_stop(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        one = supervisor.start(ProcessSpec("one", SLEEPER))
+        two = supervisor.start(ProcessSpec("two", SLEEPER))
+        assert written_pids(tmp_path) == {"one": one, "two": two}
+        os.kill(one, signal.SIGKILL)
+        wait_until(lambda: written_pids(tmp_path) == {"two": two})
+        supervisor.stop("two")
+        assert written_pids(tmp_path) == {}
+        assert not runs(two)
+
+
+def test_a_restarted_child_comes_back_and_pids_json_knows(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        first = supervisor.start(ProcessSpec("one", SLEEPER, is_restarted=True))
+        assert supervisor.wait_for_line("one") == "ready here"
+        supervisor.kill("one")
+        assert written_pids(tmp_path) == {}
+        wait_until(lambda: written_pids(tmp_path).get("one", first) != first)
+        assert supervisor.wait_for_line("one") == "ready here"
+        supervisor.stop("one")
+        time.sleep(0.5)  # longer than the back-off: what was stopped on purpose stays down
+        assert supervisor.pids() == {}
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", STUBBORN, stop_timeout_s=0.2))
+        supervisor.wait_for_line("one")
+        assert supervisor.stop("one") == -signal.SIGKILL
+
+
+def test_a_second_supervisor_in_the_directory_is_refused(tmp_path):
+    with Supervisor(tmp_path), pytest.raises(DirectoryInUse, match=str(os.getpid())):
+        Supervisor(tmp_path)
+    Supervisor(tmp_path).close()
+
+
+def test_a_child_that_dies_early_shows_the_end_of_its_log(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", (sys.executable, "-c", "print('no disk'); raise SystemExit(7)")))
+        with pytest.raises(StartFailed, match=r"(?s)exit status 7.*no disk"):
+            supervisor.wait_for_line("one")
+
+
+def test_a_program_that_is_missing_says_so(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", ("no-such-program",)))
+        with pytest.raises(StartFailed, match="no-such-program: No such file"):
+            supervisor.wait_for_line("one")
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGTERM])
+def test_children_end_with_their_supervisor(tmp_path, with_signal):
+    program = f"""
+import time
+from pathlib import Path
+from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+supervisor = Supervisor(Path({str(tmp_path)!r}))
+for name in ("one", "two"):
+    supervisor.start(ProcessSpec(name, {STUBBORN!r}))
+    supervisor.wait_for_line(name)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen((sys.executable, "-c", program), stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"ready\n"
+        pids = written_pids(tmp_path)
+        assert set(pids) == {"one", "two"}
+        assert all(map(runs, pids.values()))
+        parent.send_signal(with_signal)
+        parent.wait()
+    wait_until(lambda: not any(map(runs, pids.values())))
+    with Supervisor(tmp_path) as successor:
+        assert written_pids(tmp_path) == successor.pids() == {}

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from kazoo.client import KazooClient
+
+from seriatim.cli.embedded.errors import Missing, PortInUse
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
+
+SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
+
+
+def test_each_test_has_an_empty_tree_and_short_sessions_are_granted(zookeeper):
+    client = KazooClient(zookeeper, timeout=1.0)
+    client.start(timeout=10)
+    try:
+        assert client.get_children("/") == []
+        assert client._session_timeout == 1000
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_second_start_keeps_port_and_data(tmp_path):
+    with EmbeddedZooKeeper(tmp_path) as server:
+        address = server.address
+        client = KazooClient(address)
+        client.start(timeout=10)
+        client.create("/kept", b"yes")
+        client.stop()
+        client.close()
+    with EmbeddedZooKeeper(tmp_path) as server:
+        assert server.address == address
+        client = KazooClient(address)
+        client.start(timeout=10)
+        assert client.get("/kept")[0] == b"yes"
+        client.stop()
+        client.close()
+
+
+def test_a_port_in_use_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            EmbeddedZooKeeper(tmp_path, port=port).start()
+
+
+def test_without_java_the_line_to_type_is_shown(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Missing, match="apt-get install openjdk-17-jre-headless"):
+        EmbeddedZooKeeper(tmp_path).start()
+
+
+def test_the_command_serves_until_sigterm_and_refuses_a_second_one(tmp_path):
+    command = (*SERIATIM, "zookeeper", "--dir", str(tmp_path))
+    with subprocess.Popen((*command, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as first:
+        host, port = json.loads(first.stdout.readline())["zookeeper"].split(":")
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 3
+        assert f"in use by process {first.pid}" in second.stderr
+        assert answers(host, int(port))
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=30)
+    assert first.returncode == 0
+    assert not answers(host, int(port))
