@@ -57,7 +57,7 @@ class Stream:
 Plan: TypeAlias = TakeSnapshot | Stream
 
 
-def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, marks: Mapping[str, int]) -> Plan:
+def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, marks: Mapping[str, int], log_end: int) -> Plan:
     """Decide how a term starts.
 
     The queue's marks tell how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone
@@ -88,6 +88,10 @@ def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, marks: M
     if slot.confirmed_lsn is None or slot.confirmed_lsn >> LSN_SHIFT > mark >> NUMBER_BITS:
         at = "nothing" if slot.confirmed_lsn is None else format_lsn(slot.confirmed_lsn)
         raise _gap(slot_name, f"the slot is confirmed to {at}, beyond what the queue holds: it was made again or moved")
+    if log_end >> LSN_SHIFT < mark >> NUMBER_BITS:
+        raise _gap(
+            slot_name, f"the database's log ends at {format_lsn(log_end)}, before what the queue holds: it was set back"
+        )
     return Stream(source_name(system_id, slot_name, consistent_point), mark, slot.confirmed_lsn)
 
 

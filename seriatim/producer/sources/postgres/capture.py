@@ -1,0 +1,247 @@
+"""The loop of a capture: stand by, and when elected go on where the queue says, snapshot if needed, stream.
+
+The loop decides nothing about order or repeats: `core.resume` says how a term starts, `core.assembler` what each
+message gives and what may be confirmed. A lost database or a busy slot is waited for; a gap ends the capture.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from seriatim.producer.sources.postgres import catalog
+from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
+from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
+from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot, plan
+from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
+from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable, SlotBusy, SourceLost
+from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
+from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+
+_log = logging.getLogger(__name__)
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """How far a snapshot is: rows of a table that were sent, and the planner's estimate of all (0: unknown)."""
+
+    schema: str
+    table: str
+    rows: int
+    estimated_rows: int
+
+
+class PostgresCapture:
+    """Captures a database's log into a queue, for as long as `run` runs and this instance is elected."""
+
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        publication: str,
+        tables: Sequence[str],
+        sender: OrderedSender,
+        *,
+        heartbeat_s: float = 3.0,
+        retry_s: float = 1.0,
+        on_progress: Callable[[SnapshotProgress], None] | None = None,
+    ) -> None:
+        """Nothing is connected before `run`.
+
+        Args:
+            dsn: of the source database, as libpq reads it.
+            slot: replication slot, made if missing; one for each queue.
+            publication: made if missing when a snapshot is taken.
+            tables: tables to capture, ``schema.table``; empty for all of the publication, or all of the database.
+            sender: what records are sent through.
+            heartbeat_s: least time between two heartbeats.
+            retry_s: pause before a lost database or a busy slot is tried again.
+            on_progress: told now and then while a snapshot is sent.
+        """
+        self._dsn = dsn
+        self._slot = slot
+        self._publication = publication
+        self._tables = tuple(tables)
+        self._sender = sender
+        self._heartbeat_ms = int(heartbeat_s * 1000)
+        self._retry_s = retry_s
+        self._on_progress = on_progress
+        self._stopped = threading.Event()
+        self._timeline: tuple[str, int] | None = None
+
+    def stop(self) -> None:
+        """End `run` soon, from any thread or a signal handler. Records in flight stay unconfirmed until a later start."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Capture until `stop`.
+
+        Raises:
+            CaptureRefused, KeylessTable: the database can't be captured as it is.
+            CaptureGap: going on would leave changes out.
+            TransactionTooLarge, LogTooFar: a seq can't be given.
+            SourceLost: the database could not be reached at the start; later it is waited for.
+        """
+        with closing(catalog.connect(self._dsn)) as connection:
+            self._check(connection)
+        while not self._stopped.is_set():
+            if not self._sender.wait_until_elected(_POLL_S * 5):
+                continue
+            try:
+                self._serve()
+            except Deposed:
+                _log.info("capture deposed slot=%s", self._slot)
+            except (SlotBusy, SourceLost, psycopg.OperationalError) as error:
+                _log.warning("capture waits slot=%s reason=%s", self._slot, str(error).strip())
+                self._stopped.wait(self._retry_s)
+
+    # ------------------------------------------------------------------------------------------------- a term
+
+    def _check(self, connection: catalog.Connection) -> bool:
+        """Refuse what can't be captured; whether the publication exists."""
+        catalog.check_server(connection)
+        exists = catalog.has_publication(connection, self._publication)
+        if exists:
+            catalog.check_tables(connection, self._publication, self._tables)
+            catalog.published_tables(connection, self._publication)
+        else:
+            catalog.check_keys(connection, self._tables)
+        return exists
+
+    def _serve(self) -> None:
+        with (
+            closing(catalog.connect(self._dsn)) as connection,
+            closing(ReplicationConnection(self._dsn)) as replication,
+        ):
+            exists = self._check(connection)
+            system_id, timeline, db = replication.identify()
+            self._check_timeline(system_id, timeline)
+            step = plan(
+                system_id=system_id,
+                db=db,
+                slot_name=self._slot,
+                slot=catalog.find_slot(connection, self._slot),
+                marks=self._sender.resume_point(),
+                log_end=catalog.log_end(connection),
+            )
+            if isinstance(step, TakeSnapshot):
+                if not exists:
+                    catalog.create_publication(connection, self._publication, self._tables)
+                step = self._take_snapshot(replication, step, system_id, db)
+            elif not exists:
+                raise CaptureGap(
+                    f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
+                )
+            self._stream(connection, replication, step, db)
+
+    def _check_timeline(self, system_id: str, timeline: int) -> None:
+        if self._timeline is not None and self._timeline != (system_id, timeline):
+            raise CaptureGap(
+                f"slot {self._slot}: another server answers: cluster and timeline were {self._timeline}, "
+                f"are {(system_id, timeline)}",
+                slot=self._slot,
+            )
+        self._timeline = (system_id, timeline)
+
+    # ----------------------------------------------------------------------------------------------- snapshot
+
+    def _take_snapshot(self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, db: str) -> Stream:
+        if step.drops_slot:
+            _log.warning("capture drops slot=%s reason=its snapshot was never finished", self._slot)
+            replication.drop_slot(self._slot)
+        consistent_point, name = replication.create_slot(self._slot)
+        source = source_name(system_id, self._slot, consistent_point)
+        _log.info("capture snapshot slot=%s at=%s source=%s", self._slot, format_lsn(consistent_point), source)
+        with closing(catalog.connect(self._dsn)) as reader:
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
+            row = reader.execute("SELECT (extract(epoch FROM now()) * 1000)::bigint").fetchone()
+            tables = catalog.published_tables(reader, self._publication)
+            writer = SnapshotWriter(
+                db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=row[0] if row else 0
+            )
+            self._send(writer.begin([table.relation for table in tables]), source)
+            for table in tables:
+                self._send_table(reader, writer, table, source)
+            self._send(writer.end(), source)
+        return Stream(source, base_seq(consistent_point), consistent_point)
+
+    def _send_table(
+        self, reader: catalog.Connection, writer: SnapshotWriter, table: catalog.CapturedTable, source: str
+    ) -> None:
+        relation = table.relation
+        rows = writer.table(relation)
+        count = 0
+        with reader.cursor().copy(table.query.encode()) as copy:
+            for block in copy:
+                self._send(rows.row(bytes(block).removesuffix(b"\n")), source)
+                count += 1
+                if count % 1000 == 0:
+                    self._watch()
+                    self._progress(SnapshotProgress(relation.schema, relation.name, count, table.estimated_rows))
+        self._progress(SnapshotProgress(relation.schema, relation.name, count, max(count, table.estimated_rows)))
+
+    def _progress(self, progress: SnapshotProgress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _watch(self) -> None:
+        """Leave a long piece of work when it is no longer wanted."""
+        if self._stopped.is_set() or not self._sender.is_elected():
+            raise Deposed
+
+    # ------------------------------------------------------------------------------------------------- stream
+
+    def _stream(
+        self, connection: catalog.Connection, replication: ReplicationConnection, step: Stream, db: str
+    ) -> None:
+        _log.info("capture streams slot=%s from=%s mark=%d", self._slot, format_lsn(step.confirmed_lsn), step.mark)
+        assembler = Assembler(
+            db=db,
+            slot=self._slot,
+            mark=step.mark,
+            confirmed_lsn=step.confirmed_lsn,
+            heartbeat_ms=self._heartbeat_ms,
+        )
+        replication.start(self._slot, self._publication, step.confirmed_lsn)
+        while not self._stopped.is_set():
+            if not self._sender.is_elected():
+                raise Deposed
+            for message in replication.receive(_POLL_S):
+                if isinstance(message, Data):
+                    outgoing = self._feed(connection, assembler, message.payload)
+                    if outgoing is not None:
+                        self._send(outgoing, step.source)
+                else:
+                    assembler.reach(message.lsn)
+            heartbeat = assembler.heartbeat(time.time_ns() // 1_000_000)
+            if heartbeat is not None:
+                self._send(heartbeat, step.source)
+            self._confirm(assembler, replication, step)
+        self._confirm(assembler, replication, step)
+        replication.send_status()
+
+    def _confirm(self, assembler: Assembler, replication: ReplicationConnection, step: Stream) -> None:
+        acknowledged = max(step.mark, self._sender.acknowledged(step.source))
+        replication.report(assembler.confirmable(acknowledged))
+
+    def _feed(self, connection: catalog.Connection, assembler: Assembler, data: bytes) -> Outgoing | None:
+        try:
+            return assembler.feed(data)
+        except KeylessTable as error:
+            schema, table = str(error.details["schema"]), str(error.details["table"])
+            if catalog.is_keyless_now(connection, schema, table):
+                raise
+            assembler.accept_keyless(schema, table)
+            return assembler.feed(data)
+
+    def _send(self, outgoing: Outgoing, source: str) -> None:
+        self._sender.send(outgoing.value, outgoing.key, outgoing.seq, source)

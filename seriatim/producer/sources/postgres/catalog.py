@@ -1,0 +1,223 @@
+"""What a capture asks the source database: tables and their keys, the publication, the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import sql
+
+from seriatim.producer.sources.postgres.core.identity import parse_lsn
+from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
+from seriatim.producer.sources.postgres.core.resume import Slot
+from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
+from seriatim.producer.sources.postgres.errors import CaptureRefused, SourceLost
+from seriatim.producer.sources.postgres.replication import conninfo
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+OLDEST_VERSION = 150000
+
+_TABLES = """
+SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, greatest(c.reltuples, 0)::bigint,
+       array(SELECT (a.attname::text, a.atttypid::bigint, coalesce(a.attnum = ANY (i.indkey), false))
+               FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(c.oid)
+              WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (p.attnames)
+              ORDER BY a.attnum)
+  FROM pg_publication_tables p
+  JOIN pg_namespace n ON n.nspname = p.schemaname
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+ WHERE p.pubname = %s ORDER BY n.nspname, c.relname"""
+
+_SLOT = """
+SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason'
+  FROM pg_replication_slots s WHERE slot_name = %s"""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTable:
+    """A table of the publication.
+
+    Attributes:
+        relation: its description, as the log gives it.
+        query: the statement that reads it.
+        estimated_rows: the planner's estimate; 0 for unknown.
+    """
+
+    relation: Relation
+    query: str
+    estimated_rows: int
+
+
+def connect(dsn: str) -> Connection:
+    """An ordinary connection.
+
+    Raises:
+        SourceLost: the server can't be reached, or refuses.
+    """
+    try:
+        return psycopg.connect(conninfo(dsn, application_name="seriatim-capture"), autocommit=True)
+    except psycopg.Error as error:
+        raise SourceLost(f"no connection to the source database: {str(error).strip()}") from error
+
+
+def check_server(connection: Connection) -> None:
+    """Refuse a server whose log can't be captured.
+
+    Raises:
+        CaptureRefused: too old, no logical log, or text in an unknown encoding.
+    """
+    if connection.info.server_version < OLDEST_VERSION:
+        raise CaptureRefused("the source database has to be PostgreSQL 15 or newer")
+    if _one(connection, "SHOW wal_level") != "logical":
+        statement = "ALTER SYSTEM SET wal_level = logical"
+        raise CaptureRefused(
+            f"the source database keeps no logical log; run: {statement}, and restart it", statement=statement
+        )
+    if _one(connection, "SHOW server_encoding") == "SQL_ASCII":
+        raise CaptureRefused("a database in SQL_ASCII does not say what its text means, so it can't be captured")
+
+
+def has_publication(connection: Connection, publication: str) -> bool:
+    """Whether the publication exists.
+
+    Raises:
+        CaptureRefused: it exists, but leaves some kind of change out.
+    """
+    row = connection.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
+        (publication,),
+    ).fetchone()
+    if row is not None and not row[0]:
+        statement = f"ALTER PUBLICATION {quote_name(publication)} SET (publish = 'insert, update, delete, truncate')"
+        raise CaptureRefused(
+            f"publication {publication} leaves some kinds of change out; run: {statement}", statement=statement
+        )
+    return row is not None
+
+
+def create_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
+    """Make the publication: of these tables, or with none named of all.
+
+    Raises:
+        CaptureRefused: a table doesn't exist.
+    """
+    found = [sql.Identifier(*resolve(connection, table)) for table in tables]
+    target = sql.SQL("TABLE ") + sql.SQL(", ").join(found) if found else sql.SQL("ALL TABLES")
+    connection.execute(sql.SQL("CREATE PUBLICATION {} FOR ").format(sql.Identifier(publication)) + target)
+
+
+def resolve(connection: Connection, table: str) -> tuple[str, str]:
+    """Schema and name of a table given as ``schema.table`` or ``table``.
+
+    Raises:
+        CaptureRefused: there is none.
+    """
+    row = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
+        (table,),
+    ).fetchone()
+    if row is None:
+        raise CaptureRefused(f"the source database has no table {table}", table=table)
+    return row[0], row[1]
+
+
+def check_tables(connection: Connection, publication: str, tables: Sequence[str]) -> None:
+    """Refuse wanted tables that are missing in an existing publication.
+
+    Raises:
+        CaptureRefused: names the statement that adds it.
+    """
+    present = {
+        (row[0], row[1])
+        for row in connection.execute(
+            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (publication,)
+        )
+    }
+    for table in tables:
+        schema, name = resolve(connection, table)
+        if (schema, name) not in present:
+            statement = f"ALTER PUBLICATION {quote_name(publication)} ADD TABLE {quote_name(schema)}.{quote_name(name)}"
+            raise CaptureRefused(
+                f"publication {publication} exists without table {table}; run: {statement}, or choose another "
+                "publication and slot, which starts with a new snapshot",
+                table=table,
+                statement=statement,
+            )
+
+
+def check_keys(connection: Connection, tables: Sequence[str]) -> None:
+    """Refuse a table without a key, before a publication names it; with none named all tables of the database.
+
+    Raises:
+        KeylessTable: the first of them, with the statement that mends it.
+    """
+    wanted = [resolve(connection, table) for table in tables]
+    row = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'"
+        " AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
+        " AND pg_get_replica_identity_index(c.oid) IS NULL"
+        " AND (%s OR (n.nspname || '.' || c.relname) = ANY (%s)) ORDER BY 1, 2 LIMIT 1",
+        (not tables, [f"{schema}.{name}" for schema, name in wanted]),
+    ).fetchone()
+    if row is not None:
+        raise keyless(row[0], row[1])
+
+
+def published_tables(connection: Connection, publication: str) -> list[CapturedTable]:
+    """The tables of the publication, with the columns and rows that it publishes.
+
+    Raises:
+        KeylessTable: one has no replica identity.
+    """
+    tables = []
+    for oid, schema, name, identity, kind, row_filter, estimate, columns in connection.execute(_TABLES, (publication,)):
+        described = tuple(
+            Column(column, int(type_oid), identity == "f" or is_key in {"t", True})
+            for column, type_oid, is_key in columns
+        )
+        relation = Relation(oid, schema, name, identity, described)
+        if not has_identity(relation):
+            raise keyless(schema, name)
+        names = ", ".join(quote_name(column.name) for column in described)
+        only = "" if kind == "p" else "ONLY "
+        where = f" WHERE {row_filter}" if row_filter else ""
+        query = f"COPY (SELECT {names} FROM {only}{quote_name(schema)}.{quote_name(name)}{where}) TO STDOUT"  # noqa: S608 - quoted
+        tables.append(CapturedTable(relation, query, estimate))
+    return tables
+
+
+def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:
+    """Whether a table has no replica identity today; one that was dropped counts as mended."""
+    return (
+        _one(
+            connection,
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+            " AND c.relname = %s AND c.relreplident <> 'f' AND pg_get_replica_identity_index(c.oid) IS NULL",
+            schema,
+            table,
+        )
+        == 1
+    )
+
+
+def find_slot(connection: Connection, slot: str) -> Slot | None:
+    """The slot as the server shows it; None if there is none."""
+    row = connection.execute(_SLOT, (slot,)).fetchone()
+    if row is None:
+        return None
+    plugin, db, is_active, confirmed, wal_status, invalidation = row
+    return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation)
+
+
+def log_end(connection: Connection) -> int:
+    """Position to which the server's log is written."""
+    return parse_lsn(str(_one(connection, "SELECT pg_current_wal_flush_lsn()::text")))
+
+
+def _one(connection: Connection, query: str, *arguments: object) -> object:
+    row = connection.execute(query.encode(), arguments or None).fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,232 @@
+"""PostgreSQL's streaming replication protocol, over psycopg's wrapper of libpq (manual, "Streaming Replication Protocol").
+
+psycopg has no API for it, but its `PGconn` has all that is needed: simple queries, and COPY in both directions.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from seriatim.producer.sources.postgres.core.identity import format_lsn, parse_lsn
+from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
+from seriatim.producer.sources.postgres.core.rows import quote_name
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
+from seriatim.protocol.change import TEXT_SETTINGS
+
+_OBJECT_IN_USE: Final = "55006"
+_NOT_IN_STATE: Final = "55000"
+_REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
+_DATA = ord("w")
+_KEEPALIVE = ord("k")
+_DATA_HEAD = struct.Struct(">xQQq")
+_KEEPALIVE_BODY = struct.Struct(">xQqB")
+_STATUS = struct.Struct(">cQQQqB")
+_BATCH_MESSAGES: Final = 2000
+STATUS_INTERVAL_S: Final = 2.0
+"""A status goes out at least this often: far below wal_sender_timeout (60 s by default)."""
+
+
+def conninfo(dsn: str, **more: str) -> str:
+    """The DSN with the settings that values are written as text under."""
+    options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _options().items())
+    return make_conninfo(dsn, client_encoding="UTF8", options=options, connect_timeout="10", **more)
+
+
+def _options() -> dict[str, str]:
+    return {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A message of the plugin, and the log position it belongs to."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """The server has read its log up to `lsn`."""
+
+    lsn: int
+
+
+class ReplicationConnection:
+    """One connection in replication mode. Used by one thread, but for the status that a thread of its own repeats."""
+
+    def __init__(self, dsn: str) -> None:
+        """Connect.
+
+        Raises:
+            SourceLost: the server can't be reached, or refuses.
+        """
+        info = conninfo(dsn, replication="database", application_name="seriatim-capture")
+        self._connection = pq.PGconn.connect(info.encode())
+        if self._connection.status != pq.ConnStatus.OK:
+            message = self._connection.get_error_message()
+            self._connection.finish()
+            raise SourceLost(f"no replication connection to the source database: {message.strip()}")
+        self._lock = threading.Lock()
+        self._received_lsn = 0
+        self._confirmed_lsn = 0
+        self._status_sent_s = 0.0
+        self._warning: str | None = None
+        self._ended = threading.Event()
+        self._repeater: threading.Thread | None = None
+        self._connection.notice_handler = self._notice
+
+    def identify(self) -> tuple[str, int, str]:
+        """System identifier, timeline and database."""
+        row = self._query(b"IDENTIFY_SYSTEM")
+        return row[0], int(row[1]), row[3]
+
+    def create_slot(self, slot: str) -> tuple[int, str]:
+        """Make the slot; its consistent point, and the name of the snapshot exported there.
+
+        The snapshot can be taken up until the next command on this connection.
+        """
+        row = self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput (SNAPSHOT 'export')".encode())
+        return parse_lsn(row[1]), row[2]
+
+    def drop_slot(self, slot: str) -> None:
+        """Drop the slot."""
+        self._query(f"DROP_REPLICATION_SLOT {quote_name(slot)}".encode())
+
+    def start(self, slot: str, publication: str, confirmed_lsn: int) -> None:
+        """Start streaming at the slot's confirmed position."""
+        names = quote_name(publication).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 (proto_version '1', publication_names '{names}')"
+        )
+        self._connection.send_query(command.encode())
+        result = self._connection.get_result()
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._failure(result)
+        self._received_lsn = self._confirmed_lsn = confirmed_lsn
+        self._repeater = threading.Thread(target=self._repeat_status, name="capture-status", daemon=True)
+        self._repeater.start()
+
+    def receive(self, timeout_s: float) -> list[Data | Keepalive]:
+        """What has arrived, waiting for the first message at most this long; empty after that.
+
+        Raises:
+            SourceLost: the server ended the stream.
+            CaptureGap: the server warned that it leaves changes out.
+        """
+        with self._lock:
+            messages = self._drain()
+            if messages:
+                return messages
+        ready, _, _ = select.select([self._connection.socket], [], [], timeout_s)
+        if not ready:
+            return []
+        with self._lock:
+            try:
+                self._connection.consume_input()
+            except psycopg.OperationalError as error:
+                raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+            return self._drain()
+
+    def report(self, confirmed_lsn: int) -> None:
+        """Confirm up to here; told at once when it rose and the last status is a while ago, else with the next one."""
+        self._confirmed_lsn = max(self._confirmed_lsn, confirmed_lsn)
+        if time.monotonic() - self._status_sent_s >= STATUS_INTERVAL_S / 2:
+            self.send_status()
+
+    def send_status(self) -> None:
+        """Tell the server what was received and what is confirmed.
+
+        Raises:
+            SourceLost: the connection is gone.
+        """
+        with self._lock:
+            self._put_status()
+
+    def close(self) -> None:
+        """Close the connection; the slot is free for another."""
+        self._ended.set()
+        if self._repeater is not None:
+            self._repeater.join()
+        self._connection.finish()
+
+    # ---------------------------------------------------------------------------------------------- inside
+
+    def _drain(self) -> list[Data | Keepalive]:
+        messages: list[Data | Keepalive] = []
+        answers = False
+        while len(messages) < _BATCH_MESSAGES:
+            try:
+                size, view = self._connection.get_copy_data(1)
+            except psycopg.OperationalError as error:
+                raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+            if size == 0:
+                break
+            if size < 0:
+                raise self._failure(self._connection.get_result())
+            data = bytes(view)
+            if data[0] == _DATA:
+                self._received_lsn = max(self._received_lsn, _DATA_HEAD.unpack_from(data)[0])
+                messages.append(Data(data[_DATA_HEAD.size :]))
+            elif data[0] == _KEEPALIVE:
+                lsn, _, wants_reply = _KEEPALIVE_BODY.unpack_from(data)
+                self._received_lsn = max(self._received_lsn, lsn)
+                messages.append(Keepalive(lsn))
+                answers = answers or bool(wants_reply)
+            else:
+                raise MalformedLog(f"unknown message {data[:1]!r} in the replication stream")
+        if self._warning is not None:
+            raise CaptureGap(f"the source database leaves changes out: {self._warning}", reason=self._warning)
+        if answers:
+            self._put_status()
+        return messages
+
+    def _put_status(self) -> None:
+        now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
+        status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, 0)
+        try:
+            self._connection.put_copy_data(status)
+            self._connection.flush()
+        except psycopg.OperationalError as error:
+            raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+        self._status_sent_s = time.monotonic()
+
+    def _repeat_status(self) -> None:
+        """Keep the server from giving up on us while the sender blocks for back-pressure."""
+        while not self._ended.wait(STATUS_INTERVAL_S):
+            try:
+                self.send_status()
+            except SourceLost:
+                return  # the receiving thread meets the same, and says so
+
+    def _notice(self, result: pq.abc.PGresult) -> None:
+        state = result.error_field(pq.DiagnosticField.SQLSTATE)
+        severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+        if severity == b"WARNING" and state == _NOT_IN_STATE.encode():  # "skipped loading publication"
+            self._warning = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+
+    def _query(self, command: bytes) -> list[str]:
+        result = self._connection.exec_(command)
+        if result.status == pq.ExecStatus.COMMAND_OK:
+            return []
+        if result.status != pq.ExecStatus.TUPLES_OK or result.ntuples != 1:
+            raise self._failure(result)
+        return [(result.get_value(0, place) or b"").decode() for place in range(result.nfields)]
+
+    def _failure(self, result: pq.abc.PGresult | None) -> Exception:
+        if result is None:
+            return SourceLost("the source database ended the stream")
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = result.get_error_message().strip() or "the source database ended the stream"
+        if state == _OBJECT_IN_USE:
+            return SlotBusy(message)
+        if state in _REFUSALS:
+            return CaptureRefused(message)
+        return SourceLost(f"{message} (at {format_lsn(self._received_lsn)})")

@@ -1,0 +1,46 @@
+"""What a capture sends through: the producer library as a capture sees it, so that it can be run without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Deposed(Exception):
+    """This instance is not, or no longer, elected: it stops at once and stands by."""
+
+
+class OrderedSender(Protocol):
+    """Sends records in order for whoever is elected. Called from one thread; `is_elected` from any."""
+
+    def wait_until_elected(self, timeout_s: float) -> bool:
+        """Stand for election; whether this instance is elected now."""
+        ...
+
+    def is_elected(self) -> bool:
+        """Whether this instance may still send."""
+        ...
+
+    def resume_point(self) -> Mapping[str, int]:
+        """For each source the highest seq that the queue holds, after waiting for what this instance has in flight.
+
+        Raises:
+            Deposed: no longer elected.
+        """
+        ...
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        """Hand over a record; blocks while too much is in flight.
+
+        Raises:
+            Deposed: no longer elected. Whether records in flight were stored is not known; the next resume point tells.
+        """
+        ...
+
+    def acknowledged(self, source: str) -> int:
+        """Highest seq of the source up to which every record sent in this term is acknowledged; 0 for none.
+
+        Raises:
+            Deposed: no longer elected.
+        """
+        ...
