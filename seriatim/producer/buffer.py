@@ -1,0 +1,515 @@
+"""Between the application's threads and the producer's own: the open batch, the full ones, and the bound on memory.
+
+`send` runs here, a million times a second at best, so its usual case is one short function: a value of bytes without
+key, headers or seq, put into the open batch. Everything else (no open batch, no room, not elected, a seq of the
+user's) goes through `_admit`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from seriatim.producer.core.batching import BatchLimits, closes_in_s
+from seriatim.producer.core.sequencing import Identities
+from seriatim.producer.handle import Handle, Handles, SharedBatch
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
+from seriatim.protocol.errors import (
+    InvalidArgument,
+    NotElected,
+    OutcomeUnknown,
+    RecordTooLarge,
+    SeriatimError,
+    Unreachable,
+    Waiting,
+)
+from seriatim.protocol.names import Token
+from seriatim.protocol.record import Headers
+
+_COLUMN_BYTES = 32
+_LARGEST_RECORD = MAX_PAYLOAD_BYTES - 1024
+_now_ns = time.time_ns
+
+HeadersArgument = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
+
+
+class _OpenBatch:
+    """Columns that grow. `seqs` is None while all rows have automatic seqs, which are given when it is closed."""
+
+    __slots__ = (
+        "headers",
+        "keys",
+        "opened_at_s",
+        "seqs",
+        "shared",
+        "source_names",
+        "sources",
+        "timestamps_ms",
+        "values",
+    )
+
+    def __init__(self, shared: SharedBatch) -> None:
+        self.shared = shared
+        self.values: list[bytes] = []
+        self.timestamps_ms: list[int] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Headers] | None = None
+        self.seqs: list[int] | None = None
+        self.sources: list[str] = []
+        self.source_names: set[str] = set()
+        self.opened_at_s = time.monotonic()
+
+
+class Buffer:
+    """Thread-safe. The application's side: `send`, `send_many`, `flush`. The producer's: the others.
+
+    `wake` is called, with the lock held, when the producer's thread has something to take.
+    Bound: records that aren't complete take at most `max_buffer_bytes`, or one batch where that is larger.
+    """
+
+    def __init__(self, name: str, limits: BatchLimits, max_buffer_bytes: int, max_block_s: float) -> None:
+        self._name = name
+        self._limits = limits
+        self._max_buffer_bytes = max_buffer_bytes
+        self._max_block_s = max_block_s
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._batch_lock = threading.Lock()
+        self._waiters: list[Callable[[], None]] = []
+        self.wake: Callable[[], None] = lambda: None
+        self.own_thread: int | None = None
+        self._open: _OpenBatch | None = None
+        self._values: list[bytes] = []
+        self._timestamps_ms: list[int] = []
+        # Bytes left in the open batch (below 0 where one large record fills it), and whether the usual case applies.
+        self._room = 0
+        self._is_plain = False
+        self._record_limit = _LARGEST_RECORD + _COLUMN_BYTES
+        self._full: deque[tuple[SharedBatch, RecordColumns]] = deque()
+        self._used_bytes = 0
+        self._numbers = 0
+        self._last: SharedBatch | None = None
+        self._failure: SeriatimError | None = None
+        self._identities: Identities | None = None
+        self._term = 0
+        self._is_to_be_taken_up = False
+        self._stopped: SeriatimError | None = None
+        self._on_stopped: Callable[[], None] = lambda: None
+        self._problem: SeriatimError = NotElected("not elected yet: another instance may be, or none can be")
+
+    # ---- the application's side --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: HeadersArgument,
+        seq: int | None,
+        source: str | None,
+        timestamp_ms: int | None,
+    ) -> Handle:
+        """See Producer.send."""
+        if key is None and seq is None and headers is None and timestamp_ms is None and type(value) is bytes:
+            size = len(value) + _COLUMN_BYTES
+            if size <= self._record_limit:
+                with self._lock:
+                    room = self._room - size
+                    if room >= 0 and self._is_plain and source is None:
+                        self._room = room
+                        values = self._values
+                        values.append(value)
+                        self._timestamps_ms.append(_now_ns() // 1_000_000)
+                        return Handle(self._open.shared, len(values) - 1)  # type: ignore[union-attr]
+        record = checked(value, key, headers, seq, source, timestamp_ms)
+        deadline_s: float | None = None
+        with self._lock:
+            term = self._term
+            while True:
+                handle = self._admit(record, term)
+                if handle is not None:
+                    return handle
+                if threading.get_ident() == self.own_thread:
+                    raise InvalidArgument("send would have to wait, and a callback must not block the producer")
+                now_s = time.monotonic()
+                deadline_s = now_s + self._max_block_s if deadline_s is None else deadline_s
+                if not self._changed.wait(deadline_s - now_s) and time.monotonic() >= deadline_s:
+                    raise self._reason_to_give_up()
+
+    def try_send(
+        self, record: CheckedRecord, term: int | None, waiter: Callable[[], None]
+    ) -> tuple[Handle | None, int]:
+        """As `send`, without blocking: where it would, `waiter` is called, from any thread, once it is worth another try.
+
+        Answers the term, too, which the next try of the same record hands back.
+        """
+        with self._lock:
+            term = self._term if term is None else term
+            handle = self._admit(record, term)
+            if handle is None:
+                self._waiters.append(waiter)
+            return handle, term
+
+    def reason_to_give_up(self) -> SeriatimError:
+        """Why nothing can be sent just now."""
+        with self._lock:
+            return self._reason_to_give_up()
+
+    def _reason_to_give_up(self) -> SeriatimError:
+        problem = self._problem
+        waited = f"waited {self._max_block_s} s; {problem.message}"
+        if self._identities is None and not isinstance(problem, Unreachable | Waiting):
+            return NotElected(waited)
+        return type(problem)(waited, **problem.details)
+
+    def send_many(self, values: Sequence[bytes]) -> Handles:
+        """See Producer.send_many: values only."""
+        runs: list[tuple[SharedBatch, int, int]] = []
+        for value in values:
+            if type(value) is not bytes:
+                raise InvalidArgument(f"a value is bytes, not {type(value).__name__}")
+            self._check_size(len(value))
+        ends = list(accumulate(len(value) + _COLUMN_BYTES for value in values))
+        at = 0
+        taken_bytes = 0
+        while at < len(values):
+            with self._lock:
+                # How many fit into the open batch; where none does, the slow path below opens one.
+                stop = bisect_right(ends, taken_bytes + self._room) if self._is_plain else at
+                if stop > at:
+                    self._room -= ends[stop - 1] - taken_bytes
+                    self._take_values(values[at:stop], runs)
+                    taken_bytes = ends[stop - 1]
+                    at = stop
+            if at < len(values):
+                handle = self.send(values[at], None, None, None, None, None)
+                runs.append((handle.batch, handle.row, 1))
+                taken_bytes = ends[at]
+                at += 1
+        return Handles(runs)
+
+    def _take_values(self, values: Sequence[bytes], runs: list[tuple[SharedBatch, int, int]]) -> None:
+        open_batch = self._open
+        if open_batch is not None:
+            runs.append((open_batch.shared, len(open_batch.values), len(values)))
+            open_batch.values.extend(values)
+            open_batch.timestamps_ms.extend([_now_ns() // 1_000_000] * len(values))
+
+    def flush(self) -> SharedBatch | None:
+        """Close the open batch; the batch that is the last to be complete of what was sent before, None where none is."""
+        with self._lock:
+            self._close_open()
+            self._wake()
+            return self._last
+
+    def take_failure(self) -> SeriatimError | None:
+        """The first failure of a record since this was last asked."""
+        with self._lock:
+            failure, self._failure = self._failure, None
+            return failure
+
+    def take_up(self) -> None:
+        """The application knows of the present term, and where its own seqs go on."""
+        with self._lock:
+            self._is_to_be_taken_up = False
+
+    # ---- admission ---------------------------------------------------------------------------------------------
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes + _COLUMN_BYTES > self._record_limit:
+            limit = self._record_limit - _COLUMN_BYTES
+            raise RecordTooLarge(f"a record of {size_bytes} bytes is over the limit of {limit}", limit_bytes=limit)
+
+    def _admit(self, record: CheckedRecord, term: int) -> Handle | None:
+        """Put a record into the open batch; None where that has to wait. With the lock held."""
+        self._check_term(record, term)
+        identities = self._identities
+        if identities is None:
+            return None
+        self._check_size(record.size_bytes)
+        size_bytes = record.size_bytes + _COLUMN_BYTES
+        open_batch = self._open
+        if open_batch is not None and (size_bytes > self._room or len(open_batch.source_names) >= MAX_SOURCES - 1):
+            self._close_open()
+            self._wake()
+            open_batch = None
+        if open_batch is None:
+            needed_bytes = max(size_bytes, self._limits.batch_bytes)
+            if self._used_bytes and self._used_bytes + needed_bytes > self._max_buffer_bytes:
+                return None
+        seq = record.seq
+        source = self._name if record.source is None else record.source
+        if open_batch is not None and (seq is not None or open_batch.seqs is not None):
+            self._give_seqs(open_batch, identities)
+        if seq is not None and identities.is_resumed(source, seq):
+            return Handle(_stored_before(source, seq, self._batch_lock), 0)
+        if seq is None:
+            identities.check_automatic()
+        if open_batch is None:
+            open_batch = self._open_one()
+            if seq is not None:
+                open_batch.seqs = []
+        if open_batch.seqs is not None:
+            open_batch.seqs.append(identities.automatic(1) if seq is None else seq)
+            open_batch.sources.append(source)
+            open_batch.source_names.add(source)
+        return self._append(open_batch, record, size_bytes)
+
+    def _check_term(self, record: CheckedRecord, term: int) -> None:
+        if self._stopped is not None:
+            raise type(self._stopped)(self._stopped.message, **self._stopped.details)
+        if record.seq is not None and (self._is_to_be_taken_up or term != self._term) and term:
+            # Records before this one ended as unknown: going on behind them would leave a gap for good (H4).
+            raise NotElected("deposed meanwhile: call wait_until_elected, and go on from its resume point")
+
+    def _append(self, open_batch: _OpenBatch, record: CheckedRecord, size_bytes: int) -> Handle:
+        row = len(open_batch.values)
+        open_batch.values.append(record.value)
+        stamp = record.timestamp_ms
+        open_batch.timestamps_ms.append(_now_ns() // 1_000_000 if stamp is None else stamp)
+        if record.key is not None and open_batch.keys is None:
+            open_batch.keys = [None] * row
+        if record.headers and open_batch.headers is None:
+            open_batch.headers = [()] * row
+        if open_batch.keys is not None:
+            open_batch.keys.append(record.key)
+        if open_batch.headers is not None:
+            open_batch.headers.append(record.headers)
+        self._room -= size_bytes
+        self._is_plain = open_batch.seqs is None and open_batch.keys is None and open_batch.headers is None
+        return Handle(open_batch.shared, row)
+
+    def _open_one(self) -> _OpenBatch:
+        self._numbers += 1
+        shared = SharedBatch(self._numbers, self._batch_lock)
+        open_batch = _OpenBatch(shared)
+        self._open = open_batch
+        self._last = shared
+        self._values = open_batch.values
+        self._timestamps_ms = open_batch.timestamps_ms
+        self._room = self._limits.batch_bytes
+        self._wake()
+        return open_batch
+
+    def _give_seqs(self, open_batch: _OpenBatch, identities: Identities) -> None:
+        """From here on the open batch has a seq and a source for each row."""
+        if open_batch.seqs is None:
+            count = len(open_batch.values)
+            first = identities.automatic(count)
+            self._is_plain = False
+            open_batch.seqs = list(range(first, first + count))
+            open_batch.sources = [self._name] * count
+            open_batch.source_names = {self._name}
+
+    def _close_open(self) -> None:
+        open_batch, identities = self._open, self._identities
+        if open_batch is None or identities is None:
+            return
+        shared = open_batch.shared
+        shared.size_bytes = self._limits.batch_bytes - self._room
+        self._used_bytes += shared.size_bytes
+        self._open = None
+        self._is_plain = False
+        count = len(open_batch.values)
+        sources: str | list[str] = self._name
+        if open_batch.seqs is None:
+            shared.seqs = identities.automatic(count)
+            seqs = list(range(shared.seqs, shared.seqs + count))
+        else:
+            seqs = open_batch.seqs
+            sources = open_batch.sources
+            if len(open_batch.source_names) == 1:
+                sources = sources[0]
+            shared.seqs = seqs
+        shared.source = sources
+        shared.count = count
+        columns = RecordColumns(
+            open_batch.values, seqs, sources, open_batch.timestamps_ms, open_batch.keys, open_batch.headers
+        )
+        self._full.append((shared, columns))
+
+    def _wake(self) -> None:
+        self.wake()
+
+    # ---- the producer's side -----------------------------------------------------------------------------------
+
+    def take(self, in_flight: int) -> tuple[SharedBatch, RecordColumns] | None:
+        """The next batch to send, None where none is to be sent yet."""
+        with self._lock:
+            if not self._full and self._open is not None and self._closes_in_s(in_flight) == 0.0:
+                self._close_open()
+            return self._full.popleft() if self._full else None
+
+    def closes_in_s(self, in_flight: int) -> float | None:
+        """In how many seconds `take` has something; None: not before a wake."""
+        with self._lock:
+            return 0.0 if self._full else self._closes_in_s(in_flight)
+
+    def _closes_in_s(self, in_flight: int) -> float | None:
+        open_batch = self._open
+        if open_batch is None:
+            return None
+        age_s = time.monotonic() - open_batch.opened_at_s
+        return closes_in_s(records=len(open_batch.values), age_s=age_s, in_flight=in_flight, limits=self._limits)
+
+    def elect(self, token: Token, resume_point: Mapping[str, int] | None) -> None:
+        """A term begins."""
+        with self._lock:
+            self._term += 1
+            self._identities = Identities(self._name, token, resume_point)
+            self._notify()
+
+    def set_record_limit(self, limit_bytes: int) -> None:
+        """The link's limit on a record; 0: none but the format's own."""
+        with self._lock:
+            self._record_limit = min(limit_bytes or _LARGEST_RECORD, _LARGEST_RECORD) + _COLUMN_BYTES
+
+    def depose(self, reason: str, in_flight: Iterable[SharedBatch]) -> None:
+        """A term ends: everything that isn't complete fails as outcome unknown (H4)."""
+        with self._lock:
+            self._close_open()
+            failed = [*in_flight, *(shared for shared, _ in self._full)]
+            self._full.clear()
+            self._used_bytes = 0
+            if self._identities is not None and self._identities.has_own:
+                self._is_to_be_taken_up = True
+            self._identities = None
+            self._problem = NotElected(f"deposed: {reason}")
+            if failed and self._failure is None:
+                self._failure = _unknown(reason)
+            self._notify()
+        for shared in failed:
+            shared.finish(_unknown(reason))
+
+    def complete(self, shared: SharedBatch) -> None:
+        """A batch is at its end, and its memory free."""
+        with self._lock:
+            self._used_bytes -= shared.size_bytes
+            self._notify()
+        shared.finish()
+
+    def note(self, problem: SeriatimError) -> None:
+        """What the producer waits for just now, for whoever waits too long for it."""
+        with self._lock:
+            self._problem = problem
+
+    def stop(self, error: SeriatimError) -> None:
+        """Nothing can be sent any more."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = error
+            self._notify()
+        self._on_stopped()
+
+    def when_stopped(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, on the producer's thread, when nothing can be sent any more."""
+        self._on_stopped = callback
+
+    @property
+    def stopped(self) -> SeriatimError | None:
+        """Why nothing can be sent any more; None while it can."""
+        return self._stopped
+
+    @property
+    def problem(self) -> SeriatimError:
+        """What the producer waits for, or waited for last; an error of its own for each raise."""
+        return type(self._problem)(self._problem.message, **self._problem.details)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of records that aren't complete, without those of the open batch."""
+        return self._used_bytes
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+
+def _unknown(reason: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the record may have been stored or not: {reason}")
+
+
+def _stored_before(source: str, seq: int, lock: threading.Lock) -> SharedBatch:
+    shared = SharedBatch(0, lock)
+    shared.source = source
+    shared.seqs = seq
+    shared.is_done = True
+    return shared
+
+
+class CheckedRecord:
+    """One record as the user gave it, checked but for what depends on the term."""
+
+    __slots__ = ("headers", "key", "seq", "size_bytes", "source", "timestamp_ms", "value")
+
+    def __init__(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers,
+        seq: int | None,
+        source: str | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        self.value = value
+        self.key = key
+        self.headers = headers
+        self.seq = seq
+        self.source = source
+        self.timestamp_ms = timestamp_ms
+        size_bytes = len(value)
+        if key is not None:
+            size_bytes += len(key)
+        for name, content in headers:
+            size_bytes += 4 * len(name) + len(content) + 6
+        self.size_bytes = size_bytes
+
+
+def checked(
+    value: bytes,
+    key: bytes | None,
+    headers: HeadersArgument,
+    seq: int | None,
+    source: str | None,
+    timestamp_ms: int | None,
+) -> CheckedRecord:
+    """Raises InvalidArgument for what can't be a record."""
+    if source is not None and seq is None:
+        raise InvalidArgument("a source of the user's needs a seq of the user's")
+    if seq is not None and not isinstance(seq, int):
+        raise InvalidArgument(f"a seq is a whole number, not {type(seq).__name__}")
+    if timestamp_ms is not None and not -(2**63) <= timestamp_ms < 2**63:
+        raise InvalidArgument(f"timestamp_ms {timestamp_ms} is not a signed 64-bit number")
+    return CheckedRecord(
+        _as_bytes(value, "value"),
+        None if key is None else _as_bytes(key, "key"),
+        _as_headers(headers),
+        seq,
+        source,
+        timestamp_ms,
+    )
+
+
+def _as_bytes(content: object, what: str) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise InvalidArgument(f"a {what} is bytes, not {type(content).__name__}")
+
+
+def _as_headers(headers: HeadersArgument) -> Headers:
+    if not headers:
+        return ()
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked = []
+    for name, content in pairs:
+        if not isinstance(name, str) or len(name.encode()) >= 2**16:
+            raise InvalidArgument("the name of a header is text of less than 65,536 bytes")
+        checked.append((name, _as_bytes(content, "header")))
+    return tuple(checked)

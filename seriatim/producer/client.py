@@ -1,0 +1,313 @@
+"""The producer as an application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Literal, Self
+
+from seriatim.producer.buffer import Buffer, HeadersArgument, checked
+from seriatim.producer.core.batching import BatchLimits
+from seriatim.producer.core.sender import SenderSettings
+from seriatim.producer.handle import Handle, Handles
+from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
+from seriatim.producer.transport import Coordinators, addresses_of
+from seriatim.protocol import log
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCE_BYTES
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+
+_log = log.logger("producer")
+
+COORDINATOR_VARIABLE = "SERIATIM_COORDINATOR"
+
+
+def _default_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+class Producer:
+    """Sends records to one queue while it is the queue's elected sender; stands by otherwise.
+
+    Use it from plain threads (`send`) or from asyncio (`send_async`, `await handle`); both may share one. It runs a
+    thread of its own; callbacks run there and must not block.
+
+    coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
+    name: this instance in the election, and the source of records for which none is given; default: host, process
+        and chance. Give one where seqs are the application's own and go on from instance to instance.
+    batch_bytes, linger_ms: how large and old a batch gets while others are on their way.
+    max_buffer_bytes: bound on records that aren't complete; `send` waits for room.
+    max_block_s: how long `send` waits, for room or for being elected.
+    acknowledgement_deadline_s: after so long without any acknowledgement the link counts as failed; grows by itself
+        where acknowledgements are seen to take longer.
+    on_elected(Elected), on_deposed(reason): told on the producer's thread.
+
+    Raises InvalidArgument for settings that can't be. That nobody answers is met by the first `send` or
+    `wait_until_elected`.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Iterable[str] | None,
+        queue: str,
+        name: str | None = None,
+        *,
+        batch_bytes: int = 256 * 1024,
+        linger_ms: float = 5,
+        max_buffer_bytes: int = 32 * 1024 * 1024,
+        max_block_s: float = 60,
+        compression: Literal["zstd"] | None = None,
+        acknowledgement_deadline_s: float = 0.3,
+        session_timeout_s: float = 4,
+        on_elected: Callable[[Elected], None] | None = None,
+        on_deposed: Callable[[str], None] | None = None,
+    ) -> None:
+        if coordinators is None:
+            coordinators = os.environ.get(COORDINATOR_VARIABLE, "")
+        addresses = addresses_of(coordinators)
+        self.queue = queue
+        self.name = _default_name() if name is None else name
+        _check(self.queue, self.name, batch_bytes, max_buffer_bytes, compression)
+        self._application_on_elected = on_elected
+        self._application_on_deposed = on_deposed
+        self._buffer = Buffer(self.name, BatchLimits(batch_bytes, linger_ms / 1000), max_buffer_bytes, max_block_s)
+        self._max_block_s = max_block_s
+        self._elected: Elected | None = None
+        self._standing = threading.Condition()
+        self._standing_waiters: list[Callable[[], None]] = []
+        self._buffer.when_stopped(lambda: self._set_standing(None))
+        self._loop = SendingLoop(
+            LoopSettings(queue, self.name, session_timeout_s, compression == "zstd"),
+            SenderSettings(deadline_s=acknowledgement_deadline_s),
+            self._buffer,
+            Coordinators(addresses),
+            self._on_elected,
+            self._on_deposed,
+        )
+        self._is_closed = False
+        self._loop.start()
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        headers: HeadersArgument = None,
+        seq: int | None = None,
+        source: str | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Handle:
+        """Send one record; the handle tells where it is stored.
+
+        Waits up to `max_block_s` while this instance stands by or the buffer is full. `seq` and `source` are the
+        record's identity where the application has one (protocol.md 1); a seq at or below the resume point of the
+        election is complete at once, because it is stored already. `timestamp_ms`: since 1970, default now.
+
+        After a deposal, records with seqs of the application's own are refused until it has called
+        `wait_until_elected`, which says where they go on: a record behind one that ended as unknown would be a gap.
+
+        Raises NotElected, Waiting, Unreachable or DeadlineOver where the wait was in vain, RecordTooLarge,
+        SeqNotRising, InvalidArgument; the record was then not sent, and no other is harmed.
+        """
+        return self._buffer.send(value, key, headers, seq, source, timestamp_ms)
+
+    async def send_async(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        headers: HeadersArgument = None,
+        seq: int | None = None,
+        source: str | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Handle:
+        """As `send`, but waits without blocking the caller's loop."""
+        record = checked(value, key, headers, seq, source, timestamp_ms)
+        loop = asyncio.get_running_loop()
+        term: int | None = None
+        give_up_at_s = time.monotonic() + self._max_block_s
+        while True:
+            may_try = asyncio.Event()
+            handle, term = self._buffer.try_send(record, term, partial(_set, loop, may_try))
+            if handle is not None:
+                return handle
+            try:
+                await asyncio.wait_for(may_try.wait(), max(0.0, give_up_at_s - time.monotonic()))
+            except TimeoutError:
+                raise self._buffer.reason_to_give_up() from None
+
+    def send_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        seqs: Sequence[int] | None = None,
+        source: str | None = None,
+    ) -> Handles:
+        """Send many records in order; quicker than one by one where only values are given.
+
+        `keys` and `seqs` have one entry a value. Raises as `send`; then some of the first records may have been sent.
+        """
+        if keys is None and seqs is None and source is None:
+            return self._buffer.send_many(values)
+        if len(values) != len(keys if keys is not None else values) or len(values) != len(
+            seqs if seqs is not None else values
+        ):
+            raise InvalidArgument("keys and seqs need one entry for each value")
+        handles = [
+            self._buffer.send(
+                value, None if keys is None else keys[at], None, None if seqs is None else seqs[at], source, None
+            )
+            for at, value in enumerate(values)
+        ]
+        return Handles.of(handles)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record sent before is at its end.
+
+        Raises DeadlineOver where that takes longer than `timeout` seconds, OutcomeUnknown where some record's end
+        since the last flush was that.
+        """
+        last = self._buffer.flush()
+        if last is not None and not last.wait(timeout):
+            raise DeadlineOver(f"not everything was acknowledged within {timeout} s; it still may be")
+        failure = self._buffer.take_failure()
+        if failure is not None:
+            raise failure
+
+    async def flush_async(self) -> None:
+        """As `flush`, without blocking the caller's loop."""
+        last = self._buffer.flush()
+        if last is not None:
+            loop, is_done = asyncio.get_running_loop(), asyncio.Event()
+            last.when_done(partial(_set, loop, is_done))
+            await is_done.wait()
+        self.flush(0)
+
+    # ---- election ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this instance is the elected sender, as far as it can know."""
+        return self._elected is not None
+
+    def wait_until_elected(self, timeout: float | None = None) -> Elected:
+        """Wait until this instance may send; its token and the resume point.
+
+        After a deposal the application's own seqs go on from here. Raises NotElected, Waiting or Unreachable after
+        `timeout` seconds, saying what was waited for; UnknownQueue and others that can't get better, at once.
+        """
+        give_up_at_s = None if timeout is None else time.monotonic() + timeout
+        with self._standing:
+            while self._elected is None:
+                stopped = self._buffer.stopped
+                if stopped is not None:
+                    raise type(stopped)(stopped.message, **stopped.details)
+                left_s = None if give_up_at_s is None else give_up_at_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise self._buffer.problem
+                self._standing.wait(left_s)
+            elected = self._elected
+            self._buffer.take_up()
+            return elected
+
+    async def wait_until_elected_async(self) -> Elected:
+        """As `wait_until_elected`, without blocking the caller's loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            may_look = asyncio.Event()
+            with self._standing:
+                is_known = self._elected is not None or self._buffer.stopped is not None
+                if not is_known:
+                    self._standing_waiters.append(partial(_set, loop, may_look))
+            if is_known:
+                return self.wait_until_elected(0)
+            await may_look.wait()
+
+    def _on_elected(self, elected: Elected) -> None:
+        self._set_standing(elected)
+        if self._application_on_elected is not None:
+            _run(partial(self._application_on_elected, elected))
+
+    def _on_deposed(self, reason: str) -> None:
+        self._set_standing(None)
+        if self._application_on_deposed is not None:
+            _run(partial(self._application_on_deposed, reason))
+
+    def _set_standing(self, elected: Elected | None) -> None:
+        with self._standing:
+            self._elected = elected
+            self._standing.notify_all()
+            waiters, self._standing_waiters = self._standing_waiters, []
+        for waiter in waiters:
+            waiter()
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = 30) -> None:
+        """Flush, leave the election, end the thread. What isn't complete within `timeout` ends as outcome unknown.
+
+        Raises as `flush`; the producer is closed all the same. A second call does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.flush(timeout)
+        finally:
+            self._loop.close(10)
+
+    def abort(self) -> None:
+        """Close at once: what isn't complete ends as outcome unknown."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.close(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close if error is None else self.abort)
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)
+
+
+def _run(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        _log.exception("a callback of the application failed")
+
+
+def _check(queue: str, name: str, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:
+    if not queue:
+        raise InvalidArgument("name the queue")
+    if not 0 < len(name.encode()) <= MAX_SOURCE_BYTES or "/" in name:
+        raise InvalidArgument(f"a producer's name has 1 to {MAX_SOURCE_BYTES} bytes and no slash: {name!r}")
+    if not 1 <= batch_bytes <= MAX_PAYLOAD_BYTES // 2:
+        raise InvalidArgument(f"batch_bytes is 1 to {MAX_PAYLOAD_BYTES // 2}, not {batch_bytes}")
+    if max_buffer_bytes < 1:
+        raise InvalidArgument(f"max_buffer_bytes is at least 1, not {max_buffer_bytes}")
+    if compression not in (None, "zstd"):
+        raise InvalidArgument(f"compression is None or 'zstd', not {compression!r}")

@@ -1,0 +1,437 @@
+"""What an elected sender does next: the state machine between a producer's batches and the links that take them.
+
+Problem: batches leave in one order, many in flight, over links that break, to members that refuse; the sender may be
+deposed at any moment. Every record must end acknowledged, or as outcome unknown, once, and nothing may overtake.
+
+Idea: one ordered list of batches that aren't complete (`pending`); the first `in_flight` of them are on the present
+stream. A batch leaves the list by a cumulative acknowledgement of the present stream, or by a resume point (H2).
+Whatever goes wrong with the stream, it is given up, a route is asked for, the list is cut by the resume point, and
+what is left is sent again from its front: same identities, same order. Being deposed empties the list (H4).
+
+    STANDING_BY --Elected--> ACQUIRING --Granted--> SENDING
+                              ^   | WaitAnswered,     | Refused, StreamBroken, or nothing acknowledged in time
+                              |   v AcquireFailed     |
+                              |  WAITING              |
+                              +---+-------------------+
+    any --Deposed, Fenced--> STANDING_BY      any --Closed, a caller's error--> ENDED
+
+`decide` is total over the events of the present stream and the present request; those of earlier ones are ignored,
+because an answer that comes late says nothing about what is on its way now. Rules: protocol.md 4, H2, H4, H12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from seriatim.producer.core.events import (
+    Acknowledged,
+    Acquire,
+    AcquireFailed,
+    BatchClosed,
+    Closed,
+    CloseStream,
+    Complete,
+    Deposed,
+    Effect,
+    Elected,
+    Event,
+    FailAll,
+    Granted,
+    Marks,
+    OpenStream,
+    Refused,
+    Resume,
+    Send,
+    StandAgain,
+    Stop,
+    StreamBroken,
+    TellDeposed,
+    TellElected,
+    Tick,
+    WaitAnswered,
+)
+from seriatim.producer.core.timing import AcknowledgementTiming
+from seriatim.protocol import batch as batches
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.errors import (
+    BadChecksum,
+    CallerError,
+    Fenced,
+    InvariantBroken,
+    NotElected,
+    OlderVersion,
+    PartlyResend,
+    Resend,
+    SeriatimError,
+    WrongIndex,
+)
+from seriatim.protocol.marks import is_resend, overlaps
+from seriatim.protocol.names import Epoch, Index, Token
+
+
+class Phase(StrEnum):
+    STANDING_BY = "standing by"
+    ACQUIRING = "acquiring"
+    WAITING = "waiting"
+    SENDING = "sending"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """How much may be in flight, and how long to wait.
+
+    `window_bytes`, `window_batches`: what may be in flight on a stream (one batch always may).
+    `deadline_s`, `deadline_max_s`: bounds of the adaptive time without any acknowledgement after which a link counts
+    as failed. `first_deadline_s`: the same for the first acknowledgement of a stream, which has to connect first.
+    `late_s`: a wake-up later than this says that this process stood still, not that the master did.
+    `retry_s`, `retry_max_s`: back-off between requests that failed.
+    `tries_on_link`: after so many refusals in a row that are no failure of a member, the link counts as failed.
+    """
+
+    window_bytes: int = 8 * 1024 * 1024
+    window_batches: int = 64
+    deadline_s: float = 0.3
+    deadline_max_s: float = 5.0
+    first_deadline_s: float = 1.0
+    late_s: float = 0.1
+    retry_s: float = 0.02
+    retry_max_s: float = 1.0
+    tries_on_link: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A batch that isn't complete. `number` names it for ever; `batch` carries its last index, `sent_at_s` when."""
+
+    number: int
+    batch: EncodedBatch
+    sent_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SenderState:
+    """All that the sender knows.
+
+    Invariants: `in_flight` <= len(`pending`), 0 unless SENDING; the batches in flight have consecutive indexes that
+    end at `next_index`; `pending` is empty and `token` 0 while STANDING_BY and ENDED (H4).
+    """
+
+    phase: Phase = Phase.STANDING_BY
+    token: Token = Token(0)
+    is_told: bool = False
+    """Whether the application was told that it is elected, in this term."""
+    request: int = 0
+    """Number of the last request for a route; answers to earlier ones are ignored."""
+    stream: int = 0
+    """Number of the last stream; what earlier ones say is ignored."""
+    epoch: Epoch = Epoch(0)
+    """Epoch of the last grant of this term; 0: none."""
+    failed_epoch: Epoch = Epoch(0)
+    """Epoch to report as failed; 0: none."""
+    failure: str = ""
+    base: int | None = None
+    next_index: Index = Index(0)
+    pending: tuple[Pending, ...] = ()
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+    progress_at_s: float = 0.0
+    """When the present stream was opened, or last acknowledged something, or was excused."""
+    has_progress: bool = False
+    """Whether the present stream has acknowledged anything."""
+    is_excused: bool = False
+    """Whether a late wake-up was already held to this process's account since the last progress."""
+    timing: AcknowledgementTiming = field(default_factory=AcknowledgementTiming)
+    tries: int = 0
+    """Requests for a route since the last acknowledgement or grant that failed."""
+    refusals: int = 0
+    """Refusals on this link since the last acknowledgement that were no failure of a member."""
+    retry_at_s: float = 0.0
+
+
+Step = tuple[SenderState, list[Effect]]
+
+
+def wake_at_s(state: SenderState, settings: SenderSettings) -> float | None:
+    """When the next Tick is wanted; None: not before another event."""
+    if state.phase is Phase.WAITING:
+        return state.retry_at_s
+    if state.phase is Phase.SENDING and state.in_flight:
+        return _due_at_s(state, settings)
+    return None
+
+
+def decide(state: SenderState, event: Event, now_s: float, settings: SenderSettings) -> Step:
+    """The next state, and the effects in the order they must run.
+
+    Raises InvariantBroken for an event that can't come in this phase.
+    """
+    match event:
+        case Acknowledged():
+            return _acknowledged(state, event, now_s, settings)
+        case BatchClosed():
+            return _closed_batch(state, event, now_s, settings)
+        case Tick():
+            return _tick(state, now_s, settings)
+        case Granted() | WaitAnswered() | AcquireFailed():
+            return _answered(state, event, now_s, settings)
+        case Refused() | StreamBroken():
+            return _stream_ended(state, event, settings)
+        case Elected():
+            if state.phase is not Phase.STANDING_BY:
+                raise InvariantBroken(f"elected while {state.phase}")
+            return _asked(state)
+        case Deposed():
+            return (state, []) if state.phase in _IDLE else _deposed(state, event.reason)
+        case Closed():
+            state, effects = _deposed(state, "the producer was closed")
+            return replace(state, phase=Phase.ENDED), effects
+
+
+_IDLE = (Phase.STANDING_BY, Phase.ENDED)
+
+
+def _closed_batch(state: SenderState, event: BatchClosed, now_s: float, settings: SenderSettings) -> Step:
+    if state.phase in _IDLE:
+        raise InvariantBroken(f"a batch was closed while {state.phase}")
+    state = replace(state, pending=(*state.pending, Pending(event.number, event.batch)))
+    return _filled(state, [], now_s, settings)
+
+
+def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, settings: SenderSettings) -> Step:
+    if state.phase is not Phase.SENDING or event.stream != state.stream:
+        return state, []
+    if event.next_index > state.next_index:
+        error = InvariantBroken(
+            f"index {event.next_index} was acknowledged, {state.next_index} never sent", epoch=state.epoch
+        )
+        return _stopped(state, error)
+    effects: list[Effect] = []
+    done = 0
+    done_bytes = 0
+    for pending in state.pending[: state.in_flight]:
+        header = pending.batch.header
+        if header.end_index > event.next_index:
+            break
+        effects.append(Complete(pending.number, state.epoch, header.first_index, state.base))
+        done += 1
+        done_bytes += pending.batch.size_bytes
+    if done == 0:
+        return state, []
+    state = replace(
+        state,
+        pending=state.pending[done:],
+        in_flight=state.in_flight - done,
+        in_flight_bytes=state.in_flight_bytes - done_bytes,
+        progress_at_s=now_s,
+        has_progress=True,
+        is_excused=False,
+        timing=state.timing.after(max(0.0, now_s - state.pending[done - 1].sent_at_s)),
+        tries=0,
+        refusals=0,
+    )
+    return _filled(state, effects, now_s, settings)
+
+
+def _filled(state: SenderState, effects: list[Effect], now_s: float, settings: SenderSettings) -> Step:
+    """Send what the window has room for."""
+    if state.phase is not Phase.SENDING or state.in_flight == len(state.pending):
+        return state, effects
+    in_flight, in_flight_bytes, next_index = state.in_flight, state.in_flight_bytes, state.next_index
+    sent: list[Pending] = []
+    for pending in state.pending[in_flight:]:
+        size_bytes = pending.batch.size_bytes
+        is_full = in_flight >= settings.window_batches or in_flight_bytes + size_bytes > settings.window_bytes
+        if in_flight and is_full:
+            break
+        placed = pending.batch.at(next_index)
+        sent.append(Pending(pending.number, placed, now_s))
+        effects.append(Send(state.stream, pending.number, placed))
+        in_flight += 1
+        in_flight_bytes += size_bytes
+        next_index = placed.header.end_index
+    if not sent:
+        return state, effects
+    pending_now = (*state.pending[: state.in_flight], *sent, *state.pending[in_flight:])
+    # Time without an acknowledgement runs only while there is something to acknowledge.
+    progress_at_s = state.progress_at_s if state.in_flight else now_s
+    state = replace(
+        state,
+        pending=pending_now,
+        in_flight=in_flight,
+        in_flight_bytes=in_flight_bytes,
+        next_index=next_index,
+        progress_at_s=progress_at_s,
+    )
+    return state, effects
+
+
+def _due_at_s(state: SenderState, settings: SenderSettings) -> float:
+    deadline_s = state.timing.deadline_s(settings.deadline_s, settings.deadline_max_s)
+    if not state.has_progress:
+        deadline_s = max(deadline_s, settings.first_deadline_s)
+    return state.progress_at_s + deadline_s
+
+
+def _tick(state: SenderState, now_s: float, settings: SenderSettings) -> Step:
+    if state.phase is Phase.WAITING:
+        return _asked(state) if now_s >= state.retry_at_s else (state, [])
+    if state.phase is not Phase.SENDING or not state.in_flight:
+        return state, []
+    due_at_s = _due_at_s(state, settings)
+    if now_s < due_at_s:
+        return state, []
+    if now_s > due_at_s + settings.late_s and not state.is_excused:
+        # This process slept. What the master said meanwhile hasn't been read yet: no group is given up for that.
+        return replace(state, progress_at_s=now_s, is_excused=True), []
+    return _failed(state, f"nothing was acknowledged within {now_s - state.progress_at_s:.3f} s")
+
+
+def _asked(state: SenderState) -> Step:
+    request = state.request + 1
+    state = replace(state, phase=Phase.ACQUIRING, request=request)
+    return state, [Acquire(request, state.token, state.failed_epoch, state.failure)]
+
+
+def _answered(
+    state: SenderState, event: Granted | WaitAnswered | AcquireFailed, now_s: float, settings: SenderSettings
+) -> Step:
+    if state.phase is not Phase.ACQUIRING or event.request != state.request:
+        return state, []
+    if isinstance(event, AcquireFailed):
+        return _not_granted(state, event.error, now_s, settings)
+    if event.token == 0 or (state.token and event.token != state.token):
+        return _stopped(state, InvariantBroken(f"token {state.token} was answered with token {event.token}"))
+    state = replace(state, token=event.token)
+    if isinstance(event, WaitAnswered):
+        return replace(state, phase=Phase.WAITING, retry_at_s=now_s + max(settings.retry_s, event.retry_after_s)), []
+    grant = event.grant
+    effects: list[Effect] = []
+    if grant.resume_point is not None:
+        state = _cut(state, grant.resume_point, effects)
+    if not state.is_told:
+        effects.append(TellElected(state.token, grant.resume_point))
+    stream = state.stream + 1
+    effects.append(OpenStream(stream, state.token, grant))
+    state = replace(
+        state,
+        phase=Phase.SENDING,
+        is_told=True,
+        stream=stream,
+        refusals=state.refusals if grant.epoch == state.epoch else 0,
+        epoch=grant.epoch,
+        failed_epoch=Epoch(0),
+        failure="",
+        base=grant.base,
+        next_index=grant.next_index,
+        progress_at_s=now_s,
+        has_progress=False,
+        is_excused=False,
+        tries=0,
+    )
+    return _filled(state, effects, now_s, settings)
+
+
+def _not_granted(state: SenderState, error: SeriatimError, now_s: float, settings: SenderSettings) -> Step:
+    if isinstance(error, Fenced) or (isinstance(error, NotElected) and state.token):
+        return _overtaken(state, error)
+    if isinstance(error, CallerError):
+        return _stopped(state, error)
+    # A coordinator that reads the election late says not elected too; without a token nothing is at stake.
+    delay_s = min(settings.retry_max_s, settings.retry_s * 2 ** min(state.tries, 16))
+    return replace(state, phase=Phase.WAITING, tries=state.tries + 1, retry_at_s=now_s + delay_s), []
+
+
+def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: SenderSettings) -> Step:
+    if state.phase is not Phase.SENDING or event.stream != state.stream:
+        return state, []
+    if isinstance(event, StreamBroken):
+        return _failed(state, event.reason)
+    error = event.error
+    if isinstance(error, Fenced):
+        return _overtaken(state, error)
+    if isinstance(error, CallerError):
+        return _stopped(state, error)
+    if not isinstance(error, OlderVersion | WrongIndex | Resend | PartlyResend | BadChecksum):
+        return _failed(state, f"{error.code}: {error.message}")
+    # The link is sound; only this stream, or the batches on it, were not as the master wants them (H12).
+    refusals = state.refusals + 1
+    if refusals > settings.tries_on_link:
+        return _failed(state, f"refused {refusals} times: {error.code}: {error.message}")
+    effects: list[Effect] = [CloseStream(state.stream)]
+    state = replace(state, in_flight=0, in_flight_bytes=0, refusals=refusals)
+    if isinstance(error, Resend | PartlyResend):
+        state = _cut(state, marks_of(error), effects)
+    state, more = _asked(state)
+    return state, effects + more
+
+
+def _failed(state: SenderState, failure: str) -> Step:
+    """Give the link up, and ask for the next one."""
+    effects: list[Effect] = [CloseStream(state.stream)]
+    state = replace(
+        state, in_flight=0, in_flight_bytes=0, refusals=0, failed_epoch=state.epoch, failure=failure, timing=_FRESH
+    )
+    state, more = _asked(state)
+    return state, effects + more
+
+
+_FRESH = AcknowledgementTiming()
+
+
+def _deposed(state: SenderState, reason: str) -> Step:
+    """Stop at once; nothing that isn't complete is ever sent again under its identity (H4)."""
+    effects: list[Effect] = []
+    if state.phase is Phase.SENDING:
+        effects.append(CloseStream(state.stream))
+    if state.phase not in _IDLE:
+        effects.append(FailAll(reason))
+    if state.is_told:
+        effects.append(TellDeposed(reason))
+    return SenderState(request=state.request, stream=state.stream), effects
+
+
+def _overtaken(state: SenderState, error: SeriatimError) -> Step:
+    state, effects = _deposed(state, str(error))
+    return state, [*effects, StandAgain()]
+
+
+def _stopped(state: SenderState, error: SeriatimError) -> Step:
+    state, effects = _deposed(state, str(error))
+    return replace(state, phase=Phase.ENDED), [*effects, Stop(error)]
+
+
+def marks_of(error: SeriatimError) -> dict[str, int]:
+    """The marks in a refusal as re-send, as far as they can be read."""
+    marks = error.details.get("marks")
+    if not isinstance(marks, dict):
+        return {}
+    return {str(source): seq for source, seq in marks.items() if isinstance(seq, int)}
+
+
+def _cut(state: SenderState, marks: Marks, effects: list[Effect]) -> SenderState:
+    """Take off what these marks cover; only called with nothing in flight."""
+    left: list[Pending] = []
+    for pending in state.pending:
+        spans = pending.batch.header.spans
+        if is_resend(marks, spans):
+            effects.append(Resume(pending.number, marks, is_whole=True))
+        elif overlaps(marks, spans):
+            rest = without(pending.batch, marks)
+            if rest is None:
+                effects.append(Resume(pending.number, marks, is_whole=True))
+                continue
+            effects.append(Resume(pending.number, marks, is_whole=False))
+            left.append(Pending(pending.number, rest))
+        else:
+            left.append(pending)
+    return replace(state, pending=tuple(left))
+
+
+def without(batch: EncodedBatch, marks: Marks) -> EncodedBatch | None:
+    """The batch without the records at or below their source's mark; None where none is left."""
+    columns = batches.decode(batch).without_resends(marks)
+    if not len(columns):
+        return None
+    return batches.encode(columns, batch.header.first_index, compress=batch.header.is_compressed)

@@ -1,0 +1,75 @@
+"""Identities: which seq a record gets, and which seqs of the user's are let through.
+
+One `Identities` serves one term, the time from one election to the next deposal. It is asked per record, so it is the
+one part of this core that changes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seriatim.protocol.batch import MAX_SOURCE_BYTES
+from seriatim.protocol.errors import InvalidArgument, SeqNotRising
+from seriatim.protocol.names import SEQ_MAX, Token, automatic_seq
+
+
+class Identities:
+    """Gives and checks identities within one term.
+
+    `name`: source of records for which the user names none. `resume_point`: up to which seq of each source everything
+    is stored already; None where nobody knows.
+    """
+
+    __slots__ = ("_counter", "_last", "_resume_point", "name", "token")
+
+    def __init__(self, name: str, token: Token, resume_point: Mapping[str, int] | None) -> None:
+        self.name = name
+        self.token = token
+        self._resume_point = {} if resume_point is None else dict(resume_point)
+        self._last: dict[str, int] = {}
+        self._counter = 0
+
+    def automatic(self, count: int) -> int:
+        """The first of `count` consecutive automatic seqs of source `name`.
+
+        Raises OverflowError after 2**40 records of a term.
+        """
+        first = automatic_seq(self.token, self._counter)
+        automatic_seq(self.token, self._counter + count - 1)
+        self._counter += count
+        return first
+
+    def check_automatic(self) -> None:
+        """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it."""
+        if self.name in self._last:
+            raise InvalidArgument(
+                f"source {self.name!r} has seqs of the user's: a source has either those or automatic ones"
+            )
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the user gave a seq in this term."""
+        return bool(self._last)
+
+    def is_resumed(self, source: str, seq: int) -> bool:
+        """Whether a record with the user's own seq is stored already, so that it needn't be sent.
+
+        Otherwise the seq is noted as the source's last. Raises SeqNotRising where it doesn't rise, InvalidArgument
+        where it is no seq or the source can't have one.
+        """
+        if not 0 <= seq <= SEQ_MAX:
+            raise InvalidArgument(f"a seq is an unsigned 64-bit number, not {seq}")
+        last = self._last.get(source)
+        if last is None:
+            if not 0 < len(source.encode()) <= MAX_SOURCE_BYTES:
+                raise InvalidArgument(f"the name of a source has 1 to {MAX_SOURCE_BYTES} bytes: {source!r}")
+            if source == self.name and self._counter:
+                raise InvalidArgument(f"source {source!r} has automatic seqs: a source has either those or the user's")
+        if seq <= self._resume_point.get(source, -1):
+            return True
+        if last is not None and seq <= last:
+            raise SeqNotRising(
+                f"seq {seq} of source {source!r} comes after {last}", source=source, seq=seq, last_seq=last
+            )
+        self._last[source] = seq
+        return False

@@ -1,0 +1,445 @@
+"""The producer's own thread: an asyncio loop that runs the core's effects and hands it what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import grpc.aio
+
+from seriatim.producer.buffer import Buffer
+from seriatim.producer.core import events
+from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
+from seriatim.producer.handle import SharedBatch
+from seriatim.producer.transport import AppendStream, Coordinators
+from seriatim.protocol import log, rpc
+from seriatim.protocol.batch import encode
+from seriatim.protocol.election import Election, Standing
+from seriatim.protocol.errors import (
+    BugError,
+    CallerError,
+    DeadlineOver,
+    InvariantBroken,
+    NotElected,
+    SeriatimError,
+    Unreachable,
+    Waiting,
+    WorldError,
+)
+from seriatim.protocol.names import Epoch, Index, QueueId, Token
+from seriatim.protocol.seriatim_pb2 import (
+    AcquireSendReply,
+    AcquireSendRequest,
+    AppendOpen,
+    DescribeClusterRequest,
+    LinkName,
+    QueueRequest,
+    SendGrant,
+)
+from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+
+_log = log.logger("producer")
+
+ACQUIRE_TIMEOUT_S = 5.0
+_CONNECT_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """What an instance is told when it may send: its token, and up to which seq of each source all is stored.
+
+    `resume_point` is None where nobody can tell, because an earlier link is lost.
+    """
+
+    token: Token
+    resume_point: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """`queue` and `name` as the user gave them; `session_timeout_s` of the ZooKeeper session."""
+
+    queue: str
+    name: str
+    session_timeout_s: float
+    is_compressing: bool
+
+
+class SendingLoop:
+    """Runs one sender until `close`.
+
+    `on_elected`, `on_deposed` are called on its thread. An error that ends the sender is put into the buffer, where
+    the application meets it.
+    """
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        sender_settings: SenderSettings,
+        buffer: Buffer,
+        coordinators: Coordinators,
+        on_elected: Callable[[Elected], None],
+        on_deposed: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._sender_settings = sender_settings
+        self._buffer = buffer
+        self._coordinators = coordinators
+        self._on_elected = on_elected
+        self._on_deposed = on_deposed
+        self._state = SenderState()
+        self._batches: dict[int, SharedBatch] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stream: AppendStream | None = None
+        self._stream_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._election: Election | None = None
+        self._election_task: asyncio.Task[None] | None = None
+        self._cluster = ""
+        self._queue_id = QueueId(0)
+        self._loop = asyncio.new_event_loop()
+        self._is_wake_due = False
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"seriatim-producer-{settings.queue}", daemon=True)
+
+    def start(self) -> None:
+        self._buffer.wake = self._wake
+        self._thread.start()
+
+    def close(self, timeout_s: float | None) -> None:
+        """Leave the election and end the thread. What isn't complete fails as outcome unknown."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(timeout_s)
+
+    # ---- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._buffer.own_thread = threading.get_ident()
+        self._loop.set_exception_handler(_ignore_shared_poller)
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def _give_up(self, error: SeriatimError) -> None:
+        self._buffer.stop(error)
+        self._buffer.depose(str(error), self._batches.values())
+        self._batches.clear()
+
+    async def _main(self) -> None:
+        session: ZooKeeperSession | None = None
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            connecting = asyncio.create_task(self._connect())
+            await asyncio.wait((connecting, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                return
+            session = await connecting
+            path = Paths(self._cluster).senders(self._queue_id)
+            self._election = Election(session, path, self._settings.name, self._standing_changed)
+            self._stand()
+            await closing
+            self._handle(events.Closed())
+        except Exception as error:
+            if not isinstance(error, CallerError):
+                _log.exception("producer stopped", queue=self._settings.queue)
+            self._give_up(_as_ours(error))
+            await closing
+        finally:
+            closing.cancel()
+            await self._end(session)
+
+    async def _end(self, session: ZooKeeperSession | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if session is not None:
+            await session.stop()
+        for channel in self._channels.values():
+            await channel.close(None)
+        await self._coordinators.close()
+        self._give_up(NotElected("the producer was closed"))
+
+    async def _connect(self) -> ZooKeeperSession:
+        """Learn where ZooKeeper is and which queue is meant, and start a session; again and again until it works."""
+        while True:
+            try:
+                cluster = await self._coordinators.call("DescribeCluster", DescribeClusterRequest(), ACQUIRE_TIMEOUT_S)
+                self._coordinators.add(cluster.coordinators)
+                asked = QueueRequest(queue=self._settings.queue, cause_id=log.new_cause_id("producer-start"))
+                view = await self._coordinators.call("DescribeQueue", asked, ACQUIRE_TIMEOUT_S)
+                self._cluster = cluster.cluster
+                self._queue_id = QueueId(view.queue_id)
+                session = ZooKeeperSession(cluster.zookeeper, self._settings.session_timeout_s)
+                await session.start(ACQUIRE_TIMEOUT_S)
+                return session
+            except (WorldError, BugError) as error:
+                self._buffer.note(error)
+                _log.warning("not connected yet", queue=self._settings.queue, error=error.message)
+                await asyncio.sleep(_CONNECT_RETRY_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug of our own: the sender ends, and says so."""
+        _log.error("producer stopped", queue=self._settings.queue, error=error)
+        if self._state.phase is not Phase.ENDED:
+            self._buffer.stop(_as_ours(error))
+            self._step(events.Closed())
+            self._leave()
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """From any thread, with the buffer's lock held: there is something to take."""
+        if not self._is_wake_due:
+            self._is_wake_due = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the buffer is stopped or will be at once
+                self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        self._is_wake_due = False
+        self._go_on()
+
+    def _stand(self) -> None:
+        if self._election is not None:
+            self._election_task = self._spawn(self._election.run())
+
+    def _standing_changed(self, standing: Standing) -> None:
+        if self._state.phase is Phase.ENDED:
+            return
+        if standing is Standing.ELECTED:
+            self._handle(events.Elected())
+        else:
+            self._handle(events.Deposed(f"the election says {standing}"))
+
+    def _ticked(self) -> None:
+        self._timer = None
+        self._handle(events.Tick())
+
+    def _handle(self, event: events.Event) -> None:
+        self._step(event)
+        self._go_on()
+
+    def _step(self, event: events.Event) -> None:
+        self._state, effects = decide(self._state, event, time.monotonic(), self._sender_settings)
+        for effect in effects:
+            self._run_effect(effect)
+
+    def _go_on(self) -> None:
+        """Take what may be sent now, and set the one timer."""
+        try:
+            self._take()
+        except (SeriatimError, ValueError) as error:
+            self._fail(error)
+            return
+        due_at_s = wake_at_s(self._state, self._sender_settings)
+        if self._has_window():
+            closes_in_s = self._buffer.closes_in_s(self._state.in_flight)
+            if closes_in_s is not None:
+                closes_at_s = time.monotonic() + closes_in_s
+                due_at_s = closes_at_s if due_at_s is None else min(due_at_s, closes_at_s)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_at_s is not None:
+            self._timer = self._loop.call_later(max(0.0, due_at_s - time.monotonic()), self._ticked)
+
+    def _has_window(self) -> bool:
+        state, settings = self._state, self._sender_settings
+        return (
+            state.phase is Phase.SENDING
+            and state.in_flight == len(state.pending)
+            and state.in_flight < settings.window_batches
+            and state.in_flight_bytes < settings.window_bytes
+        )
+
+    def _take(self) -> None:
+        while self._has_window():
+            taken = self._buffer.take(self._state.in_flight)
+            if taken is None:
+                return
+            shared, columns = taken
+            self._batches[shared.number] = shared
+            batch = encode(columns, Index(0), compress=self._settings.is_compressing)
+            self._step(events.BatchClosed(shared.number, batch))
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def _run_effect(self, effect: events.Effect) -> None:
+        match effect:
+            case events.Send():
+                if self._stream is not None:
+                    self._stream.put(effect.batch)
+            case events.Complete() | events.Resume() | events.FailAll():
+                self._end_records(effect)
+            case events.Acquire():
+                self._spawn(self._acquire(effect))
+            case events.OpenStream():
+                self._open_stream(effect)
+            case events.CloseStream():
+                self._close_stream()
+            case events.TellElected():
+                self._buffer.elect(effect.token, effect.resume_point)
+                _log.info("elected", queue=self._settings.queue, token=effect.token)
+                self._on_elected(Elected(effect.token, effect.resume_point))
+            case events.TellDeposed():
+                _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
+                self._on_deposed(effect.reason)
+            case events.StandAgain():
+                self._spawn(self._stand_again())
+            case events.Stop():
+                _log.error("producer stopped", queue=self._settings.queue, error=effect.error)
+                self._give_up(effect.error)
+                self._leave()
+            case _:
+                assert_never(effect)
+
+    def _end_records(self, effect: events.Complete | events.Resume | events.FailAll) -> None:
+        if isinstance(effect, events.FailAll):
+            failed = [self._batches[number] for number in sorted(self._batches)]
+            self._batches.clear()
+            self._buffer.depose(effect.reason, failed)
+            return
+        shared = self._batches[effect.number]
+        if isinstance(effect, events.Complete):
+            shared.epoch, shared.first_index, shared.base = effect.epoch, effect.first_index, effect.base
+        else:
+            shared.resume(effect.marks)
+            if not effect.is_whole:
+                return
+        del self._batches[effect.number]
+        self._buffer.complete(shared)
+
+    def _leave(self) -> None:
+        """Let another instance be elected: this one is done."""
+        if self._election_task is not None:
+            self._election_task.cancel()
+
+    async def _stand_again(self) -> None:
+        task = self._election_task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._stand()
+
+    async def _acquire(self, effect: events.Acquire) -> None:
+        request = AcquireSendRequest(
+            queue=self._settings.queue,
+            queue_id=self._queue_id,
+            election_node="" if self._election is None else self._election.node,
+            token=effect.token,
+            failed_epoch=effect.failed_epoch,
+            failure=effect.failure,
+            cause_id=log.new_cause_id("acquire-send"),
+        )
+        if effect.failed_epoch:
+            _log.info(
+                "link failed", queue=self._settings.queue, epoch=effect.failed_epoch, failure=effect.failure,
+                cause_id=request.cause_id,
+            )  # fmt: skip
+        try:
+            reply: AcquireSendReply = await self._coordinators.call("AcquireSend", request, ACQUIRE_TIMEOUT_S)
+        except SeriatimError as error:
+            self._buffer.note(error)
+            self._handle(events.AcquireFailed(effect.request, error))
+            return
+        token = Token(reply.token)
+        if reply.WhichOneof("kind") == "wait":
+            reasons = [f"{reason.what}: {reason.reason}" for reason in reply.wait.reasons]
+            self._buffer.note(Waiting(f"no group can take records ({'; '.join(reasons)})", reasons=reasons))
+            self._handle(events.WaitAnswered(effect.request, token, reply.wait.retry_after_ms / 1000))
+            return
+        grant = reply.grant
+        self._buffer.set_record_limit(grant.max_record_bytes)
+        _log.info("granted", queue=self._settings.queue, epoch=grant.epoch, master=grant.master.address,
+                  next_index=grant.next_index, cause_id=request.cause_id)  # fmt: skip
+        self._buffer.note(DeadlineOver("the buffer is full: records come faster than they are stored"))
+        self._handle(
+            events.Granted(
+                effect.request,
+                token,
+                events.Grant(
+                    Epoch(grant.epoch),
+                    Index(grant.next_index),
+                    dict(grant.resume_point) if grant.is_resume_known else None,
+                    grant.base if grant.has_base else None,
+                    grant.max_record_bytes,
+                    grant,
+                ),
+            )
+        )
+
+    def _open_stream(self, effect: events.OpenStream) -> None:
+        route = effect.grant.route
+        if not isinstance(route, SendGrant):
+            raise InvariantBroken("a grant without a route")
+        address = route.master.address
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = rpc.channel(address)
+        link = LinkName(cluster=self._cluster, queue_id=self._queue_id, epoch=route.epoch, to=route.master.incarnation)
+        opening = AppendOpen(link=link, token=effect.token, next_index=route.next_index)
+        number = effect.stream
+
+        def ended(error: SeriatimError) -> None:
+            if isinstance(error, Unreachable | DeadlineOver):
+                # The next connection to this address must not inherit the present one's back-off.
+                self._drop_channel(address, channel)
+                self._handle(events.StreamBroken(number, error.message))
+            else:
+                self._handle(events.Refused(number, error))
+
+        self._stream = AppendStream(
+            channel, opening, lambda next_index: self._handle(events.Acknowledged(number, next_index)), ended
+        )
+        self._stream_task = self._spawn(self._stream.run())
+
+    def _drop_channel(self, address: str, channel: grpc.aio.Channel) -> None:
+        if self._channels.get(address) is channel:
+            del self._channels[address]
+            self._spawn(_closed(channel))
+
+    def _close_stream(self) -> None:
+        task, self._stream_task, self._stream = self._stream_task, None, None
+        if task is not None and task is not asyncio.current_task(self._loop):
+            task.cancel()
+
+
+def _as_ours(error: BaseException) -> SeriatimError:
+    return error if isinstance(error, SeriatimError) else BugError(f"{type(error).__name__}: {error}")
+
+
+async def _closed(channel: grpc.aio.Channel) -> None:
+    await channel.close(None)
+
+
+def _ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """grpc.aio wakes all loops of a process for what one of them may read; the others find nothing there."""
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
