@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.consumer.spark.apply import plan as orders
 from seriatim.consumer.spark.apply.planner import plan
-
-_SPEC = importlib.util.spec_from_file_location("change_strategies", Path(__file__).parent / "change_strategies.py")
-changes = sys.modules.setdefault("change_strategies", importlib.util.module_from_spec(_SPEC))
-if not hasattr(changes, "SHAPES"):
-    _SPEC.loader.exec_module(changes)
+from tests.property import change_strategies as changes
 
 
 class Model:

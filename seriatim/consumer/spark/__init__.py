@@ -1,0 +1,1 @@
+"""Replay of a queue into another database with PySpark Structured Streaming."""

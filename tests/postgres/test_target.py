@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
+from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
+from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.targets.errors import ApplyFailed, Diverged, NotClaimed, PositionMoved, TargetLost
+from seriatim.consumer.spark.targets.execution import BULK_FROM
+from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
+from seriatim.protocol.change import Change, Origin, encode
+from seriatim.protocol.errors import Fenced
+from tests.property import change_strategies as changes
+
+pytestmark = pytest.mark.postgres
+
+QUEUE = 7
+
+
+def transaction(first: int, *steps: tuple, table: str = "keyed", key=("id",)) -> list[ChangeRow]:
+    """Steps are (op, before, after) or (op, before, after, unchanged)."""
+
+    def row(place, op, before=None, after=None, unchanged=(), **extra) -> ChangeRow:
+        named = ("public", table, tuple(key)) if op in "cud" else (None, None, ())
+        origin = Origin("db", "slot", 100, place, 5, *named, unchanged=tuple(unchanged), **extra)
+        return ChangeRow(first + place, "slot", first + place, encode(Change(op, before, after, origin, 1)))
+
+    return [
+        row(0, "begin"),
+        *(row(place, *step) for place, step in enumerate(steps, 1)),
+        row(len(steps) + 1, "commit", changes=len(steps), end_lsn=1),
+    ]
+
+
+def inserts(count: int, first: int = 0) -> list[ChangeRow]:
+    return transaction(first, *(("c", None, {"id": i, "code": i, "note": f"n{i}"}) for i in range(count)))
+
+
+def fetch(dsn: str, query: str) -> list[tuple]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def dsn(new_database) -> str:
+    made = new_database()
+    with psycopg.connect(made) as connection:
+        connection.execute(changes.SCHEMA)
+    return made
+
+
+@pytest.fixture
+def target(dsn):
+    with PostgresTarget(dsn, "job") as made:
+        made.claim(QUEUE, "q", 1)
+        yield made
+
+
+def planned(target: PostgresTarget, rows: list[ChangeRow], start: int = 0) -> Plan:
+    return plan(rows, start, target.tables())
+
+
+@pytest.mark.parametrize("count", [3, BULK_FROM * 3])
+def test_repeated_micro_batch_does_nothing(target, dsn, count) -> None:
+    made = planned(target, inserts(count))
+    applied = target.apply(QUEUE, made, 1)
+    assert applied.position == Position(count + 2, 1)
+    assert applied.rows == {"public.keyed": count}
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM keyed") == [(count, sum(range(count)))]
+    with pytest.raises(PositionMoved) as refused:
+        target.apply(QUEUE, made, 1)
+    assert refused.value.details["position"] == count + 2
+    assert target.position(QUEUE) == applied.position
+
+
+def test_older_token_is_fenced_and_a_newer_one_goes_on(target, dsn) -> None:
+    made = planned(target, inserts(2))
+    with PostgresTarget(dsn, "job") as newer:
+        assert newer.claim(QUEUE, "q", 2) == Position(0, 2)
+        with pytest.raises(Fenced):
+            target.apply(QUEUE, made, 1)
+        with pytest.raises(Fenced):
+            target.claim(QUEUE, "q", 1)
+        assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+        newer.apply(QUEUE, made, 2)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(2,)]
+
+
+def test_nothing_is_applied_without_a_claim(dsn) -> None:
+    with PostgresTarget(dsn, "job") as target:
+        assert target.position(QUEUE) is None
+        with pytest.raises(NotClaimed):
+            target.apply(QUEUE, planned(target, inserts(1)), 1)
+        assert target.claim(QUEUE, "q", 1, start=5) == Position(5, 1)
+
+
+def test_an_overtaken_replay_finds_the_position_moved(target, dsn) -> None:
+    """Two replays with the same plan at the same time: the second waits for the first, then does nothing."""
+    made = planned(target, inserts(5))
+    moved, go_on = threading.Event(), threading.Event()
+
+    def pause(step: str) -> None:
+        if step == "changes carried out":
+            moved.set()
+            assert go_on.wait(20)
+
+    failures: list[Exception] = []
+    with PostgresTarget(dsn, "job", on_step=pause) as slow:
+
+        def first() -> None:
+            slow.apply(QUEUE, made, 1)
+
+        def second() -> None:
+            try:
+                target.apply(QUEUE, made, 1)
+            except PositionMoved as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=first), threading.Thread(target=second)]
+        threads[0].start()
+        assert moved.wait(20)
+        threads[1].start()
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+    assert len(failures) == 1
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(5,)]
+
+
+@pytest.mark.parametrize("count", [4, BULK_FROM * 2])
+def test_a_refused_change_names_table_key_and_offset(target, dsn, count) -> None:
+    rows = inserts(count)
+    rows[3:4] = transaction(2, ("c", None, {"id": 2, "code": "no number", "note": ""}))[1:2]
+    with pytest.raises(ApplyFailed) as refused:
+        target.apply(QUEUE, planned(target, rows), 1)
+    assert refused.value.details == {"table": "public.keyed", "key": (2,), "offset": 3}
+    assert target.position(QUEUE) == Position(0, 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+    target.apply(QUEUE, planned(target, inserts(count)), 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
+
+
+def test_update_with_a_value_not_sent_leaves_it(target, dsn) -> None:
+    target.apply(QUEUE, planned(target, inserts(BULK_FROM + 1)), 1)
+    start = target.position(QUEUE).offset
+    patches = [("u", None, {"id": i, "code": -i}, ("note",)) for i in range(BULK_FROM + 1)]
+    target.apply(QUEUE, planned(target, transaction(start, *patches), start), 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed WHERE code = -id AND note = 'n' || id") == [(BULK_FROM + 1,)]
+
+
+def test_an_update_of_a_row_that_is_not_there_is_told(target) -> None:
+    with pytest.raises(Diverged):
+        target.apply(QUEUE, planned(target, transaction(0, ("u", None, {"id": 1, "code": 2}, ("note",)))), 1)
+    with pytest.raises(Diverged):
+        gone = ("d", {"id": 1, "code": 1, "note": None}, None)
+        target.apply(QUEUE, planned(target, transaction(0, gone, table="keyless", key=())), 1)
+
+
+def test_unfit_targets_name_what_mends_them(target, dsn) -> None:
+    with pytest.raises(MissingTables, match="pg_dump --schema-only"):
+        planned(target, transaction(0, ("c", None, {"id": 1}), table="elsewhere"))
+    with pytest.raises(MissingColumns, match='ALTER TABLE "public"."keyed" ADD COLUMN "more"'):
+        planned(target, transaction(0, ("c", None, {"id": 1, "more": 1})))
+    with pytest.raises(MissingKey, match="ADD PRIMARY KEY"):
+        planned(target, transaction(0, ("c", None, {"id": 1}), table="keyless"))
+
+
+def test_identity_generated_and_awkward_names(target, dsn) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            'CREATE TABLE "100%s ""odd""" ("a%" integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, b numeric(9,2), '
+            'twice numeric GENERATED ALWAYS AS (b * 2) STORED, c integer GENERATED ALWAYS AS IDENTITY)'
+        )
+    table = '100%s "odd"'
+    for count, start in ((3, 0), (BULK_FROM * 2, 5)):
+        steps = [("c", None, {"a%": i, "b": f"{i}.50", "twice": "9", "c": 70 + i}) for i in range(count)]
+        target.apply(QUEUE, planned(target, transaction(start, *steps, table=table, key=("a%",)), start), 1)
+        assert fetch(dsn, 'SELECT count(*) FROM "100%s ""odd""" WHERE twice = "a%" * 2 + 1 AND c = 70 + "a%"') == [(count,)]
+
+
+@pytest.mark.parametrize("is_superuser", [True, False])
+def test_foreign_keys(target, new_database, is_superuser) -> None:
+    dsn = new_database()
+    role = f"weak_{dsn.rsplit('_', 1)[1]}"
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
+        connection.execute("CREATE TABLE child (id integer PRIMARY KEY, parent integer REFERENCES parent)")
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(f"GRANT CREATE ON DATABASE {dsn.rsplit('/', 1)[1]} TO {role}")
+    try:
+        own = dsn if is_superuser else dsn.replace("postgres@", f"{role}@")
+        with PostgresTarget(own, "job") as target:
+            target.claim(QUEUE, "q", 1)
+            assert bool(target.limits()) is not is_superuser
+            rows = transaction(0, ("c", None, {"id": 1}), ("c", None, {"id": 2}), table="parent")
+            rows += transaction(10, ("c", None, {"id": 1, "parent": 2}), table="child")
+            rows += transaction(20, ("u", None, {"id": 1, "parent": 1}), table="child")
+            rows += transaction(30, ("d", {"id": 2}, None), table="parent")
+            target.apply(QUEUE, planned(target, rows), 1)
+        assert fetch(dsn, "SELECT * FROM child") == [(1, 1)]
+        assert fetch(dsn, "SELECT * FROM parent") == [(1,)]
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"DROP OWNED BY {role} CASCADE")
+            connection.execute(f"DROP ROLE {role}")
+
+
+_CHILD = """
+import os, pickle, signal, sys
+from seriatim.consumer.spark.targets.postgres import PostgresTarget
+dsn, path, wanted = sys.argv[1:]
+made, token = pickle.load(open(path, "rb"))
+steps = 0
+def die(step):
+    global steps
+    if steps == int(wanted):
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps += 1
+target = PostgresTarget(dsn, "job", on_step=die)
+target.apply(7, made, token)
+"""
+
+
+def test_killed_between_any_two_steps_it_leaves_all_or_nothing(dsn, tmp_path: Path) -> None:
+    import pickle
+
+    rows = inserts(BULK_FROM * 2)
+    first = len(rows)
+    rows += transaction(first, ("c", None, {"id": 1, "code": 1, "note": "x"}), ("u", None, {"id": 1, "code": 2, "note": "y"}), table="with_unique")
+    path = tmp_path / "plan"
+    with PostgresTarget(dsn, "job") as target:
+        target.claim(QUEUE, "q", 1)
+        made = planned(target, rows)
+        path.write_bytes(pickle.dumps((made, 1)))
+        seen = set()
+        for step in range(20):
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD, dsn, str(path), str(step)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=60, check=False, capture_output=True,
+            )  # fmt: skip
+            # The server may still be busy ending the dead session; a lock on the position waits for it.
+            with psycopg.connect(dsn) as connection:
+                (position,) = connection.execute("SELECT next_offset FROM seriatim_replay.positions FOR UPDATE").fetchone()
+            counts = fetch(dsn, "SELECT (SELECT count(*) FROM keyed), (SELECT count(*) FROM with_unique)")
+            seen.add(position)
+            assert (position, counts) in [(0, [(0, 0)]), (made.end, [(BULK_FROM * 2, 1)])]
+            if position:
+                assert done.returncode == -signal.SIGKILL, "killed after the commit, before its answer"
+                with pytest.raises(PositionMoved):
+                    target.apply(QUEUE, made, 1)
+                break
+            assert done.returncode == -signal.SIGKILL, done.stderr
+        assert seen == {0, made.end}
+        assert step >= 4, "killed before the commit at least four times"
+
+
+def test_a_lost_connection_is_told_and_the_next_call_connects_again(target, dsn, postgres_server) -> None:
+    made = planned(target, inserts(2))
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (dsn.rsplit("/", 1)[1],))
+    with pytest.raises(TargetLost):
+        target.apply(QUEUE, made, 1)
+    assert target.apply(QUEUE, made, 1).position.offset == made.end
+    with pytest.raises(TargetLost):
+        PostgresTarget("postgresql://postgres@127.0.0.1:1/none", "job").tables()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_planned_and_applied_to_postgres_equals_the_source(target, dsn, data) -> None:
+    source = data.draw(changes.sources())
+    wanted = dict(source.after_commit)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("TRUNCATE keyed, with_unique, keyless")
+        connection.execute("UPDATE seriatim_replay.positions SET next_offset = 0")
+    position = 0
+    for cut in data.draw(changes.cuts(len(source.rows))):
+        position = target.apply(QUEUE, planned(target, source.rows[:cut], position), 1).position.offset
+        for name, rows in zip(changes.SHAPES, wanted[position], strict=True):
+            expected = sorted((tuple(row[c] for c in changes.COLUMNS) for row in rows), key=repr)
+            assert sorted(fetch(dsn, f"SELECT id, code, note FROM {name}"), key=repr) == expected
+    assert position == len(source.rows)
