@@ -1,0 +1,97 @@
+"""A batch gives back what was put in; a damaged one is never taken for another."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seriatim.protocol import batch
+from seriatim.protocol.errors import BadChecksum, MalformedFrame
+from seriatim.protocol.names import SEQ_MAX, Index
+
+
+@st.composite
+def columns(draw):
+    count = draw(st.integers(1, 30))
+    sources = draw(st.sampled_from(["p", ["p", "q"], ["a", "b", "pg/1/slot"]]))
+    names = sources if isinstance(sources, str) else [draw(st.sampled_from(sources)) for _ in range(count)]
+    used: dict[str, int] = {}
+    seqs = []
+    for row in range(count):
+        source = names if isinstance(names, str) else names[row]
+        low = used.get(source, -1) + 1
+        seq = low + draw(st.sampled_from([0, 0, 0, 1, 2**40]))
+        used[source] = seq
+        seqs.append(min(seq, SEQ_MAX))
+    rows = st.lists(st.binary(max_size=40), min_size=count, max_size=count)
+    header = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=9)), max_size=2).map(tuple)
+    return batch.RecordColumns(
+        draw(rows),
+        seqs,
+        names,
+        draw(st.lists(st.integers(0, 2**50), min_size=count, max_size=count)),
+        draw(st.none() | st.lists(st.none() | st.binary(max_size=9), min_size=count, max_size=count)),
+        draw(st.none() | st.lists(header, min_size=count, max_size=count)),
+    )
+
+
+def _rows(one: batch.RecordColumns):
+    for row in range(len(one)):
+        yield (
+            one.source_of(row),
+            one.seqs[row],
+            one.values[row],
+            one.timestamps_ms[row],
+            one.keys[row] if one.keys is not None else None,
+            one.headers[row] if one.headers is not None else (),
+        )
+
+
+@given(columns(), st.integers(0, 2**63), st.booleans())
+def test_what_goes_in_comes_out(one, first_index, compress):
+    encoded = batch.encode(one, Index(first_index), compress=compress)
+    arrived = batch.parse(encoded.header_bytes, encoded.payload)
+    assert arrived == encoded
+    assert arrived.header.end_index == first_index + len(one)
+    assert list(_rows(batch.decode(arrived))) == list(_rows(one))
+    for span in arrived.header.spans:
+        seqs = [one.seqs[row] for row in range(len(one)) if one.source_of(row) == span.source]
+        assert (span.first_seq, span.last_seq, span.count) == (seqs[0], seqs[-1], len(seqs))
+    assert batch.split(encoded.header_bytes + encoded.payload) == (encoded.header_bytes, encoded.payload)
+
+
+@given(columns(), st.data())
+def test_a_flipped_bit_is_seen(one, data):
+    encoded = batch.encode(one, Index(0))
+    whole = bytearray(encoded.header_bytes + encoded.payload)
+    at = data.draw(st.integers(0, len(whole) * 8 - 1))
+    whole[at // 8] ^= 1 << at % 8
+    size = len(encoded.header_bytes)
+    with pytest.raises((BadChecksum, MalformedFrame)):
+        batch.parse(bytes(whole[:size]), bytes(whole[size:]))
+
+
+@given(columns(), st.integers(0, 400))
+def test_a_cut_batch_is_seen(one, keep):
+    encoded = batch.encode(one, Index(0))
+    if keep < len(encoded.header_bytes):
+        with pytest.raises((BadChecksum, MalformedFrame)):
+            batch.parse(encoded.header_bytes[:keep], encoded.payload)
+    elif keep < encoded.size_bytes:
+        with pytest.raises(MalformedFrame):
+            batch.parse(encoded.header_bytes, encoded.payload[: keep - len(encoded.header_bytes)])
+
+
+@given(columns(), st.data())
+def test_resends_are_cut_by_marks(one, data):
+    sources = sorted({one.source_of(row) for row in range(len(one))})
+    marks = {source: data.draw(st.integers(-1, max(one.seqs))) for source in sources}
+    kept = one.without_resends(marks)
+    assert list(_rows(kept)) == [row for row in _rows(one) if row[1] > marks[row[0]]]
+
+
+@pytest.mark.parametrize("seqs", [[1, 3, 2, 4], [5, 5], [2, 1], [-1, 0], [SEQ_MAX, SEQ_MAX + 1]])
+def test_seqs_that_do_not_rise_are_refused(seqs):
+    with pytest.raises(ValueError, match="seq"):
+        batch.encode(batch.RecordColumns([b""] * len(seqs), seqs, "p", [0] * len(seqs)), Index(0))

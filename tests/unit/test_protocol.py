@@ -1,0 +1,140 @@
+"""Errors on the wire, marks, hashes, settings, the chain document's JSON, and who is first in line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from seriatim.protocol import chain, errors, hashing, marks, settings
+from seriatim.protocol.election import first_in_line
+from seriatim.protocol.marks import SourceSpan
+from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId
+from seriatim.protocol.names import Token, automatic_seq
+from seriatim.protocol.zookeeper import Registration
+
+
+def _classes(root: type[errors.SeriatimError]) -> list[type[errors.SeriatimError]]:
+    return [root, *(one for child in root.__subclasses__() for one in _classes(child))]
+
+
+def test_every_error_survives_the_wire_and_has_a_code_of_its_own():
+    classes = _classes(errors.SeriatimError)
+    codes = [cls.code for cls in classes]
+    assert len(set(codes)) == len(codes)
+    for cls in classes:
+        if cls.__module__ == errors.__name__:
+            arrived = errors.from_wire(errors.to_wire(cls("what happened", epoch=3, queue="q")))
+            assert type(arrived) is cls
+            assert arrived.details == {"epoch": 3, "queue": "q"}
+
+
+def test_an_error_of_a_newer_version_is_still_an_error():
+    assert type(errors.from_wire('{"code": "brand-new", "message": "m"}')) is errors.SeriatimError
+
+
+def test_automatic_seqs_rise_from_one_elected_sender_to_the_next():
+    assert automatic_seq(Token(1), 2**40 - 1) < automatic_seq(Token(2), 0) < automatic_seq(Token(2), 1) < 2**64
+    for token, counter in [(2**24, 0), (0, 2**40), (-1, 0)]:
+        with pytest.raises(OverflowError):
+            automatic_seq(Token(token), counter)
+
+
+def test_marks():
+    spans = [SourceSpan("p", 3, 5, 3), SourceSpan("q", 1, 1, 1)]
+    assert marks.raised({"p": 4, "r": 9}, spans) == {"p": 5, "q": 1, "r": 9}
+    assert marks.merged({"p": 4}, {"p": 2, "q": 0}) == {"p": 4, "q": 0}
+    assert marks.is_resend({"p": 5, "q": 1}, spans)
+    assert not marks.is_resend({"p": 5}, spans)
+    assert marks.overlaps({"p": 3}, spans)
+    assert not marks.overlaps({"p": 2}, spans)
+
+
+def test_the_chain_hash_needs_every_part():
+    base = hashing.hash_after_link(hashing.EMPTY_HASH, Epoch(1), Index(5), b"x" * 32)
+    others = [
+        hashing.hash_after_link(b"y" * 32, Epoch(1), Index(5), b"x" * 32),
+        hashing.hash_after_link(hashing.EMPTY_HASH, Epoch(2), Index(5), b"x" * 32),
+        hashing.hash_after_link(hashing.EMPTY_HASH, Epoch(1), Index(6), b"x" * 32),
+        hashing.hash_after_link(hashing.EMPTY_HASH, Epoch(1), Index(5), b"z" * 32),
+    ]
+    assert len({base, *others}) == 5
+
+
+def test_the_first_in_line_has_the_smallest_number_whatever_its_name():
+    assert first_in_line(["z-0000000002", "a-0000000010"]) == "z-0000000002"
+    assert first_in_line([]) is None
+
+
+def test_the_chain_document_survives_json():
+    one = chain.ChainMember(MemberName("g1", "a"), Incarnation("d", 1))
+    certificate = chain.Certificate(
+        Index(5), (one.incarnation,), chain.Durability.ASYNC, False, {"p": 2**64 - 1}, {}, b"h" * 32, None, 7
+    )
+    link = chain.Link(
+        Epoch(1), "g1", one, one, chain.LinkState.SEALED, chain.Durability.ASYNC, 5, Offset(0), {}, 1, certificate
+    )
+    subscription = chain.Subscription(
+        SubscriptionId(1), "s", Generation(1), Token(0), "", (Epoch(1),), Epoch(1), Index(0), 1
+    )
+    document = chain.ChainDocument(
+        "c",
+        QueueId(1),
+        "q",
+        chain.QueueSettings(groups=("g1",)),
+        1,
+        chain.Dropped(Epoch(0), Offset(0), bytes(32), {}, {}),
+        send_list=("g1",),
+        links=(link, dataclasses.replace(link, epoch=Epoch(2), certificate=None)),
+        subscriptions=(subscription,),
+        stale_cursors=((Epoch(1), "a"),),
+        abandoned=(chain.Abandoned(Epoch(1), "what", 3),),
+    )
+    assert chain.decode(chain.encode(document)) == document
+    newer = chain.encode(document).replace(b'"format":1', b'"format":2')
+    with pytest.raises(errors.IncompatibleVersion):
+        chain.decode(newer)
+
+
+def test_a_registration_survives_json():
+    one = Registration(Incarnation("d", 2), "127.0.0.1:1", Incarnation("e", 1), True, False, "disk full")
+    assert Registration.decode(one.encode()) == one
+    assert Registration.decode(dataclasses.replace(one, peer=None).encode()).peer is None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    directory: Path
+    port: int = 1
+    ratio: float = 0.5
+    is_quiet: bool = False
+    name: str | None = None
+
+
+def _load(tmp_path, text="", environment=None, **flags):
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    return settings.load(_Settings, section="broker", file=file, environment=environment or {}, flags=flags)
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path):
+    text = '[broker]\ndirectory = "/f"\nport = 2\nratio = 2\nname = "file"'
+    environment = {"SERIATIM_PORT": "3", "SERIATIM_IS_QUIET": "yes"}
+    assert _load(tmp_path, text, environment, name="flag", port=None) == _Settings(Path("/f"), 3, 2.0, True, "flag")
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "what"),
+    [
+        ("[broker]\nprot = 1", {}, "prot"),
+        ("[broker]\nport = 'x'", {}, "port"),
+        ("[broker]", {"SERIATIM_PORT": "many"}, "SERIATIM_PORT"),
+        ("[broker]\nport = true", {}, "port"),
+        ("[broker", {}, "TOML"),
+        ("[broker]", {}, "--directory"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, text, environment, what):
+    with pytest.raises(errors.InvalidArgument, match=what):
+        _load(tmp_path, text, environment)
