@@ -1,0 +1,449 @@
+"""`Consumer`: what an application reads a queue with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from seriatim.consumer.core import reading
+from seriatim.consumer.core.view import START, Place
+from seriatim.consumer.fetching import Fetcher
+from seriatim.consumer.handover import Chunk, HandOver
+from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.protocol import log
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
+from seriatim.protocol.names import Index, Offset
+from seriatim.protocol.record import Record
+
+_log = log.logger("consumer")
+
+PREFETCH_BYTES = 16 * 1024 * 1024
+_CLOSE_TIMEOUT_S = 5.0
+_COMMIT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why nothing passes: `record` failed `attempts` times, the last time with `error`, first at `since_s` (time.time)."""
+
+    record: Record
+    error: Exception
+    attempts: int
+    since_s: float
+
+
+class Consumer:
+    """An elected reader of one subscription: an iterator of records in the queue's order, sync or async.
+
+    Of all consumers of a subscription one is elected and gets records; the others stand by and wait. A consumer that
+    is deposed hands out nothing from that moment on, by its own clock before its session can expire (H8), and stands
+    by again; `on_deposed` tells. When it is elected again, it starts at the last committed cursor. So records handed
+    out and not committed are handed out again, to it or to another. To commit what an earlier term handed out raises
+    Fenced.
+
+    A subscription that doesn't exist is made at `start`: "earliest", "latest" or an offset (`create=False`: raises
+    UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
+    all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
+    does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long; None: never.
+    `prefetch_bytes` bounds what is fetched ahead. `on_elected()` and `on_deposed()` are called on the consumer's own
+    thread and must return quickly.
+
+    Used by one application thread at a time; `close` and `commit` by any. Opened by its first use, or as a context
+    manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Sequence[str],
+        queue: str,
+        subscription: str = "default",
+        *,
+        start: str | int = "earliest",
+        create: bool = True,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        session_timeout_s: float = 4.0,
+        connect_timeout_s: float = 10.0,
+        auto_commit_ms: int | None = 1000,
+        idle_timeout_s: float | None = None,
+        on_elected: Callable[[], object] | None = None,
+        on_deposed: Callable[[], object] | None = None,
+        name: str = "",
+    ) -> None:
+        if prefetch_bytes < 1 or session_timeout_s <= 0 or (auto_commit_ms is not None and auto_commit_ms < 1):
+            raise InvalidArgument("prefetch_bytes, session_timeout_s and auto_commit_ms must be above 0")
+        self.queue = queue
+        self.subscription = subscription
+        self.blocked: Blocked | None = None
+        self._coordinators = coordinators
+        self._settings = ReaderSettings(
+            queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name
+        )
+        self._prefetch_bytes = prefetch_bytes
+        self._auto_commit_ms = auto_commit_ms
+        self._idle_timeout_s = idle_timeout_s
+        self._on_elected = on_elected
+        self._on_deposed = on_deposed
+        self._hand_over = HandOver()
+        self._opening = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._session: ReaderSession | None = None
+        self._fetcher: Fetcher | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        # The application's side: the batch in hand, and the place behind the batches before it, in their term.
+        self._chunk: Chunk | None = None
+        self._passed = (0, START)
+        self._is_elected = False
+
+    # ---- life
+
+    def open(self) -> Self:
+        """Connect, and stand for election. Raises Unreachable, UnknownQueue, UnknownSubscription."""
+        with self._opening:
+            if self._hand_over.is_closed:
+                raise InvalidArgument("the consumer is closed")
+            if self._thread is None:
+                thread = LoopThread(f"seriatim-consumer-{self.queue}")
+                try:
+                    thread.run(self._start())
+                except BaseException:
+                    thread.close()
+                    raise
+                self._thread = thread
+        return self
+
+    async def _start(self) -> None:
+        session = ReaderSession(
+            self._coordinators,
+            self._settings,
+            on_grant=self._granted,
+            on_lease=self._leased,
+            on_end=self._hand_over.end,
+            on_failure=self._hand_over.fail,
+        )
+        fetcher = Fetcher(
+            session.members, self._prefetch_bytes, self._hand_over.put, lambda: None, on_refused=session.refused
+        )
+        session.read_with(fetcher)
+        try:
+            await session.connect()
+        except BaseException:
+            await session.close()
+            raise
+        self._session, self._fetcher = session, fetcher
+        self._tasks.append(asyncio.create_task(self._run(session)))
+        if self._auto_commit_ms is not None:
+            self._tasks.append(asyncio.create_task(self._commit_regularly(self._auto_commit_ms / 1000)))
+
+    async def _run(self, session: ReaderSession) -> None:
+        try:
+            await session.run()
+        except Exception as error:
+            _log.exception("consumer failed", queue=self.queue)
+            self._hand_over.fail(BugError(f"the consumer failed: {error}"))
+
+    def close(self) -> None:
+        """Commit what the application has moved past, unless commits are its own affair; then stop and resign."""
+        with self._opening:
+            thread, self._thread = self._thread, None
+            self._hand_over.close()
+            if thread is None:
+                return
+            try:
+                thread.run(self._stop(), 2 * _CLOSE_TIMEOUT_S)
+            finally:
+                thread.close()
+
+    async def _stop(self) -> None:
+        session = self._session
+        if session is not None and self._auto_commit_ms is not None:
+            place = self._passed_place()
+            if place is not None and place > session.committed:
+                try:
+                    async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                        await session.commit(place)
+                except (SeriatimError, TimeoutError) as error:
+                    _log.info("not all committed at the end", queue=self.queue, reason=error)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if session is not None:
+            await session.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.open)
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ---- on the loop
+
+    def _granted(self, grant: Grant, place: Place) -> None:
+        self._hand_over.begin()
+        _log.info("reading", queue=self.queue, token=grant.token, epoch=place.epoch, index=place.index)
+
+    def _leased(self, valid_until_s: float) -> None:
+        self._hand_over.renew(valid_until_s)
+        is_elected = valid_until_s > 0
+        if is_elected is not self._is_elected:
+            self._is_elected = is_elected
+            told = self._on_elected if is_elected else self._on_deposed
+            if told is not None:
+                told()
+
+    def _passed_place(self) -> Place | None:
+        """Up to where the application has moved past, in this term."""
+        term, place = self._passed
+        chunk = self._chunk
+        if chunk is not None and chunk.passed > 0:
+            term, place = chunk.term, chunk.place_after(chunk.passed)
+        return place if term == self._hand_over.term and self._hand_over.is_reading else None
+
+    async def _commit_regularly(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            place = self._passed_place()
+            if place is not None and self._session is not None:
+                self._session.ask_commit(place)
+
+    # ---- reading
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this consumer is handed records now."""
+        return self._hand_over.is_open
+
+    @property
+    def waiting_for(self) -> str:
+        """What it waits for, for a person; empty while records can come."""
+        session, fetcher = self._session, self._fetcher
+        if self._hand_over.is_open:
+            return "" if fetcher is None else fetcher.state.waiting_for
+        return (session.waits if session is not None else "") or "being elected"
+
+    @property
+    def duplicates_dropped(self) -> int:
+        """Re-sends that were not handed out."""
+        return self._hand_over.dropped
+
+    def _move_past(self) -> None:
+        """The application asks for more: it is done with all it was handed."""
+        if self._chunk is not None:
+            self._chunk.passed = self._chunk.row
+
+    def _take(self) -> Chunk | None:
+        """The batch in hand, or the next one, where it is there; not waited for."""
+        hand_over = self._hand_over
+        while hand_over.is_open:
+            chunk = self._chunk
+            if chunk is not None and chunk.term == hand_over.term:
+                if chunk.row < len(chunk.records):
+                    return chunk
+                if chunk.passed == chunk.row:
+                    # Passed are also the re-sends at its end, and a batch of nothing else.
+                    self._passed = chunk.term, chunk.behind
+            taken = hand_over.take(self.queue)
+            if taken is None:
+                return None
+            self._chunk, size_bytes = taken
+            if self._thread is not None and self._fetcher is not None:
+                self._thread.tell(self._fetcher.happened, reading.RowsTaken(size_bytes))
+        hand_over.check()
+        return None
+
+    def _wait(self, idle_since_s: float) -> tuple[bool, float]:
+        """Wait for more. False: the consumer was closed or idle too long; else when idling began."""
+        hand_over = self._hand_over
+        if hand_over.is_closed:
+            return False, idle_since_s
+        idle_s = self._idle_timeout_s
+        if not hand_over.is_open:
+            hand_over.wait_for_change(0.1)
+            return True, boottime_s()
+        if idle_s is None:
+            hand_over.wait(1.0)
+            return True, idle_since_s
+        left_s = idle_since_s + idle_s - boottime_s()
+        if left_s <= 0:
+            return False, idle_since_s
+        hand_over.wait(min(1.0, left_s))
+        return True, idle_since_s
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records in order, until the consumer is closed or idle for too long."""
+        self.open()
+        idle_since_s = boottime_s()
+        while True:
+            self._move_past()
+            chunk = self._take()
+            if chunk is None:
+                goes_on, idle_since_s = self._wait(idle_since_s)
+                if not goes_on:
+                    return
+                continue
+            yield from self._handed_out(chunk)
+            idle_since_s = boottime_s()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """As the plain iterator; waits without holding up the caller's loop."""
+        await asyncio.to_thread(self.open)
+        idle_since_s = boottime_s()
+        while True:
+            self._move_past()
+            chunk = self._take()
+            if chunk is None:
+                goes_on, idle_since_s = await asyncio.to_thread(self._wait, idle_since_s)
+                if not goes_on:
+                    return
+                continue
+            for record in self._handed_out(chunk):
+                yield record
+            idle_since_s = boottime_s()
+
+    def _handed_out(self, chunk: Chunk) -> Iterator[Record]:
+        """The rest of a batch, as long as the term and the lease go on; the clock is asked for each record."""
+        hand_over, term, clock, row = self._hand_over, chunk.term, time.clock_gettime, chunk.row
+        for record in chunk.records[row:]:
+            if chunk.row != row or hand_over.term != term or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s:
+                return
+            chunk.passed = row
+            chunk.row = row = row + 1
+            yield record
+
+    def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
+        """Up to `max_records` records, as soon as there are any; none where none came within `timeout_s`.
+
+        To ask for more is to be done with those returned before.
+        """
+        self.open()
+        deadline_s = boottime_s() + timeout_s
+        self._move_past()
+        while (chunk := self._take()) is None:
+            left_s = deadline_s - boottime_s()
+            if left_s <= 0 or self._hand_over.is_closed:
+                return []
+            if self._hand_over.is_open:
+                self._hand_over.wait(left_s)
+            else:
+                self._hand_over.wait_for_change(min(left_s, 0.1))
+        found: list[Record] = []
+        term = chunk.term
+        following: Chunk | None = chunk
+        while following is not None and len(found) < max_records:
+            if following.term != term:
+                found, term = [], following.term  # what was found will be handed out again
+            end = min(len(following.records), following.row + max_records - len(found))
+            found += following.records[following.row : end]
+            following.row = end
+            following = self._take() if len(found) < max_records else None
+        return found
+
+    # ---- moving
+
+    def commit(self, record_or_offset: Record | int | None = None, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
+        """Commit, and wait until both members have it: the given record and all before it, or all below an offset.
+
+        With neither: all that was handed out. A record that an earlier term handed out raises Fenced; what was not
+        handed out raises InvalidArgument. Raises DeadlineOver where the members don't answer within `timeout_s`.
+        """
+        self.open()
+        if self._thread is not None and self._session is not None:
+            self._thread.run(self._session.commit(self._place_to_commit(record_or_offset)), timeout_s)
+
+    async def commit_async(self, record_or_offset: Record | int | None = None) -> None:
+        """As `commit`, awaited."""
+        await asyncio.to_thread(self.open)
+        if self._thread is not None and self._session is not None:
+            await self._thread.elsewhere(self._session.commit(self._place_to_commit(record_or_offset)))
+
+    def _place_to_commit(self, what: Record | int | None) -> Place:
+        chunk, view = self._chunk, self._session.view if self._session is not None else None
+        if not self._hand_over.is_reading or view is None:
+            raise NotElected("this consumer isn't elected", queue=self.queue)
+        if chunk is None or chunk.term != self._hand_over.term:
+            raise Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
+        handed = chunk.place_after(chunk.row)
+        if what is None:
+            return handed
+        place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
+        if place > handed:
+            raise InvalidArgument("this was not handed out, or by an earlier term", queue=self.queue)
+        return place
+
+    def seek(self, position: str | int, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
+        """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.
+
+        Where this consumer is elected, the next record is that of the new position. Raises InvalidArgument for an
+        offset that isn't kept.
+        """
+        self.open()
+        if self._thread is not None and self._session is not None:
+            self._thread.run(self._seek(self._session, str(position), timeout_s), timeout_s + 1)
+
+    @staticmethod
+    async def _seek(session: ReaderSession, position: str, timeout_s: float) -> None:
+        generation = await session.seek(position, timeout_s)
+        await session.reach(generation, timeout_s)
+
+    # ---- with a handler
+
+    def run(
+        self,
+        handler: Callable[[Record], object],
+        park: Callable[[Record, Exception], object] | None = None,
+        *,
+        backoff_s: float = 0.1,
+        backoff_max_s: float = 30.0,
+    ) -> None:
+        """Hand each record to `handler`, until the consumer is closed or idle for too long.
+
+        A record whose handler raises blocks the queue: nothing passes it. It is tried again after `backoff_s`,
+        doubled up to `backoff_max_s`; `blocked` and the log say why. With `park`, which is given the record and the
+        error, the record counts as done instead, once `park` returned.
+        """
+        for record in self:
+            try:
+                handler(record)
+            except Exception as error:
+                if park is not None:
+                    park(record, error)
+                    _log.warning("record parked", queue=self.queue, offset=record.offset, error=error)
+                else:
+                    self._repeat(handler, record, error, backoff_s, backoff_max_s)
+
+    def _repeat(
+        self, handler: Callable[[Record], object], record: Record, error: Exception, pause_s: float, pause_max_s: float
+    ) -> None:
+        """Try again until it works, or this reader may not go on with the record."""
+        term = self._hand_over.term
+        blocked = Blocked(record, error, 1, time.time())
+        while True:
+            self.blocked = blocked
+            _log.warning(
+                "queue blocked", queue=self.queue, offset=record.offset, attempts=blocked.attempts, error=blocked.error
+            )
+            until_s = boottime_s() + pause_s
+            while (left_s := until_s - boottime_s()) > 0 or not self._hand_over.is_open:
+                if self._hand_over.is_closed or self._hand_over.term != term:
+                    self.blocked = None
+                    return
+                time.sleep(min(0.05, max(0.01, left_s)))
+            pause_s = min(pause_max_s, pause_s * 2)
+            try:
+                handler(record)
+            except Exception as again:
+                blocked = Blocked(record, again, blocked.attempts + 1, blocked.since_s)
+            else:
+                self.blocked = None
+                return

@@ -1,0 +1,10 @@
+"""The reader's decisions, pure: facts and the present time in, orders out.
+
+- `view`: the queue as a coordinator shows it, without protobuf; offsets and places.
+- `rows`: which records of a batch are handed out; the rest are re-sends.
+- `reading`: from link to link, from member to member.
+- `cursor`: what is committed, and where.
+- `invariants`: what must hold after each step of `reading` and `cursor`.
+"""
+
+from __future__ import annotations

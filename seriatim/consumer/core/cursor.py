@@ -1,0 +1,281 @@
+"""The cursor: how far the application is, and what of that the members have.
+
+Problem: a commit counts only in the head of the consume list, at members that were told this reader's token and the
+subscription's generation; the application may be links ahead of that.
+
+Idea: two places. `wanted` is before the first record the application is not done with; `committed` is what the
+members have. `committed` follows `wanted`: inside the head link by commits; at the head's recorded end it waits
+until the coordinator took the link off the consume list, and then asks for the next head with the same token.
+
+`decide` is as in `reading`. The shell answers AcquireAgain with Granted sooner or later, or with Deposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from seriatim.consumer.core.view import START, ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
+
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 1.0
+
+
+# ---- events ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A coordinator's answer: the head of the consume list and the cursor in it; epoch 0: the list is empty."""
+
+    view: ChainView
+    subscription_id: SubscriptionId
+    generation: Generation
+    head: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """Somebody else is elected, or nobody can tell: nothing is committed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    view: ChainView
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAsked:
+    """The application is done with everything before `place`."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    commit_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """`is_grant_old`: the member was told another token or generation, or none."""
+
+    commit_id: int
+    reason: str
+    is_grant_old: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that was asked for has come."""
+
+
+Event = Granted | Deposed | ViewChanged | CommitAsked | Committed | CommitFailed | Tick
+
+
+# ---- effects ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit the cursor `index` in link `epoch` at this member; `generation` and token are those granted."""
+
+    commit_id: int
+    generation: Generation
+    epoch: Epoch
+    index: Index
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireAgain:
+    """Ask a coordinator with the same token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartReading:
+    """From here: a new term of this reader, or a subscription that was sought. `is_end`: nothing is left of that link."""
+
+    place: Place
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a Tick then; takes the place of an earlier order."""
+
+    at_s: float
+
+
+Effect = Commit | AcquireAgain | StartReading | WakeAt
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """State. Nothing happens while `is_granted` is false.
+
+    head: epoch that takes this reader's commits; 0: the consume list is empty.
+    committed <= wanted: see the module.
+    in_flight: the only commit on its way.
+    """
+
+    view: ChainView | None = None
+    is_granted: bool = False
+    subscription_id: SubscriptionId = SubscriptionId(0)
+    generation: Generation = Generation(0)
+    head: Epoch = Epoch(0)
+    committed: Place = START
+    wanted: Place = START
+    in_flight: Commit | None = None
+    next_commit_id: int = 1
+    is_acquiring: bool = False
+    failures: int = 0
+    failure: str = ""
+    avoid: str = ""
+    retry_at_s: float = 0.0
+    waiting_for: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the members have all that the application is done with."""
+        return self.committed >= self.wanted
+
+
+Step = tuple[CursorState, list[Effect]]
+
+
+def decide(state: CursorState, event: Event, now_s: float) -> Step:
+    """What follows from `event`."""
+    effects: list[Effect] = []
+    match event:
+        case Granted():
+            state, effects = _granted(state, event)
+        case Deposed():
+            return CursorState(next_commit_id=state.next_commit_id), []
+        case ViewChanged(view):
+            if state.view is not None and view.version < state.view.version:
+                return state, []
+            state = replace(state, view=view)
+        case CommitAsked(place):
+            state = replace(state, wanted=max(state.wanted, place))
+        case Committed(commit_id):
+            if state.in_flight is None or state.in_flight.commit_id != commit_id:
+                return state, []
+            reached = Place(state.in_flight.epoch, state.in_flight.index)
+            state = replace(
+                state, in_flight=None, committed=max(state.committed, reached), failures=0, failure="", avoid=""
+            )
+        case CommitFailed():
+            if state.in_flight is None or state.in_flight.commit_id != event.commit_id:
+                return state, []
+            state, effects = _failed(state, event, now_s)
+        case Tick():
+            pass
+        case _:
+            assert_never(event)
+    state, more = _settled(state, now_s)
+    return state, effects + more
+
+
+def _granted(state: CursorState, event: Granted) -> Step:
+    place, is_end = event.head, False
+    if place.epoch == 0:
+        place, is_end = _behind_all(event.view), True
+    is_going_on = state.is_granted and (state.generation, state.subscription_id) == (
+        event.generation,
+        event.subscription_id,
+    )
+    after = replace(
+        state,
+        view=event.view,
+        is_granted=True,
+        subscription_id=event.subscription_id,
+        generation=event.generation,
+        head=event.head.epoch,
+        is_acquiring=False,
+        in_flight=None,
+        committed=place,
+        wanted=max(state.wanted, place) if is_going_on else place,
+    )
+    if is_going_on:
+        if place.epoch == 0 or is_end:  # nothing is left on the list: all that was wanted is committed
+            after = replace(after, committed=after.wanted)
+        return after, []
+    after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
+    return after, [StartReading(place, is_end)]
+
+
+def _behind_all(view: ChainView) -> Place:
+    """Where a reader stands whose consume list is empty: behind the last link, all of which are sealed."""
+    if not view.links:
+        return START
+    last = view.links[-1]
+    return Place(last.epoch, last.end or Index(0))
+
+
+def _failed(state: CursorState, event: CommitFailed, now_s: float) -> Step:
+    """The other member is tried at once; when both failed, the token is told again, and then after a while."""
+    order = state.in_flight
+    failures = state.failures + 1
+    is_second = failures % 2 == 0
+    wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10)) if is_second else 0.0
+    state = replace(
+        state,
+        in_flight=None,
+        failures=failures,
+        failure=event.reason,
+        avoid="" if order is None else order.side.member,
+        retry_at_s=now_s + wait_s,
+    )
+    if (event.is_grant_old or is_second) and not state.is_acquiring:
+        return replace(state, is_acquiring=True), [AcquireAgain()]
+    return state, []
+
+
+def _settled(state: CursorState, now_s: float) -> Step:
+    view = state.view
+    if not state.is_granted or view is None or state.is_acquiring:
+        return state, []
+    subscription = view.subscription(state.subscription_id)
+    if subscription is None or view.is_deleted:
+        return replace(state, waiting_for="nothing: the subscription was deleted"), []
+    if _is_grant_over(state, subscription):
+        # A commit under way is void or repeated: the new grant says where the cursor is.
+        return replace(state, is_acquiring=True, in_flight=None), [AcquireAgain()]
+    link = view.link(state.head)
+    if link is None or state.in_flight is not None:
+        return state, []
+    target = _target(state, link)
+    if state.committed.epoch != link.epoch or target <= state.committed.index:
+        return replace(state, waiting_for=""), []
+    if now_s < state.retry_at_s:
+        return replace(state, waiting_for=state.failure), [WakeAt(state.retry_at_s)]
+    side = _choice(link, state.avoid)
+    if side is None:
+        return replace(state, waiting_for=f"{link.master} or {link.slave}: neither is registered"), []
+    order = Commit(state.next_commit_id, state.generation, link.epoch, target, side)
+    return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
+
+
+def _is_grant_over(state: CursorState, subscription: SubscriptionView) -> bool:
+    """Whether the subscription was sought, or the head link left the consume list, or the list has one again."""
+    if subscription.generation != state.generation:
+        return True
+    if state.head == 0:
+        return bool(subscription.consume_list)
+    return state.head not in subscription.consume_list
+
+
+def _target(state: CursorState, link: LinkView) -> Index:
+    """How far the head link can be committed: to its recorded end, where the application is beyond it (H22)."""
+    if state.wanted.epoch < link.epoch:
+        return Index(0)
+    if state.wanted.epoch == link.epoch:
+        return state.wanted.index if link.end is None else min(state.wanted.index, link.end)
+    return Index(0) if link.end is None else link.end
+
+
+def _choice(link: LinkView, avoid: str) -> Side | None:
+    registered = [side for side in link.sides_by_preference() if side.is_registered]
+    return next((side for side in registered if side.member != avoid), registered[0] if registered else None)

@@ -1,0 +1,55 @@
+"""What must hold after every step of `reading` and `cursor`. Tests call these; each raises InvariantBroken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seriatim.consumer.core.cursor import CursorState
+from seriatim.consumer.core.reading import Deliver, Effect, Reading
+from seriatim.consumer.core.view import Place
+from seriatim.protocol.errors import InvariantBroken
+
+
+def _check(holds: bool, claim: str, **details: object) -> None:
+    if not holds:
+        raise InvariantBroken(claim, **details)
+
+
+def check_reading(before: Reading, after: Reading, effects: Sequence[Effect]) -> None:
+    """Strict consumption and the bound on memory; `before` and `after` a step that isn't ReadFrom or Stopped.
+
+    Raises InvariantBroken.
+    """
+    _check(after.buffered_bytes >= 0, "buffered bytes fell below zero")
+    _check(after.fetch is None or after.at is not None, "a fetch is open and nothing is to be read")
+    if before.at is not None and after.at is not None:
+        _check(after.at.epoch >= before.at.epoch, "the reader went back a link", before=before.at, after=after.at)
+    if before.at is not None and after.at is not None and after.view is not None:
+        for link in after.view.links:
+            if before.at.epoch <= link.epoch < after.at.epoch:
+                _check(link.end is not None, "the reader left a link that isn't sealed (invariant 5)", epoch=link.epoch)
+    at = before.at
+    for effect in effects:
+        if isinstance(effect, Deliver) and at is not None:
+            header = effect.delivery.batch.header
+            place = Place(effect.delivery.epoch, header.first_index)
+            _check(place == at, "a batch was delivered that doesn't start where the reader is", at=at, place=place)
+
+
+def check_cursor(before: CursorState, after: CursorState) -> None:
+    """A cursor moves back only by seek; only the head link is committed, and not beyond what was asked for.
+
+    Raises InvariantBroken.
+    """
+    if not after.is_granted:
+        _check(after.in_flight is None, "a commit is under way without a grant")
+        return
+    _check(after.committed <= after.wanted, "more is committed than the application is done with")
+    if after.in_flight is not None:
+        order = after.in_flight
+        _check(order.epoch == after.head, "a commit goes to another link than the head", epoch=order.epoch)
+        _check(order.generation == after.generation, "a commit carries an older generation")
+        _check(Place(order.epoch, order.index) <= after.wanted, "a commit is beyond what the application is done with")
+        _check(Place(order.epoch, order.index) > after.committed, "a commit goes back")
+    if before.is_granted and before.generation == after.generation:
+        _check(after.wanted >= before.wanted, "the cursor moved back without a seek")

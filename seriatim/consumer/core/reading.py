@@ -1,0 +1,480 @@
+"""Reading a queue: from link to link by the chain, from one member to the other.
+
+Problem: read every committed record of a queue once and in order, while links are sealed and made, members die and
+come back empty, and the reader itself may be told to start elsewhere.
+
+Idea: one place, `at`: the start of the next batch to take in. It moves over a batch that starts exactly there, and
+from a link's recorded end to the start of the chain's next link, and in no other way. Whatever goes wrong with a
+member only closes the fetch; it is opened again at `at`, at the other member or later.
+
+Rules (protocol.md 6):
+- a link that is opening is *not yet*; a lost one stops the reading, with a reason; only a recorded end is an end;
+- a place beyond the end counts as the end (H22); batches beyond it are not taken in;
+- marks belong to the place: those of the link's start and what the member says about the first batch's start, raised
+  by each batch. They go over with the reader to the next link (H6);
+- fetched ahead of the application, across links, within `limit_bytes`.
+
+`decide(state, event, now_s)` gives the next state and orders in the order in which they have to be carried out.
+`now_s` is any clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.marks import merged, overlaps, raised
+from seriatim.protocol.names import Epoch, Incarnation, Index, Offset
+
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 2.0
+STALL_S = 1.0
+"""A member that gives nothing of a link whose end is known, for so long, is left for the other one."""
+
+
+# ---- events: facts ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Reading starts anew at `place`; everything delivered and not yet taken is void.
+
+    `is_end`: the place is known to be the recorded end of its link. `until`: offset at which to stop, exclusive.
+    """
+
+    view: ChainView
+    place: Place
+    is_end: bool = False
+    until: Offset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Not to read any more: deposed, or closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    view: ChainView
+
+
+@dataclass(frozen=True, slots=True)
+class StartArrived:
+    """The member will start with the batch at `index`, before which the marks are these."""
+
+    fetch_id: int
+    index: Index
+    marks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrived:
+    fetch_id: int
+    batch: EncodedBatch
+    committed: Index
+
+
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """The member says: this is the link's recorded end, and all before it was sent."""
+
+    fetch_id: int
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    fetch_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTaken:
+    """The application took deliveries of this size from the buffer."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that was asked for has come."""
+
+
+Event = ReadFrom | Stopped | ViewChanged | StartArrived | BatchArrived | EndReached | FetchFailed | RowsTaken | Tick
+
+
+# ---- effects: orders -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFetch:
+    fetch_id: int
+    epoch: Epoch
+    side: Side
+    from_index: Index
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseFetch:
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveCredit:
+    fetch_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Throw away what was delivered and not yet taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a Tick then; takes the place of an earlier order."""
+
+    at_s: float
+
+
+Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | Discard | WakeAt
+
+
+# ---- state -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """An open stream. `credit_bytes`: what the member may still send; may fall below 0 by one batch."""
+
+    fetch_id: int
+    member: str
+    incarnation: Incarnation | None
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """State. Nothing is read while `at` is None.
+
+    at: before the next batch to take in; where `marks` is None, any place inside the link, not yet matched to a batch.
+    skip_below: records of `at`'s link below it were not asked for.
+    marks: at `at`; None until a member said them.
+    is_at_end: `at` is the recorded end of its link.
+    buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
+    failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
+    waiting_for: why nothing can be fetched now; empty while something is.
+    """
+
+    limit_bytes: int
+    view: ChainView | None = None
+    at: Place | None = None
+    skip_below: Index = Index(0)
+    until: Offset | None = None
+    marks: Mapping[str, int] | None = None
+    is_at_end: bool = False
+    fetch: Fetch | None = None
+    next_fetch_id: int = 1
+    buffered_bytes: int = 0
+    failures: int = 0
+    failure: str = ""
+    avoid: str = ""
+    retry_at_s: float = 0.0
+    progress_at_s: float = 0.0
+    waiting_for: str = ""
+
+    @property
+    def room_bytes(self) -> int:
+        """What may still be fetched ahead."""
+        promised = 0 if self.fetch is None else max(0, self.fetch.credit_bytes)
+        return self.limit_bytes - self.buffered_bytes - promised
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all below `until` is delivered."""
+        if self.until is None or self.view is None or self.at is None:
+            return False
+        link = self.view.link(self.at.epoch)
+        return link is not None and link.base is not None and link.base + self.at.index >= self.until
+
+
+Step = tuple[Reading, list[Effect]]
+
+
+def decide(state: Reading, event: Event, now_s: float) -> Step:
+    """What follows from `event`."""
+    match event:
+        case ReadFrom():
+            state, effects = _restarted(state, event, now_s)
+        case Stopped():
+            state, effects = _closed(state)
+            return replace(state, at=None, buffered_bytes=0, waiting_for="being elected"), [*effects, Discard()]
+        case ViewChanged(view):
+            state, effects = _seen(state, view, now_s)
+        case RowsTaken(size_bytes):
+            state, effects = replace(state, buffered_bytes=max(0, state.buffered_bytes - size_bytes)), []
+        case Tick():
+            effects = []
+        case StartArrived() | BatchArrived() | EndReached() | FetchFailed():
+            if state.fetch is None or state.fetch.fetch_id != event.fetch_id:
+                return state, []
+            state, effects = _answered(state, event, now_s)
+        case _:
+            assert_never(event)
+    state, more = _settled(state, now_s)
+    return state, effects + more
+
+
+def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
+    state, effects = _closed(state)
+    state = Reading(
+        state.limit_bytes,
+        view=event.view,
+        at=event.place,
+        skip_below=event.place.index,
+        until=event.until,
+        is_at_end=event.is_end,
+        next_fetch_id=state.next_fetch_id,
+        progress_at_s=now_s,
+    )
+    return state, [*effects, Discard()]
+
+
+def _closed(state: Reading) -> Step:
+    if state.fetch is None:
+        return state, []
+    return replace(state, fetch=None), [CloseFetch(state.fetch.fetch_id)]
+
+
+def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
+    if state.view is not None and view.queue_id != state.view.queue_id:
+        # A queue of the same name made later is another queue (H16).
+        view = replace(state.view, is_deleted=True)
+    elif state.view is not None and view.version < state.view.version:
+        return state, []  # from a coordinator that lags behind the one asked before
+    before = None if state.view is None or state.at is None else state.view.link(state.at.epoch)
+    after = None if state.at is None else view.link(state.at.epoch)
+    state = replace(state, view=view)
+    if before is None or after is None:
+        return state, []
+    if before.end != after.end:
+        state = replace(state, progress_at_s=now_s)
+    if (before.master, before.slave) == (after.master, after.slave):
+        return state, []
+    # Somebody came or went: what failed before may work now, and who served may be gone.
+    state = replace(state, retry_at_s=now_s)
+    fetch = state.fetch
+    if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
+        return state, []
+    return _failed(state, f"{after.side(fetch.member)} is no longer registered as it was", now_s, order_close=True)
+
+
+def _answered(state: Reading, event: StartArrived | BatchArrived | EndReached | FetchFailed, now_s: float) -> Step:
+    match event:
+        case StartArrived():
+            return _started(state, event, now_s)
+        case BatchArrived():
+            return _taken_in(state, event, now_s)
+        case EndReached(_, end):
+            if state.at is None or state.at.index != end or state.marks is None:
+                return _failed(state, f"the member ended at {end}, not having sent all", now_s, order_close=True)
+            return replace(state, fetch=None, is_at_end=True, failures=0), [CloseFetch(event.fetch_id)]
+        case FetchFailed(_, reason):
+            return _failed(state, reason, now_s, order_close=False)
+        case _:
+            assert_never(event)
+
+
+def _started(state: Reading, event: StartArrived, now_s: float) -> Step:
+    link = _current(state)
+    if link is None or state.at is None:
+        return state, []
+    if event.index > state.at.index:
+        return _failed(state, f"the member starts at {event.index}, behind {state.at.index}", now_s, order_close=True)
+    if state.marks is None:
+        return replace(
+            state,
+            at=Place(state.at.epoch, event.index),
+            marks=merged(link.marks, event.marks),
+            progress_at_s=now_s,
+        ), []
+    return replace(state, marks=merged(state.marks, event.marks), progress_at_s=now_s), []
+
+
+def _taken_in(state: Reading, event: BatchArrived, now_s: float) -> Step:
+    link, at, marks, fetch, batch = _current(state), state.at, state.marks, state.fetch, event.batch
+    header = batch.header
+    if link is None or at is None or fetch is None or link.base is None:
+        return state, []
+    if marks is None:
+        return _failed(state, "the member sent a batch before saying where it starts", now_s, order_close=True)
+    fetch = replace(fetch, credit_bytes=fetch.credit_bytes - batch.size_bytes)
+    state = replace(state, fetch=fetch, progress_at_s=now_s)
+    if header.end_index <= at.index:
+        return state, []
+    if header.first_index != at.index:
+        return _failed(state, f"the member sent index {header.first_index} after {at.index}", now_s, order_close=True)
+    if link.end is not None and header.end_index > link.end:
+        return _failed(state, f"the member sent a batch over the end {link.end}", now_s, order_close=True)
+    start, stop = max(header.first_index, state.skip_below), header.end_index
+    if state.until is not None:
+        stop = min(stop, Index(state.until - link.base))
+    effects: list[Effect] = []
+    if start < stop:
+        has_resends = overlaps(marks, header.spans)
+        delivery = Delivery(link.epoch, link.base, batch, start, stop, marks if has_resends else None, event.committed)
+        effects.append(Deliver(delivery))
+        state = replace(state, buffered_bytes=state.buffered_bytes + delivery.size_bytes)
+    return replace(
+        state, at=Place(at.epoch, header.end_index), marks=raised(marks, header.spans), failures=0, failure="", avoid=""
+    ), effects
+
+
+def _failed(state: Reading, reason: str, now_s: float, *, order_close: bool) -> Step:
+    """Give the fetch up. The other member is tried at once; when both failed, after a while."""
+    fetch, link = state.fetch, _current(state)
+    if fetch is None:
+        return state, []
+    failures = state.failures + 1
+    is_other_there = link is not None and any(
+        side.is_registered and side.member != fetch.member for side in link.sides_by_preference()
+    )
+    if failures % 2 == 1 and is_other_there:
+        retry_at_s = now_s
+    else:
+        retry_at_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10))
+    state = replace(
+        state,
+        fetch=None,
+        failures=failures,
+        failure=f"{link.side(fetch.member)}: {reason}" if link is not None else reason,
+        avoid=fetch.member,
+        retry_at_s=retry_at_s,
+    )
+    return state, [CloseFetch(fetch.fetch_id)] if order_close else []
+
+
+def _current(state: Reading) -> LinkView | None:
+    return None if state.view is None or state.at is None else state.view.link(state.at.epoch)
+
+
+# ---- where to go on --------------------------------------------------------------------------------------------
+
+
+def _settled(state: Reading, now_s: float) -> Step:
+    """Move over recorded ends; then keep a fetch open, or say what is waited for."""
+    effects: list[Effect] = []
+    view = state.view
+    while state.at is not None and view is not None:
+        at = state.at
+        reason, link = _whereabouts(state, view, at)
+        if reason:
+            state, closed = _closed(state)
+            return replace(state, waiting_for=reason), effects + closed
+        if link is None:  # its end was left behind; the chain's next link follows
+            following = view.next_after(at.epoch)
+            if following is None:
+                return replace(state, waiting_for="the next link"), effects
+            state = _entered(state, following)
+            continue
+        if link.end is not None and at.index >= link.end:
+            state, closed = _closed(state)
+            effects += closed
+            state = replace(state, at=Place(link.epoch, link.end), is_at_end=True, failures=0, avoid="")
+            continue
+        state, more = _fetching(state, link, now_s)
+        return state, effects + more
+    return state, effects
+
+
+def _entered(state: Reading, link: LinkView) -> Reading:
+    """At the start of the chain's next link, with the marks brought along."""
+    marks = state.marks
+    if marks is not None and link.are_marks_known:
+        marks = merged(marks, link.marks)
+    return replace(
+        state, at=Place(link.epoch, Index(0)), skip_below=Index(0), marks=marks, is_at_end=False, failures=0, avoid=""
+    )
+
+
+def _whereabouts(state: Reading, view: ChainView, at: Place) -> tuple[str, LinkView | None]:
+    """What stands in the way, or else the link to read; neither where its end was reached."""
+    if view.is_deleted:
+        return "nothing: the queue was deleted", None
+    if state.is_at_end:
+        return "", None
+    link = view.link(at.epoch)
+    if link is None:
+        return f"link {at.epoch}, which the chain doesn't have", None
+    if link.state is LinkState.OPENING:
+        return f"link {at.epoch} to be opened", None
+    if link.state is LinkState.LOST:
+        return f"the end of link {at.epoch}, which is lost until {link.master} or {link.slave} is back", None
+    if link.base is None or not (link.are_marks_known or state.marks is not None):
+        return f"the base of link {at.epoch}: the end of an earlier link is lost", None
+    if state.is_done:
+        return "nothing: all that was asked for is read", None
+    return "", link
+
+
+def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
+    """A fetch is open and gets its credit, or is opened, or has to wait."""
+    effects: list[Effect] = []
+    fetch = state.fetch
+    if fetch is not None and link.end is not None and fetch.credit_bytes > 0:
+        stalled_at_s = state.progress_at_s + STALL_S
+        if now_s >= stalled_at_s:
+            state, effects = _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
+            fetch = None
+        else:
+            effects.append(WakeAt(stalled_at_s))
+    if fetch is not None:
+        # Not for each batch: a message costs more than a late one does.
+        if state.room_bytes >= max(1, state.limit_bytes // 4):
+            effects.append(GiveCredit(fetch.fetch_id, state.room_bytes))
+            state = replace(
+                state,
+                fetch=replace(fetch, credit_bytes=fetch.credit_bytes + state.room_bytes),
+                progress_at_s=now_s if fetch.credit_bytes <= 0 else state.progress_at_s,
+            )
+        return replace(state, waiting_for=""), effects
+    if state.room_bytes < max(1, state.limit_bytes // 4):
+        return replace(state, waiting_for=""), effects
+    side = _choice(link, state.avoid)
+    if side is None:
+        return replace(state, waiting_for=f"{link.master} or {link.slave}: neither is registered"), effects
+    if now_s < state.retry_at_s:
+        return replace(state, waiting_for=state.failure), [*effects, WakeAt(state.retry_at_s)]
+    return _opened(state, link, side, now_s, effects)
+
+
+def _choice(link: LinkView, avoid: str) -> Side | None:
+    registered = [side for side in link.sides_by_preference() if side.is_registered]
+    return next((side for side in registered if side.member != avoid), registered[0] if registered else None)
+
+
+def _opened(state: Reading, link: LinkView, side: Side, now_s: float, effects: list[Effect]) -> Step:
+    at = state.at or Place(link.epoch, Index(0))
+    fetch = Fetch(state.next_fetch_id, side.member, side.incarnation, state.room_bytes)
+    from_index = at.index if state.marks is not None else max(at.index, state.skip_below)
+    effects.append(OpenFetch(fetch.fetch_id, link.epoch, side, from_index, fetch.credit_bytes))
+    if link.end is not None:
+        effects.append(WakeAt(now_s + STALL_S))
+    return replace(
+        state,
+        fetch=fetch,
+        next_fetch_id=state.next_fetch_id + 1,
+        progress_at_s=now_s,
+        waiting_for="",
+    ), effects

@@ -1,0 +1,153 @@
+"""The queue as a coordinator shows it: the part a reader decides by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A position in a queue: before the record at `index` of link `epoch`. Places compare in the queue's order."""
+
+    epoch: Epoch
+    index: Index
+
+
+START = Place(Epoch(0), Index(0))
+"""Before the first link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A member of a link, as it can be reached now.
+
+    `incarnation`: who answers at `address`; None where nobody is registered there.
+    """
+
+    group: str
+    member: str
+    address: str
+    incarnation: Incarnation | None
+
+    @property
+    def is_registered(self) -> bool:
+        return self.incarnation is not None and self.address != ""
+
+    def __str__(self) -> str:
+        return f"{self.group}-{self.member}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A link of the chain.
+
+    `base`: offset of index 0, None while an earlier end is lost. `end`: exclusive, None until it is recorded.
+    `marks`: at the link's start; only to be used where `are_marks_known`. `committed`: what a member says, where it
+    was asked.
+    """
+
+    epoch: Epoch
+    state: LinkState
+    base: Offset | None
+    end: Index | None
+    master: Side
+    slave: Side
+    marks: Mapping[str, int]
+    are_marks_known: bool = True
+    is_abandoned: bool = False
+    committed: Index | None = None
+
+    def sides_by_preference(self) -> tuple[Side, Side]:
+        """The slave first: it has less to do."""
+        return self.slave, self.master
+
+    def side(self, member: str) -> Side:
+        return self.slave if self.slave.member == member else self.master
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionView:
+    """`consume_list`: epochs not yet consumed, in order; only the first takes commits."""
+
+    subscription_id: SubscriptionId
+    name: str
+    generation: Generation
+    reader_token: Token
+    reader: str
+    consume_list: tuple[Epoch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainView:
+    """A snapshot of a queue. `links` by rising epoch."""
+
+    cluster: str
+    queue_id: int
+    queue: str
+    version: ChainVersion
+    links: tuple[LinkView, ...] = ()
+    subscriptions: tuple[SubscriptionView, ...] = ()
+    is_deleted: bool = False
+
+    def link(self, epoch: Epoch) -> LinkView | None:
+        return next((link for link in self.links if link.epoch == epoch), None)
+
+    def next_after(self, epoch: Epoch) -> LinkView | None:
+        """The next link of the chain."""
+        return next((link for link in self.links if link.epoch > epoch), None)
+
+    def subscription(self, subscription_id: SubscriptionId) -> SubscriptionView | None:
+        return next((one for one in self.subscriptions if one.subscription_id == subscription_id), None)
+
+    @property
+    def earliest(self) -> Offset:
+        """Offset of the first record kept; 0 in a queue that never had one."""
+        first = self.links[0].base if self.links else None
+        return Offset(0) if first is None else first
+
+    @property
+    def latest(self) -> Offset:
+        """Offset up to which records can be read in order now, exclusive; needs `LinkView.committed`."""
+        reached = self.earliest
+        for link in self.links:
+            if link.base is None:
+                break
+            reached = Offset(link.base + (link.committed or 0))
+            if link.end is None:
+                break
+            reached = Offset(link.base + link.end)
+        return reached
+
+    def place_of(self, offset: Offset) -> Place:
+        """The place of an offset. One in the gap that an abandoned link leaves is the start of the link behind the gap.
+
+        Raises InvalidArgument where the offset is no longer kept, or beyond a link whose end isn't known.
+        """
+        if self.links and self.links[0].base is not None and offset < self.links[0].base:
+            raise InvalidArgument(
+                f"offset {offset} of queue {self.queue!r} is no longer kept, the first one is {self.earliest}",
+                queue=self.queue,
+                offset=offset,
+                earliest=self.earliest,
+            )
+        place = START
+        for link in self.links:
+            if link.base is None:
+                raise InvalidArgument(
+                    f"nobody knows yet where offset {offset} of queue {self.queue!r} is: an earlier link's end is lost",
+                    queue=self.queue,
+                    offset=offset,
+                    epoch=link.epoch,
+                )
+            if offset < link.base:
+                return Place(link.epoch, Index(0))
+            place = Place(link.epoch, Index(offset - link.base))
+            if link.end is None or place.index < link.end:
+                return place
+            place = Place(link.epoch, link.end)
+        return place

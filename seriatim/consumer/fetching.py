@@ -1,0 +1,162 @@
+"""Carries out what `core.reading` orders: fetch streams, timer, delivery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from seriatim.consumer.core import reading
+from seriatim.consumer.core.reading import (
+    BatchArrived,
+    CloseFetch,
+    Deliver,
+    Discard,
+    EndReached,
+    Event,
+    FetchFailed,
+    GiveCredit,
+    OpenFetch,
+    Reading,
+    StartArrived,
+    Tick,
+    WakeAt,
+)
+from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.transport import FetchStream, Members
+from seriatim.consumer.views import link_name
+from seriatim.protocol import batch, log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError
+from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+
+_log = log.logger("consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """In whose name is fetched; all 0: no subscription's."""
+
+    subscription_id: SubscriptionId = SubscriptionId(0)
+    generation: Generation = Generation(0)
+    token: Token = Token(0)
+
+
+class Fetcher:
+    """The reading core and its streams. To be used on one loop.
+
+    `on_delivery`, `on_discard`: where batches go. `on_refused`: a member refused the identity; the grant is to be
+    looked at again.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        limit_bytes: int,
+        on_delivery: Callable[[Delivery], object],
+        on_discard: Callable[[], object],
+        on_refused: Callable[[SeriatimError], object],
+    ) -> None:
+        self.state = Reading(limit_bytes)
+        self.identity = Identity()
+        self._members = members
+        self._on_delivery = on_delivery
+        self._on_discard = on_discard
+        self._on_refused = on_refused
+        self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def happened(self, event: Event) -> None:
+        """Step the core and carry out its orders."""
+        before = self.state
+        self.state, effects = reading.decide(before, event, boottime_s())
+        for effect in effects:
+            match effect:
+                case OpenFetch():
+                    self._open(effect)
+                case CloseFetch(fetch_id):
+                    self._close(fetch_id)
+                case GiveCredit(fetch_id, size_bytes):
+                    if fetch_id in self._streams:
+                        self._streams[fetch_id][0].give_credit(size_bytes)
+                case Deliver(delivery):
+                    self._on_delivery(delivery)
+                case Discard():
+                    self._on_discard()
+                case WakeAt(at_s):
+                    self._wake_at(at_s)
+        if self.state.waiting_for != before.waiting_for and self.state.waiting_for:
+            _log.debug("reading waits", waiting_for=self.state.waiting_for, at=self.state.at)
+        if self.state.failures > before.failures:
+            _log.info("fetch failed", reason=self.state.failure, failures=self.state.failures, at=self.state.at)
+
+    def _wake_at(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, at_s - boottime_s()), self.happened, Tick())
+
+    def _open(self, order: OpenFetch) -> None:
+        view = self.state.view
+        if view is None:
+            return
+        opening = pb.FetchOpen(
+            link=link_name(view, order.epoch, order.side.incarnation),
+            subscription_id=self.identity.subscription_id,
+            generation=self.identity.generation,
+            token=self.identity.token,
+            from_index=order.from_index,
+            credit_bytes=order.credit_bytes,
+        )
+        _log.debug("fetch", queue=view.queue, epoch=order.epoch, from_index=order.from_index, member=order.side)
+        stream = FetchStream(self._members.stub(order.side.address), order.side.address, opening)
+        self._streams[order.fetch_id] = stream, asyncio.create_task(self._follow(order.fetch_id, stream))
+
+    async def _follow(self, fetch_id: int, stream: FetchStream) -> None:
+        reason = "the member ended the stream"
+        try:
+            async for reply in stream.replies():
+                event = _event(fetch_id, reply)
+                if event is not None:
+                    self.happened(event)
+                if fetch_id not in self._streams:
+                    return
+        except SeriatimError as error:
+            reason = f"{error.code}: {error.message}"
+            if error.code in {Fenced.code, OlderGeneration.code}:
+                self._on_refused(error)
+        finally:
+            stream.close()
+        self._streams.pop(fetch_id, None)
+        self.happened(FetchFailed(fetch_id, reason))
+
+    def _close(self, fetch_id: int) -> None:
+        found = self._streams.pop(fetch_id, None)
+        if found is not None:
+            found[0].close()
+
+    async def stop(self) -> None:
+        """Close every stream and the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream, task in streams:
+            stream.close()
+            task.cancel()
+        await asyncio.gather(*(task for _, task in streams), return_exceptions=True)
+
+
+def _event(fetch_id: int, reply: pb.FetchReply) -> StartArrived | BatchArrived | EndReached | None:
+    """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
+    match reply.WhichOneof("kind"):
+        case "batch":
+            arrived = batch.parse(reply.batch.header, reply.batch.payload)
+            return BatchArrived(fetch_id, arrived, Index(reply.committed_index))
+        case "start":
+            return StartArrived(fetch_id, Index(reply.start.index), dict(reply.start.marks))
+        case "end":
+            return EndReached(fetch_id, Index(reply.end))
+        case None:
+            return None  # only the committed index

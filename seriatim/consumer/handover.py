@@ -1,0 +1,143 @@
+"""Between the loop's thread, which fetches, and the application's, which takes.
+
+Deliveries lie here undecoded: decoding is done by the thread that takes them. Nothing is handed out beyond
+`valid_until_s`, which the loop moves on only with each proof that the session lives (H8), and nothing of an earlier
+term: a term starts with each ReadFrom and ends when the reader is deposed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from seriatim.consumer.core.rows import Delivery, Rows, decoded
+from seriatim.consumer.core.view import Place
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.names import Index
+from seriatim.protocol.record import Record
+
+
+class Chunk:
+    """The records of one batch, as far as they are handed out.
+
+    `term` as in HandOver. 0 <= passed <= row <= len(records): so many records the application is done with, and so
+    many were handed out. `before`: the place before the first; `behind`: behind the last, re-sends included.
+    """
+
+    __slots__ = ("before", "behind", "passed", "records", "row", "term")
+
+    def __init__(self, term: int, rows: Rows, queue: str, before: Place) -> None:
+        self.term = term
+        self.records: list[Record] = rows.records(queue)
+        self.row = 0
+        self.passed = 0
+        self.before = before
+        self.behind = Place(rows.epoch, rows.next_index)
+
+    def place_after(self, count: int) -> Place:
+        """The place behind the first `count` records."""
+        if count == len(self.records):
+            return self.behind
+        return self.before if count == 0 else Place(self.behind.epoch, Index(self.records[count - 1].index + 1))
+
+
+class HandOver:
+    """See the module. The loop's side: begin, put, end, renew, fail. The application's: wait, take."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Delivery] = deque()
+        self.term = 0
+        self.is_reading = False
+        self.valid_until_s = 0.0
+        self.dropped = 0
+        self.error: SeriatimError | None = None
+        self.is_closed = False
+
+    # ---- the loop's side
+
+    def begin(self) -> int:
+        """A term starts; what lies here is void. Returns its number."""
+        with self._changed:
+            self.term += 1
+            self.is_reading = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            return self.term
+
+    def end(self) -> None:
+        """The term is over: nothing of it is handed out any more."""
+        with self._changed:
+            self.term += 1
+            self.is_reading = False
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def put(self, delivery: Delivery) -> None:
+        with self._changed:
+            self._waiting.append(delivery)
+            self._changed.notify_all()
+
+    def renew(self, valid_until_s: float) -> None:
+        """Handing out is allowed until then, by `boottime_s`; 0: not at all."""
+        with self._changed:
+            was_open = boottime_s() < self.valid_until_s
+            self.valid_until_s = valid_until_s
+            if not was_open:
+                self._changed.notify_all()
+
+    def fail(self, error: SeriatimError) -> None:
+        """What can't be mended by waiting: whoever takes gets it."""
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    # ---- the application's side
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records may be handed out now."""
+        return self.is_reading and boottime_s() < self.valid_until_s
+
+    def _is_ready(self) -> bool:
+        return self.is_closed or self.error is not None or (bool(self._waiting) and self.is_open)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for something to take, or the end of it all. False where nothing came within `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(self._is_ready, timeout_s)
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until a term begins or ends, something comes, or the time is over."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raise what the loop failed with."""
+        if self.error is not None:
+            raise self.error
+
+    def take(self, queue: str) -> tuple[Chunk, int] | None:
+        """The next batch's records and its size in bytes; None where there is none now.
+
+        Raises what the loop failed with, and MalformedFrame where the batch can't be decoded: it then stays the next
+        one, because nothing may pass it.
+        """
+        self.check()
+        with self._changed:
+            if self.is_closed or not self._waiting or not self.is_open:
+                return None
+            term, delivery = self.term, self._waiting[0]
+        rows = decoded(delivery)
+        with self._changed:
+            if term != self.term:
+                return None
+            self._waiting.popleft()
+            self.dropped += rows.dropped
+        return Chunk(term, rows, queue, Place(delivery.epoch, delivery.start)), delivery.size_bytes

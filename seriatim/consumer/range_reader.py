@@ -1,0 +1,183 @@
+"""`RangeReader`: records between two offsets, without election and without a cursor, for Spark tasks and tools."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from seriatim.consumer.core import reading
+from seriatim.consumer.core.rows import Delivery, Rows, decoded
+from seriatim.consumer.core.view import ChainView
+from seriatim.consumer.fetching import Fetcher, Identity
+from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.transport import CALL_TIMEOUT_S, Coordinators, Members
+from seriatim.protocol import log
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
+from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
+from seriatim.protocol.record import Record
+
+PREFETCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """`earliest`: offset of the first record kept. `end`: offset up to which records can be read now, exclusive."""
+
+    earliest: Offset
+    end: Offset
+
+
+class RangeReader:
+    """Reads committed records by offset, as often as asked, dropping the same re-sends as every consumer.
+
+    With a token and a subscription's id and generation, members refuse it once a newer reader was told (Fenced).
+    `timeout_s`: how long it waits while nothing comes, before DeadlineOver. A context manager; raises Unreachable,
+    UnknownQueue.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Sequence[str],
+        queue: str,
+        token: int = 0,
+        subscription_id: int = 0,
+        generation: int = 0,
+        *,
+        timeout_s: float = 30.0,
+        prefetch_bytes: int = PREFETCH_BYTES,
+    ) -> None:
+        self.queue = queue
+        self.duplicates_dropped = 0
+        self._timeout_s = timeout_s
+        self._prefetch_bytes = prefetch_bytes
+        self._identity = Identity(SubscriptionId(subscription_id), Generation(generation), Token(token))
+        self._changed = threading.Condition()
+        self._waiting: deque[Delivery] = deque()
+        self._error: SeriatimError | None = None
+        self._fetcher: Fetcher | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._thread = LoopThread(f"seriatim-range-{queue}")
+        self._coordinators = Coordinators(coordinators)
+        self._members = Members()
+
+    def close(self) -> None:
+        try:
+            self._thread.run(self._stop(), CALL_TIMEOUT_S)
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _stop(self) -> None:
+        await self._members.close()
+        await self._coordinators.close()
+
+    def positions(self) -> Positions:
+        """What can be read now, asked of the members."""
+        view = self._thread.run(self._coordinators.describe(self.queue, log.new_cause_id("positions")))
+        return Positions(view.earliest, view.latest)
+
+    def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
+        """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.
+
+        `Rows.dropped` counts those per batch, `duplicates_dropped` in all. One read at a time. Raises InvalidArgument
+        where the start isn't kept, DeadlineOver where nothing comes, Fenced.
+        """
+        if not 0 <= start_offset <= end_offset:
+            raise InvalidArgument(f"no range of offsets: {start_offset} to {end_offset}")
+        if start_offset == end_offset:
+            return
+        if self._fetcher is not None:
+            raise InvalidArgument("this reader is reading already; finish or close that iterator first")
+        self._thread.run(self._begin(Offset(start_offset), Offset(end_offset)))
+        try:
+            while (delivery := self._next()) is not None:
+                rows = decoded(delivery)
+                self.duplicates_dropped += rows.dropped
+                self._thread.tell(self._taken, delivery.size_bytes)
+                yield rows
+        finally:
+            self._thread.run(self._end())
+
+    def read(self, start_offset: int, end_offset: int) -> Iterator[Record]:
+        """As `read_columns`, record by record."""
+        for rows in self.read_columns(start_offset, end_offset):
+            yield from rows.records(self.queue)
+
+    # ---- on the loop
+
+    async def _begin(self, start: Offset, end: Offset) -> None:
+        cause_id = log.new_cause_id("range")
+        view = await self._coordinators.describe(self.queue, cause_id)
+        place = view.place_of(start)
+        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)
+        fetcher.identity = self._identity
+        self._waiting.clear()
+        self._error = None
+        self._fetcher = fetcher
+        fetcher.happened(reading.ReadFrom(view, place, until=end))
+        self._watching = asyncio.create_task(self._watch(fetcher, cause_id))
+
+    async def _end(self) -> None:
+        fetcher, self._fetcher = self._fetcher, None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if fetcher is not None:
+            await fetcher.stop()
+
+    async def _watch(self, fetcher: Fetcher, cause_id: str) -> None:
+        try:
+            async for view in self._coordinators.watch(self.queue, cause_id):
+                self._see(fetcher, view)
+        except SeriatimError as error:
+            self._fail(error)
+
+    def _see(self, fetcher: Fetcher, view: ChainView) -> None:
+        fetcher.happened(reading.ViewChanged(view))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _put(self, delivery: Delivery) -> None:
+        with self._changed:
+            self._waiting.append(delivery)
+            self._changed.notify_all()
+
+    def _taken(self, size_bytes: int) -> None:
+        if self._fetcher is not None:
+            self._fetcher.happened(reading.RowsTaken(size_bytes))
+
+    def _fail(self, error: SeriatimError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    # ---- on the caller's thread
+
+    def _next(self) -> Delivery | None:
+        """The next batch; None when all that was asked for is read."""
+        deadline_s = boottime_s() + self._timeout_s
+        fetcher = self._fetcher
+        with self._changed:
+            while fetcher is not None:
+                if self._waiting:
+                    return self._waiting.popleft()
+                if self._error is not None:
+                    raise self._error
+                if fetcher.state.is_done:
+                    return None
+                left_s = deadline_s - boottime_s()
+                if left_s <= 0:
+                    waiting_for = fetcher.state.waiting_for or "records to be committed"
+                    raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
+                self._changed.wait(min(left_s, 0.2))
+        return None

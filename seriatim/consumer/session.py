@@ -1,0 +1,479 @@
+"""A reader's place among the readers of a subscription: election, token, grant, cursor.
+
+One `ReaderSession` lives on one loop. It stands for election for as long as it runs; while elected it has a grant,
+keeps the cursor's commits going, and feeds the fetcher where there is one. Nothing of what the reader may do rests
+on a callback arriving in time: handing out is allowed up to a moment of its own clock, moved on by each write to its
+own election node that ZooKeeper answered (H8; reads and pings prove nothing, H10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seriatim.consumer.core import cursor, reading
+from seriatim.consumer.core.cursor import CursorState
+from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.fetching import Fetcher, Identity
+from seriatim.consumer.transport import Coordinators, Members
+from seriatim.consumer.views import chain_view, link_name
+from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.election import Election, Standing
+from seriatim.protocol.errors import (
+    DeadlineOver,
+    Fenced,
+    NotElected,
+    OlderGeneration,
+    SeriatimError,
+    SubscriptionExists,
+    UnknownSubscription,
+    Unreachable,
+    Waiting,
+)
+from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, ZooKeeperSession
+
+_log = log.logger("consumer")
+
+_ACQUIRE_TIMEOUT_S = 5.0
+_COMMIT_TIMEOUT_S = 2.0
+_RETRY_S = 0.1
+_LEASE_PART = 2 / 3
+_RENEWALS_PER_TIMEOUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an elected reader holds: fencing token, and the subscription's generation."""
+
+    subscription_id: SubscriptionId
+    generation: Generation
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """`start`: where a subscription that isn't there yet starts: earliest, latest or an offset. Times in seconds."""
+
+    queue: str
+    subscription: str
+    start: str = "earliest"
+    is_created: bool = True
+    session_timeout_s: float = 4.0
+    connect_timeout_s: float = 10.0
+    name: str = ""
+
+    @property
+    def instance(self) -> str:
+        """Name of this instance in its election."""
+        return self.name or f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+class ReaderSession:
+    """See the module. `connect`, then `run` as a task until cancelled, then `close`.
+
+    `on_grant(grant, place)`: a term begins, or the subscription was sought; `on_lease(valid_until_s)`: what it does
+    may be done until then, by `boottime_s` (0: it must have stopped); `on_end`: the term is over.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Sequence[str],
+        settings: ReaderSettings,
+        *,
+        on_grant: Callable[[Grant, Place], object],
+        on_lease: Callable[[float], object],
+        on_end: Callable[[], object],
+        on_failure: Callable[[SeriatimError], object],
+    ) -> None:
+        self.settings = settings
+        self.coordinators = Coordinators(coordinators)
+        self.members = Members()
+        self.grant: Grant | None = None
+        self.waits = ""
+        self.view: ChainView | None = None
+        self._instance = settings.instance
+        self._fetcher: Fetcher | None = None
+        self._cursor = CursorState()
+        self._on_grant = on_grant
+        self._on_lease = on_lease
+        self._on_end = on_end
+        self._on_failure = on_failure
+        self._zookeeper: ZooKeeperSession | None = None
+        self._election: Election | None = None
+        self._paths = Paths("")
+        self._queue_id = QueueId(0)
+        self._subscription_id = SubscriptionId(0)
+        self._token = Token(0)
+        self._token_node = ""
+        self._acquiring: asyncio.Task[None] | None = None
+        self._is_asked_again = False
+        self._commits: set[asyncio.Task[None]] = set()
+        self._waiters: list[tuple[Place, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- life
+
+    async def connect(self) -> None:
+        """Find the cluster, the queue and the subscription, and open a session with ZooKeeper.
+
+        Raises Unreachable, UnknownQueue, UnknownSubscription.
+        """
+        settings = self.settings
+        deadline_s = boottime_s() + settings.connect_timeout_s
+        cluster = await self.coordinators.call(
+            "DescribeCluster", pb.DescribeClusterRequest(), settings.connect_timeout_s
+        )
+        self.coordinators.know(list(cluster.coordinators))
+        self._paths = Paths(cluster.cluster)
+        view = await self.coordinators.describe(settings.queue, "", max(1.0, deadline_s - boottime_s()))
+        self._queue_id = QueueId(view.queue_id)
+        self._subscription_id = await self._find_subscription(view)
+        session = ZooKeeperSession(cluster.zookeeper, settings.session_timeout_s)
+        await session.start(max(1.0, deadline_s - boottime_s()))
+        self._zookeeper = session
+        path = self._paths.readers(self._queue_id, self._subscription_id)
+        self._election = Election(session, path, self._instance, self._standing_changed)
+
+    async def _find_subscription(self, view: ChainView) -> SubscriptionId:
+        settings = self.settings
+        for one in view.subscriptions:
+            if one.name == settings.subscription:
+                return one.subscription_id
+        if not settings.is_created:
+            raise UnknownSubscription(
+                f"queue {settings.queue!r} has no subscription {settings.subscription!r}", queue=settings.queue
+            )
+        request = pb.CreateSubscriptionRequest(
+            queue=settings.queue,
+            subscription=settings.subscription,
+            **{"from": settings.start},
+            cause_id=log.new_cause_id("create-subscription"),
+        )
+        try:
+            made = await self.coordinators.call("CreateSubscription", request)
+        except SubscriptionExists:
+            return await self._find_subscription(await self.coordinators.describe(settings.queue, ""))
+        return SubscriptionId(made.subscription_id)
+
+    def read_with(self, fetcher: Fetcher) -> None:
+        """Let this fetcher read while elected."""
+        self._fetcher = fetcher
+
+    async def run(self) -> None:
+        """Stand for election, and act while elected, until cancelled."""
+        election = self._election
+        if election is None:
+            raise Unreachable("the reader isn't connected")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch())
+                tasks.create_task(self._renew())
+                tasks.create_task(election.run())
+        except* SeriatimError as failures:
+            error = failures.exceptions[0]
+            self._end_term(str(error))
+            self._on_failure(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
+
+    async def close(self) -> None:
+        """Give the election node back and close every connection."""
+        self._end_term("closed")
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in [*self._commits, *([self._acquiring] if self._acquiring is not None else [])]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._fetcher is not None:
+            await self._fetcher.stop()
+        if self._zookeeper is not None:
+            await self._zookeeper.stop()
+        await self.members.close()
+        await self.coordinators.close()
+
+    # ---- election and lease
+
+    @property
+    def standing(self) -> Standing:
+        return Standing.OUT if self._election is None else self._election.standing
+
+    def _standing_changed(self, standing: Standing) -> None:
+        if standing is Standing.ELECTED:
+            self._acquire()
+            return
+        # Nobody can tell, or somebody else is: nothing more is handed out. What was granted may be taken up again if it
+        # turns out that nobody was granted a newer token meanwhile.
+        self._on_lease(0.0)
+        self.waits = "another reader is elected" if standing is Standing.WAITING else "ZooKeeper"
+        if standing is not Standing.UNSURE:
+            self._end_term(f"standing is {standing}")
+
+    def _end_term(self, reason: str) -> None:
+        self._on_lease(0.0)
+        if self.grant is not None:
+            _log.info("deposed", queue=self.settings.queue, token=self.grant.token, reason=reason)
+            self.grant = None
+            self._on_end()
+        self._step(cursor.Deposed())
+        if self._fetcher is not None:
+            self._fetcher.happened(reading.Stopped())
+        self._fail_waiters(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
+
+    async def _renew(self) -> None:
+        """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
+        session = self._zookeeper
+        while session is not None:
+            sent_s = boottime_s()
+            try:
+                await self._prove(session, sent_s)
+            except (NoNode, SessionExpired, Unreachable) as error:
+                _log.debug("lease not renewed", error=error)
+            left_s = session.session_timeout_s / _RENEWALS_PER_TIMEOUT - (boottime_s() - sent_s)
+            await asyncio.sleep(max(0.02, left_s))
+
+    async def _prove(self, session: ZooKeeperSession, sent_s: float) -> None:
+        election = self._election
+        if election is None or election.standing is not Standing.ELECTED or not election.node:
+            return
+        node = election.node
+        await session.set(f"{self._paths.readers(self._queue_id, self._subscription_id)}/{node}", b"")
+        if self.grant is not None and self._token_node == node and election.standing is Standing.ELECTED:
+            self._on_lease(sent_s + session.session_timeout_s * _LEASE_PART)
+
+    # ---- the grant
+
+    def _acquire(self) -> None:
+        self._is_asked_again = self._acquiring is not None and not self._acquiring.done()
+        if not self._is_asked_again:
+            self._acquiring = asyncio.create_task(self._acquire_until_granted())
+
+    async def _acquire_until_granted(self) -> None:
+        cause_id = log.new_cause_id("acquire-read")
+        while self.standing is Standing.ELECTED and self._election is not None:
+            node = self._election.node
+            if node != self._token_node:
+                self._token, self._token_node = Token(0), node
+            sent_s = boottime_s()
+            pause_s = _RETRY_S
+            try:
+                if await self._acquired(node, cause_id, sent_s):
+                    return
+            except Waiting as error:
+                pause_s = float(str(error.details["retry_after_s"]))
+                self.waits = error.message
+            except NotElected as error:
+                # The coordinator's ZooKeeper server may lag behind ours. If it doesn't, ours will tell.
+                self.waits = error.message
+            except Fenced as error:
+                self._end_term(error.message)
+                self._token = Token(0)
+                self.waits = error.message
+            except SeriatimError as error:
+                self.waits = str(error)
+                if not error.can_retry:
+                    self._end_term(str(error))
+                    self._on_failure(error)
+                    return
+            _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
+            await asyncio.sleep(pause_s)
+
+    async def _acquired(self, node: str, cause_id: str, sent_s: float) -> bool:
+        request = pb.AcquireReadRequest(
+            queue=self.settings.queue,
+            subscription=self.settings.subscription,
+            queue_id=self._queue_id,
+            election_node=node,
+            token=self._token,
+            cause_id=cause_id,
+        )
+        self._is_asked_again = False
+        reply = await self.coordinators.call("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
+        if self.standing is not Standing.ELECTED or self._election is None or self._election.node != node:
+            return True  # the next change of standing starts anew
+        if self.grant is not None and self.grant.token != reply.token:
+            self._end_term("a new token was given")
+        self._token = Token(reply.token)
+        if reply.WhichOneof("kind") != "grant":
+            reasons = "; ".join(f"{one.what}: {one.reason}" for one in reply.wait.reasons) or "the coordinator"
+            raise Waiting(reasons, retry_after_s=max(0.02, reply.wait.retry_after_ms / 1000))
+        self._take_up(reply.grant, sent_s)
+        return not self._is_asked_again
+
+    def _take_up(self, granted: pb.ReadGrant, sent_s: float) -> None:
+        view = chain_view(granted.view)
+        subscription_id, generation = SubscriptionId(granted.subscription_id), Generation(granted.generation)
+        self.grant = Grant(subscription_id, generation, self._token)
+        self.waits = ""
+        _log.info("granted", queue=view.queue, token=self._token, epoch=granted.epoch, index=granted.index)
+        if self._fetcher is not None:
+            self._fetcher.identity = Identity(subscription_id, generation, self._token)
+        if self.view is None or self.view.version < view.version:
+            self.view = view
+        head = Place(Epoch(granted.epoch), Index(granted.index))
+        self._step(cursor.Granted(view, subscription_id, generation, head))
+        # The watch may have told of a newer chain meanwhile.
+        self._see(self.view)
+        if self._zookeeper is not None:
+            # The coordinator found the node first in line after the call was sent: the session lived then.
+            self._on_lease(sent_s + self._zookeeper.session_timeout_s * _LEASE_PART)
+
+    def refused(self, error: SeriatimError) -> None:
+        """A member refused this reader's token or generation: a coordinator knows what holds."""
+        _log.info("refused by a member", queue=self.settings.queue, code=error.code, reason=error.message)
+        if self.standing is Standing.ELECTED:
+            self._acquire()
+
+    # ---- the queue
+
+    async def _watch(self) -> None:
+        async for view in self.coordinators.watch(self.settings.queue, log.new_cause_id("watch")):
+            if view.queue_id == self._queue_id:
+                self._see(view)
+            if view.queue_id != self._queue_id or view.is_deleted:
+                raise UnknownSubscription(f"queue {self.settings.queue!r} was deleted", queue=self.settings.queue)
+            if view.subscription(self._subscription_id) is None and self._is_newest(view):
+                raise UnknownSubscription(
+                    f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted",
+                    queue=self.settings.queue,
+                )
+
+    def _is_newest(self, view: ChainView) -> bool:
+        """Whether a view without the subscription is newer than one that had it, and not just from a laggard."""
+        known = self.view
+        return known is not None and known is view
+
+    def _see(self, view: ChainView) -> None:
+        if self.view is not None and view.version < self.view.version:
+            return
+        if view.subscription(self._subscription_id) is not None or self.view is not None:
+            self.view = view
+        if self.grant is None:
+            return
+        self._step(cursor.ViewChanged(view))
+        if self._fetcher is not None:
+            self._fetcher.happened(reading.ViewChanged(view))
+
+    # ---- the cursor
+
+    @property
+    def committed(self) -> Place:
+        """What the members have, while there is a grant."""
+        return self._cursor.committed
+
+    async def commit(self, place: Place) -> None:
+        """Commit everything before `place`, and wait until the members have it.
+
+        Raises Fenced where the term ends first, OlderGeneration where somebody seeks.
+        """
+        if self.grant is None:
+            raise NotElected("this reader isn't elected", queue=self.settings.queue)
+        self.ask_commit(place)
+        if self._cursor.committed >= place:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((place, waiter))
+        await waiter
+
+    def ask_commit(self, place: Place) -> None:
+        """Commit everything before `place`, some time soon."""
+        if self.grant is not None and place > self._cursor.wanted:
+            self._step(cursor.CommitAsked(place))
+
+    def _step(self, event: cursor.Event) -> None:
+        before = self._cursor
+        self._cursor, effects = cursor.decide(before, event, boottime_s())
+        for effect in effects:
+            match effect:
+                case cursor.Commit():
+                    task = asyncio.create_task(self._commit(effect))
+                    self._commits.add(task)
+                    task.add_done_callback(self._commits.discard)
+                case cursor.AcquireAgain():
+                    self._acquire()
+                case cursor.StartReading(place, is_end):
+                    self._start_reading(place, is_end)
+                case cursor.WakeAt(at_s):
+                    self._wake_at(at_s)
+        still = []
+        for place, waiter in self._waiters:
+            if self._cursor.committed >= place:
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                still.append((place, waiter))
+        self._waiters = still
+
+    def _start_reading(self, place: Place, is_end: bool) -> None:
+        self._fail_waiters(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
+        view = self._cursor.view
+        if self.grant is None or view is None:
+            return
+        self._on_grant(self.grant, place)
+        if self._fetcher is not None:
+            self._fetcher.happened(reading.ReadFrom(view, place, is_end))
+
+    def _wake_at(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, at_s - boottime_s())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, cursor.Tick())
+
+    async def _commit(self, order: cursor.Commit) -> None:
+        view = self._cursor.view
+        if view is None:
+            return
+        request = pb.CommitCursorRequest(
+            link=link_name(view, order.epoch, order.side.incarnation),
+            subscription_id=self._subscription_id,
+            generation=order.generation,
+            token=self._token,
+            index=order.index,
+            cause_id=log.new_cause_id("commit"),
+        )
+        address = order.side.address
+        try:
+            commit: Any = self.members.stub(address).CommitCursor
+            await rpc.call(commit, request, _COMMIT_TIMEOUT_S, address)
+        except SeriatimError as error:
+            _log.info("commit failed", epoch=order.epoch, index=order.index, member=order.side, reason=error.message)
+            is_grant_old = error.code in {Fenced.code, OlderGeneration.code, NotElected.code}
+            self._step(cursor.CommitFailed(order.commit_id, f"{order.side}: {error.message}", is_grant_old))
+        else:
+            self._step(cursor.Committed(order.commit_id))
+
+    def _fail_waiters(self, error: SeriatimError) -> None:
+        waiters, self._waiters = self._waiters, []
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    # ---- seek
+
+    async def seek(self, to: str, timeout_s: float) -> Generation:
+        """Move the subscription. Returns the generation that starts there; wait for it with `reach`."""
+        request = pb.SeekSubscriptionRequest(
+            queue=self.settings.queue,
+            subscription=self.settings.subscription,
+            to=to,
+            cause_id=log.new_cause_id("seek"),
+        )
+        moved = await self.coordinators.call("SeekSubscription", request, timeout_s)
+        generation = Generation(moved.generation)
+        if self.grant is not None and self.grant.generation < generation:
+            self._acquire()
+        return generation
+
+    async def reach(self, generation: Generation, timeout_s: float) -> None:
+        """Wait until this reader's grant is of that generation, or it is not elected. Raises DeadlineOver."""
+        deadline_s = boottime_s() + timeout_s
+        while self.grant is not None and self.grant.generation < generation:
+            if boottime_s() > deadline_s:
+                raise DeadlineOver("the reader wasn't granted its new position in time")
+            await asyncio.sleep(0.01)

@@ -1,0 +1,203 @@
+"""`Subscriber`: elected reader with a token and commits by offset, for who reads by other means (Spark's driver)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.protocol import log
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import BugError, DeadlineOver, NotElected, SeriatimError
+from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
+
+_log = log.logger("consumer")
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What an elected subscriber works under. `cursor_offset`: all below it was committed when the term began."""
+
+    subscription_id: SubscriptionId
+    generation: Generation
+    token: Token
+    cursor_offset: Offset
+
+
+class Subscriber:
+    """Stands for election as a subscription's reader, without reading.
+
+    `term` is there while elected; by its own clock it ends before the session can (H8). `on_elected(term)` and
+    `on_deposed()` are called on another thread and must return quickly. A context manager; opening raises Unreachable,
+    UnknownQueue, UnknownSubscription.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Sequence[str],
+        queue: str,
+        subscription: str = "default",
+        *,
+        start: str | int = "earliest",
+        create: bool = True,
+        session_timeout_s: float = 4.0,
+        connect_timeout_s: float = 10.0,
+        on_elected: Callable[[Term], object] | None = None,
+        on_deposed: Callable[[], object] | None = None,
+        name: str = "",
+    ) -> None:
+        self.queue = queue
+        self._coordinators = coordinators
+        self._settings = ReaderSettings(
+            queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name
+        )
+        self._on_elected = on_elected
+        self._on_deposed = on_deposed
+        self._changed = threading.Condition()
+        self._term: Term | None = None
+        self._valid_until_s = 0.0
+        self._error: SeriatimError | None = None
+        self._thread: LoopThread | None = None
+        self._session: ReaderSession | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def open(self) -> Self:
+        """Connect, and stand for election."""
+        if self._thread is None:
+            thread = LoopThread(f"seriatim-subscriber-{self.queue}")
+            try:
+                thread.run(self._start())
+            except BaseException:
+                thread.close()
+                raise
+            self._thread = thread
+        return self
+
+    def close(self) -> None:
+        """Give the election node back."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.run(self._stop(), 2 * _CLOSE_TIMEOUT_S)
+        finally:
+            thread.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def term(self) -> Term | None:
+        """Token, generation and cursor while elected. Raises what can't be mended, such as UnknownSubscription."""
+        if self._error is not None:
+            raise self._error
+        return self._term if boottime_s() < self._valid_until_s else None
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps it from being elected, for a person."""
+        return "" if self._session is None else self._session.waits
+
+    def wait_elected(self, timeout_s: float | None = None) -> Term:
+        """Wait to be elected. Raises DeadlineOver."""
+        deadline_s = None if timeout_s is None else boottime_s() + timeout_s
+        with self._changed:
+            while (term := self.term) is None:
+                left_s = 1.0 if deadline_s is None else deadline_s - boottime_s()
+                if left_s <= 0:
+                    raise DeadlineOver(f"not elected in {timeout_s} s: {self.waiting_for}")
+                self._changed.wait(min(1.0, left_s))
+            return term
+
+    def commit(self, offset: int, *, timeout_s: float = 30.0) -> None:
+        """Commit everything below `offset`, and wait until both members have it.
+
+        Raises Fenced or NotElected where another reader is elected, DeadlineOver, OlderGeneration after a seek.
+        """
+        thread, session = self._thread, self._session
+        if thread is None or session is None or self.term is None:
+            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        thread.run(self._commit(session, Offset(offset)), timeout_s)
+
+    @staticmethod
+    async def _commit(session: ReaderSession, offset: Offset) -> None:
+        if session.view is None:
+            raise NotElected("this subscriber isn't elected")
+        await session.commit(session.view.place_of(offset))
+
+    # ---- on the loop
+
+    async def _start(self) -> None:
+        session = ReaderSession(
+            self._coordinators,
+            self._settings,
+            on_grant=self._granted,
+            on_lease=self._leased,
+            on_end=self._ended,
+            on_failure=self._failed,
+        )
+        try:
+            await session.connect()
+        except BaseException:
+            await session.close()
+            raise
+        self._session = session
+        self._running = asyncio.create_task(self._run(session))
+
+    async def _run(self, session: ReaderSession) -> None:
+        try:
+            await session.run()
+        except Exception as error:
+            _log.exception("subscriber failed", queue=self.queue)
+            self._failed(BugError(f"the subscriber failed: {error}"))
+
+    async def _stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def _granted(self, grant: Grant, place: Place) -> None:
+        view = None if self._session is None else self._session.view
+        offset = Offset(0) if view is None else _offset(view, place)
+        term = Term(grant.subscription_id, grant.generation, grant.token, offset)
+        with self._changed:
+            self._term = term
+            self._changed.notify_all()
+        if self._on_elected is not None:
+            self._on_elected(term)
+
+    def _leased(self, valid_until_s: float) -> None:
+        with self._changed:
+            self._valid_until_s = valid_until_s
+            self._changed.notify_all()
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._term = None
+            self._changed.notify_all()
+        if self._on_deposed is not None:
+            self._on_deposed()
+
+    def _failed(self, error: SeriatimError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+def _offset(view: ChainView, place: Place) -> Offset:
+    """Offset of a place; in a link whose base isn't known yet, or that isn't kept any more, the earliest one kept."""
+    link = view.link(place.epoch)
+    if link is None or link.base is None:
+        return view.earliest
+    return Offset(link.base + (place.index if link.end is None else min(place.index, link.end)))

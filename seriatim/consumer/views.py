@@ -1,0 +1,66 @@
+"""From the wire's messages to what the core decides by."""
+
+from __future__ import annotations
+
+from seriatim.consumer.core.view import ChainView, LinkView, Side, SubscriptionView
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+
+
+def chain_view(view: pb.QueueView) -> ChainView:
+    """A queue as the core sees it."""
+    return ChainView(
+        cluster=view.cluster,
+        queue_id=view.queue_id,
+        queue=view.queue,
+        version=ChainVersion(view.chain_version),
+        links=tuple(_link(link) for link in view.links),
+        subscriptions=tuple(_subscription(one) for one in view.subscriptions),
+        is_deleted=view.is_deleted,
+    )
+
+
+def _link(link: pb.LinkView) -> LinkView:
+    end = Index(link.end) if link.has_end else None
+    if end is None and link.is_abandoned:
+        end = Index(0)  # given up whole: there is nothing to read in it
+    return LinkView(
+        epoch=Epoch(link.epoch),
+        state=LinkState(link.state),
+        base=Offset(link.base) if link.has_base else None,
+        end=end,
+        master=_side(link.master, link.master_now),
+        slave=_side(link.slave, link.slave_now),
+        marks=dict(link.marks),
+        are_marks_known=link.are_marks_known,
+        is_abandoned=link.is_abandoned,
+        committed=Index(link.committed_index) if link.has_committed else None,
+    )
+
+
+def _side(member: pb.LinkMember, now: pb.Incarnation) -> Side:
+    return Side(
+        member.group, member.member, member.address, Incarnation(now.disk_id, now.start) if now.disk_id else None
+    )
+
+
+def _subscription(one: pb.SubscriptionView) -> SubscriptionView:
+    return SubscriptionView(
+        SubscriptionId(one.subscription_id),
+        one.subscription,
+        Generation(one.generation),
+        Token(one.reader_token),
+        one.reader,
+        tuple(Epoch(epoch) for epoch in one.consume_list),
+    )
+
+
+def link_name(view: ChainView, epoch: Epoch, to: Incarnation | None) -> pb.LinkName:
+    """The link and the process that is meant (H25)."""
+    return pb.LinkName(
+        cluster=view.cluster,
+        queue_id=view.queue_id,
+        epoch=epoch,
+        to=pb.Incarnation() if to is None else pb.Incarnation(disk_id=to.disk_id, start=to.start),
+    )
