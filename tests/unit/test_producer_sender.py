@@ -1,0 +1,328 @@
+"""Golden traces of the sender's state machine: events in, effects out, one trace for each way in which sending fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from seriatim.producer.core import events
+from seriatim.producer.core.events import Grant
+from seriatim.producer.core.invariants import broken, broken_step
+from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
+from seriatim.protocol import errors
+from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
+from seriatim.protocol.names import Epoch, Index, Token
+
+SETTINGS = SenderSettings(window_batches=3)
+
+
+def batch(first_seq: int, count: int, source: str = "s") -> EncodedBatch:
+    seqs = list(range(first_seq, first_seq + count))
+    return encode(RecordColumns([b"v"] * count, seqs, source, [0] * count), Index(0))
+
+
+def grant(epoch: int = 1, next_index: int = 0, marks: dict[str, int] | None = None, *, known: bool = True) -> Grant:
+    return Grant(Epoch(epoch), Index(next_index), (marks or {}) if known else None, 0, 0, "route")
+
+
+def text(effect: events.Effect) -> str:
+    """One word and the numbers that matter."""
+    match effect:
+        case events.Send(stream, number, sent):
+            seqs = "+".join(f"{span.first_seq}..{span.last_seq}" for span in sent.header.spans)
+            return f"send {number} at {sent.header.first_index} seqs {seqs} on stream {stream}"
+        case events.Acquire(request, token, failed_epoch, _):
+            return f"acquire {request} token {token} failed {failed_epoch}"
+        case events.OpenStream(stream, token, given):
+            return f"open stream {stream} token {token} epoch {given.epoch} from {given.next_index}"
+        case events.CloseStream(stream):
+            return f"close stream {stream}"
+        case events.Complete(number, epoch, first_index, _):
+            return f"complete {number} epoch {epoch} at {first_index}"
+        case events.Resume(number, _, is_whole):
+            return f"resume {number} {'whole' if is_whole else 'part'}"
+        case events.FailAll():
+            return "fail all"
+        case events.TellElected(token, marks):
+            return f"tell elected {token} {marks}"
+        case events.TellDeposed():
+            return "tell deposed"
+        case events.StandAgain():
+            return "stand again"
+        case events.Stop(error):
+            return f"stop {error.code}"
+
+
+class Trace:
+    """A sender that is fed event by event; invariants are judged after each."""
+
+    def __init__(self, state: SenderState | None = None) -> None:
+        self.state = state or SenderState()
+        self.now_s = 0.0
+        self.settings = SETTINGS
+
+    def __call__(self, event: events.Event, *, after_s: float = 0.001) -> list[str]:
+        self.now_s += after_s
+        before = self.state
+        self.state, effects = decide(before, event, self.now_s, self.settings)
+        assert broken(self.state, self.settings) == []
+        assert broken_step(before, self.state, effects) == []
+        return [text(effect) for effect in effects]
+
+    def granted(self, given: Grant, token: int = 7) -> list[str]:
+        return self(events.Granted(self.state.request, Token(token), given))
+
+
+@pytest.fixture
+def sending() -> Trace:
+    """Elected with token 7 on epoch 1, batches 1 to 3 (seqs 0..1, 2..3, 4..5) in flight and batch 4 behind them."""
+    trace = Trace()
+    assert trace(events.Elected()) == ["acquire 1 token 0 failed 0"]
+    assert trace.granted(grant()) == ["tell elected 7 {}", "open stream 1 token 7 epoch 1 from 0"]
+    sent = [trace(events.BatchClosed(number, batch(2 * number - 2, 2))) for number in (1, 2, 3, 4)]
+    assert sent == [
+        ["send 1 at 0 seqs 0..1 on stream 1"],
+        ["send 2 at 2 seqs 2..3 on stream 1"],
+        ["send 3 at 4 seqs 4..5 on stream 1"],
+        [],
+    ]
+    return trace
+
+
+def test_acknowledgements_are_cumulative_and_make_room(sending: Trace) -> None:
+    assert sending(events.Acknowledged(1, Index(4))) == [
+        "complete 1 epoch 1 at 0",
+        "complete 2 epoch 1 at 2",
+        "send 4 at 6 seqs 6..7 on stream 1",
+    ]
+    assert sending(events.Acknowledged(1, Index(8))) == ["complete 3 epoch 1 at 4", "complete 4 epoch 1 at 6"]
+    assert sending.state.pending == ()
+
+
+def test_an_acknowledgement_inside_a_batch_completes_only_what_lies_below(sending: Trace) -> None:
+    assert sending(events.Acknowledged(1, Index(3)))[0] == "complete 1 epoch 1 at 0"
+    assert [pending.number for pending in sending.state.pending] == [2, 3, 4]
+
+
+def test_an_acknowledgement_of_what_was_never_sent_stops_the_sender(sending: Trace) -> None:
+    assert sending(events.Acknowledged(1, Index(7))) == ["close stream 1", "fail all", "tell deposed", "stop invariant-broken"]
+
+
+def test_a_broken_stream_is_reported_and_the_rest_sent_again_in_order(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)))
+    assert sending(events.StreamBroken(1, "reset")) == ["close stream 1", "acquire 2 token 7 failed 1"]
+    assert sending.granted(grant(2, 0, {"s": 3})) == [
+        "resume 2 whole",
+        "open stream 2 token 7 epoch 2 from 0",
+        "send 3 at 0 seqs 4..5 on stream 2",
+        "send 4 at 2 seqs 6..7 on stream 2",
+    ]
+
+
+def test_a_resume_point_inside_a_batch_cuts_it(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending.granted(grant(2, 0, {"s": 2})) == [
+        "resume 1 whole",
+        "resume 2 part",
+        "open stream 2 token 7 epoch 2 from 0",
+        "send 2 at 0 seqs 3..3 on stream 2",
+        "send 3 at 1 seqs 4..5 on stream 2",
+        "send 4 at 3 seqs 6..7 on stream 2",
+    ]
+
+
+def test_an_unknown_resume_point_sends_everything_again(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending.granted(grant(2, 0, known=False)) == [
+        "open stream 2 token 7 epoch 2 from 0",
+        "send 1 at 0 seqs 0..1 on stream 2",
+        "send 2 at 2 seqs 2..3 on stream 2",
+        "send 3 at 4 seqs 4..5 on stream 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Sealed("sealed"),
+        errors.LeaseOver("lease"),
+        errors.DiskFull("full"),
+        errors.DiskFailed("broken"),
+        errors.PeerLost("no slave"),
+        errors.WrongIncarnation("another"),
+        errors.UnknownLink("none"),
+        errors.BugError("the master's"),
+    ],
+)
+def test_a_member_that_cannot_take_records_is_reported_as_failed_at_once(sending: Trace, error: errors.SeriatimError) -> None:
+    assert sending(events.Refused(1, error)) == ["close stream 1", "acquire 2 token 7 failed 1"]
+
+
+@pytest.mark.parametrize("error", [errors.OlderVersion("older"), errors.WrongIndex("7"), errors.BadChecksum("flipped")])
+def test_a_refusal_that_is_no_failure_costs_no_group(sending: Trace, error: errors.SeriatimError) -> None:
+    assert sending(events.Refused(1, error)) == ["close stream 1", "acquire 2 token 7 failed 0"]
+    assert sending.granted(grant(1, 2, {"s": 1}))[:3] == [
+        "resume 1 whole",
+        "open stream 2 token 7 epoch 1 from 2",
+        "send 2 at 2 seqs 2..3 on stream 2",
+    ]
+
+
+def test_a_sender_refused_again_and_again_gives_the_link_up_in_the_end(sending: Trace) -> None:
+    for stream in range(1, SETTINGS.tries_on_link + 1):
+        assert sending(events.Refused(stream, errors.WrongIndex("7")))[-1].endswith("failed 0")
+        sending.granted(grant(1, 0))
+    assert sending(events.Refused(SETTINGS.tries_on_link + 1, errors.WrongIndex("7")))[-1].endswith("failed 1")
+
+
+def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending: Trace) -> None:
+    assert sending(events.Refused(1, errors.Resend("again", marks={"s": 3}))) == [
+        "close stream 1",
+        "resume 1 whole",
+        "resume 2 whole",
+        "acquire 2 token 7 failed 0",
+    ]
+    assert sending.granted(grant(1, 5, {})) == [
+        "open stream 2 token 7 epoch 1 from 5",
+        "send 3 at 5 seqs 4..5 on stream 2",
+        "send 4 at 7 seqs 6..7 on stream 2",
+    ]
+
+
+def test_a_partial_resend_is_cut_by_the_marks_that_come_with_it(sending: Trace) -> None:
+    assert sending(events.Refused(1, errors.PartlyResend("part", marks={"s": 0})))[:2] == ["close stream 1", "resume 1 part"]
+    assert "send 1 at 0 seqs 1..1 on stream 2" in sending.granted(grant(1, 0, {}))
+
+
+def test_a_resend_without_marks_is_settled_by_the_resume_point(sending: Trace) -> None:
+    assert sending(events.Refused(1, errors.Resend("again"))) == ["close stream 1", "acquire 2 token 7 failed 0"]
+    assert sending.granted(grant(1, 0, {"s": 1}))[0] == "resume 1 whole"
+
+
+def test_an_overtaken_sender_fails_everything_and_stands_again(sending: Trace) -> None:
+    assert sending(events.Refused(1, errors.Fenced("token 8"))) == [
+        "close stream 1",
+        "fail all",
+        "tell deposed",
+        "stand again",
+    ]
+    assert sending.state.phase is Phase.STANDING_BY
+    assert sending(events.Elected()) == ["acquire 2 token 0 failed 0"]
+    assert sending.granted(grant(2, 0, {"s": 3}), token=9) == [
+        "tell elected 9 {'s': 3}",
+        "open stream 2 token 9 epoch 2 from 0",
+    ]
+
+
+def test_an_uncertain_session_stops_the_sender_at_once(sending: Trace) -> None:
+    assert sending(events.Deposed("suspended")) == ["close stream 1", "fail all", "tell deposed"]
+    assert sending(events.Acknowledged(1, Index(2))) == []
+
+
+def test_a_sender_overtaken_while_it_asks_fails_everything(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending(events.AcquireFailed(2, errors.NotElected("another"))) == ["fail all", "tell deposed", "stand again"]
+
+
+def test_a_coordinator_that_reads_the_election_late_is_asked_again() -> None:
+    trace = Trace()
+    trace(events.Elected())
+    assert trace(events.AcquireFailed(1, errors.NotElected("not yet"))) == []
+    assert trace(events.Tick(), after_s=SETTINGS.retry_s) == ["acquire 2 token 0 failed 0"]
+
+
+def test_an_unreachable_coordinator_is_asked_again_ever_more_slowly(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    waits = []
+    for request in range(2, 12):
+        assert sending(events.AcquireFailed(request, errors.Unreachable("down"))) == []
+        due_at_s = wake_at_s(sending.state, SETTINGS)
+        assert due_at_s is not None
+        waits.append(round(due_at_s - sending.now_s, 3))
+        assert sending(events.Tick(), after_s=due_at_s - sending.now_s) == [f"acquire {request + 1} token 7 failed 1"]
+    assert waits == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_waiting_for_a_group_keeps_the_batches_and_the_token(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending(events.WaitAnswered(2, Token(7), 0.5)) == []
+    assert sending(events.BatchClosed(5, batch(8, 1))) == []
+    assert sending(events.Tick(), after_s=0.4) == []
+    assert sending(events.Tick(), after_s=0.2) == ["acquire 3 token 7 failed 1"]
+    assert sending.granted(grant(3))[1] == "send 1 at 0 seqs 0..1 on stream 2"
+
+
+def test_an_error_of_the_callers_stops_the_sender(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending(events.AcquireFailed(2, errors.UnknownQueue("deleted")))[-1] == "stop unknown-queue"
+    assert sending.state.phase is Phase.ENDED
+
+
+def test_nothing_acknowledged_in_time_gives_the_link_up(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)))
+    assert sending(events.Tick(), after_s=0.29) == []
+    assert sending(events.Tick(), after_s=0.02) == ["close stream 1", "acquire 2 token 7 failed 1"]
+
+
+def test_a_process_that_stood_still_reads_its_acknowledgements_first(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)))
+    assert sending(events.Tick(), after_s=5.0) == []
+    assert sending(events.Tick(), after_s=0.29) == []
+    assert sending(events.Tick(), after_s=5.0) == ["close stream 1", "acquire 2 token 7 failed 1"]
+
+
+def test_slow_acknowledgements_lengthen_the_deadline(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)), after_s=0.8)
+    due_at_s = wake_at_s(sending.state, SETTINGS)
+    assert due_at_s is not None
+    assert 0.8 < due_at_s - sending.now_s <= SETTINGS.deadline_max_s
+
+
+def test_answers_to_an_earlier_request_and_words_of_an_earlier_stream_are_ignored(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending(events.Acknowledged(1, Index(6))) == []
+    assert sending(events.Granted(1, Token(7), grant(2))) == []
+    sending.granted(grant(2))
+    before = sending.state
+    assert sending(events.StreamBroken(1, "late")) == []
+    assert sending(events.Acknowledged(1, Index(2))) == []
+    assert sending.state == before
+
+
+def test_a_closed_sender_fails_what_is_left_and_is_elected_no_more(sending: Trace) -> None:
+    assert sending(events.Closed()) == ["close stream 1", "fail all", "tell deposed"]
+    assert sending(events.Closed()) == []
+    with pytest.raises(errors.InvariantBroken):
+        sending(events.Elected())
+
+
+def test_a_window_in_bytes_lets_one_batch_through_whatever_its_size() -> None:
+    trace = Trace()
+    trace.settings = replace(SETTINGS, window_bytes=1)
+    trace(events.Elected())
+    trace.granted(grant())
+    assert trace(events.BatchClosed(1, batch(0, 1))) == ["send 1 at 0 seqs 0..0 on stream 1"]
+    assert trace(events.BatchClosed(2, batch(1, 1))) == []
+    assert trace(events.Acknowledged(1, Index(1)))[1] == "send 2 at 1 seqs 1..1 on stream 1"
+
+
+def test_the_invariants_reject_batches_kept_after_a_deposal(sending: Trace) -> None:
+    """H4: a re-elected sender that still has its old records."""
+    kept = replace(SenderState(), pending=sending.state.pending)
+    assert any("H4" in sentence for sentence in broken(kept, SETTINGS))
+
+
+def test_the_invariants_reject_a_batch_that_vanishes(sending: Trace) -> None:
+    gone = replace(sending.state, pending=sending.state.pending[1:], in_flight=2)
+    assert broken_step(sending.state, gone, []) == ["batches [1] vanished"]
+
+
+def test_the_invariants_reject_a_gap_in_flight(sending: Trace) -> None:
+    first, _, *rest = sending.state.pending
+    assert broken(replace(sending.state, pending=(first, *rest), in_flight=2), SETTINGS)
+
+
+def test_an_event_that_cannot_come_raises() -> None:
+    with pytest.raises(errors.InvariantBroken):
+        decide(SenderState(), events.BatchClosed(1, batch(0, 1)), 0.0, SETTINGS)
