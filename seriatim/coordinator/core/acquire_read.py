@@ -1,0 +1,295 @@
+"""AcquireRead: where the elected reader reads (protocol.md 6).
+
+    reading    the chain is being read: every round starts here
+    electing   the caller has no token: who is first in line is being looked up
+    naming     the next token is being written
+    looking    who of the head link's members is registered is being looked up, after the chain was read
+    telling    the reader's token is on its way to every registered member (H8)
+    checking   a member couldn't be told: is it still registered?
+    leaving    the cursor is at the end of the head: it is being taken off the consume list (H22)
+
+It remembers nothing that it couldn't read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from seriatim.coordinator.core import subscriptions
+from seriatim.coordinator.core.events import (
+    Answer,
+    ChainConflict,
+    ChainRead,
+    ChainWritten,
+    Effects,
+    ElectionSeen,
+    Event,
+    LookUpElection,
+    LookUpSessions,
+    ReadChain,
+    ReaderNotTold,
+    ReaderTold,
+    ReadGrant,
+    Refused,
+    SessionsSeen,
+    TellReader,
+    Wait,
+    WakeAfter,
+    Woken,
+    WriteChain,
+)
+from seriatim.coordinator.core.registry import Registry
+from seriatim.protocol.chain import ChainDocument, Link, Subscription
+from seriatim.protocol.errors import (
+    Fenced,
+    InvariantBroken,
+    NotElected,
+    OlderGeneration,
+    OlderVersion,
+    SeriatimError,
+    UnknownLink,
+    UnknownQueue,
+    UnknownSubscription,
+)
+from seriatim.protocol.names import ChainVersion, Index, Token
+
+MAX_ROUNDS = 40
+OLDER_PAUSE_MS = 5
+
+
+class Phase(StrEnum):
+    READING = "reading"
+    ELECTING = "electing"
+    NAMING = "naming"
+    LOOKING = "looking"
+    TELLING = "telling"
+    CHECKING = "checking"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """`token` 0: the caller has none yet."""
+
+    subscription: str
+    election_node: str
+    token: Token = Token(0)
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRead:
+    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered."""
+
+    request: ReadRequest
+    phase: Phase = Phase.READING
+    read: ChainRead | None = None
+    asked: tuple[str, ...] = ()
+    told: Mapping[str, ReaderTold] = field(default_factory=dict)
+    failed: Mapping[str, SeriatimError] = field(default_factory=dict)
+    pending: ChainDocument | None = None
+    rounds: int = 0
+
+    @property
+    def document(self) -> ChainDocument:
+        return self._read().document
+
+    @property
+    def version(self) -> ChainVersion:
+        return self._read().version
+
+    @property
+    def registry(self) -> Registry:
+        return self._read().registry
+
+    @property
+    def subscription(self) -> Subscription:
+        return subscriptions.found(self.document, self.request.subscription)
+
+    @property
+    def head(self) -> Link | None:
+        consume_list = self.subscription.consume_list
+        return self.document.link(consume_list[0]) if consume_list else None
+
+    def _read(self) -> ChainRead:
+        if self.read is None:
+            raise InvariantBroken("the chain wasn't read yet")
+        return self.read
+
+
+Step = tuple[AcquireRead, Effects]
+
+
+def start(request: ReadRequest) -> Step:
+    """Begin with reading the chain."""
+    return AcquireRead(request), (ReadChain(),)
+
+
+def step(state: AcquireRead, event: Event, now_ms: int) -> Step:  # noqa: ARG001 - as every procedure's step
+    """What follows from one event. Raises InvariantBroken for an event that nothing asked for."""
+    match state.phase, event:
+        case Phase.READING, ChainRead():
+            return _with_token(replace(state, read=event))
+        case Phase.READING, Woken():
+            return state, (ReadChain(),)
+        case Phase.ELECTING, ElectionSeen(first):
+            return _elected(state, first)
+        case Phase.NAMING | Phase.LEAVING, ChainConflict():
+            return _again(state)
+        case Phase.NAMING | Phase.LEAVING, ChainWritten(version):
+            return _written(state, version)
+        case Phase.LOOKING, SessionsSeen(registry):
+            return _tell(state, registry)
+        case Phase.TELLING, ReaderTold(place):
+            return _answered(replace(state, told={**state.told, place: event}))
+        case Phase.TELLING, ReaderNotTold(place, error):
+            if isinstance(error, OlderVersion | Fenced | OlderGeneration):
+                return _again(state, OLDER_PAUSE_MS)
+            return _answered(replace(state, failed={**state.failed, place: error}))
+        case Phase.CHECKING, SessionsSeen(registry):
+            return _checked(state, registry)
+        case _:
+            raise InvariantBroken(f"{type(event).__name__} while {state.phase}")
+
+
+def _again(state: AcquireRead, pause_ms: int = 0) -> Step:
+    if state.rounds >= MAX_ROUNDS:
+        return state, (_wait(state, {"chain": "it keeps changing"}),)
+    fresh = AcquireRead(state.request, rounds=state.rounds + 1)
+    return fresh, (WakeAfter(pause_ms) if pause_ms else ReadChain(),)
+
+
+def _wait(state: AcquireRead, reasons: Mapping[str, str]) -> Answer:
+    return Answer(Wait(reasons, token=state.request.token))
+
+
+def _with_token(state: AcquireRead) -> Step:
+    document = state.document
+    if document.is_deleted:
+        return state, (Answer(Refused(UnknownQueue(f"queue {document.name} was deleted", queue=document.name))),)
+    try:
+        found = state.subscription
+    except UnknownSubscription as unknown:
+        return state, (Answer(Refused(unknown)),)
+    token = state.request.token
+    if token == 0:
+        return replace(state, phase=Phase.ELECTING), (LookUpElection(found.subscription_id),)
+    if token < found.reader_token:
+        error = Fenced(
+            f"the reader with token {found.reader_token} was elected after the one with {token}",
+            queue=document.name,
+            subscription=found.name,
+            token=found.reader_token,
+        )
+        return state, (Answer(Refused(error)),)
+    if token > found.reader_token:
+        return _again(state, OLDER_PAUSE_MS)  # this ZooKeeper server is behind the one that showed the token
+    return _look(state)
+
+
+def _elected(state: AcquireRead, first: str) -> Step:
+    document, node, found = state.document, state.request.election_node, state.subscription
+    if first != node:
+        error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
+        return state, (Answer(Refused(error)),)
+    if found.reader_node == node:  # it has its token, but the answer that brought it was lost
+        return _look(_with_own_token(state))
+    named = subscriptions.with_reader(document, found.name, node)
+    what = f"reader {node} of {found.name} elected token={found.reader_token + 1}"
+    return replace(state, phase=Phase.NAMING, pending=named), (WriteChain(named, state.version, what),)
+
+
+def _with_own_token(state: AcquireRead) -> AcquireRead:
+    return replace(state, request=replace(state.request, token=state.subscription.reader_token))
+
+
+def _written(state: AcquireRead, version: ChainVersion) -> Step:
+    if state.pending is None:
+        raise InvariantBroken(f"a write was answered that nobody asked for, while {state.phase}")
+    wrote = replace(state, read=ChainRead(state.pending, version, state.registry), pending=None)
+    return _look(_with_own_token(wrote) if state.phase is Phase.NAMING else wrote)
+
+
+def _look(state: AcquireRead) -> Step:
+    if state.head is None:
+        return _granted(state, Index(0))
+    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(),)
+
+
+def _tell(state: AcquireRead, registry: Registry) -> Step:
+    """To every registered member of the head link, whichever incarnation is there now (H8)."""
+    link, found = state.head, state.subscription
+    if link is None:
+        raise InvariantBroken("there is no head link to tell about", queue=state.document.name)
+    looked = replace(state, read=ChainRead(state.document, state.version, registry))
+    present = tuple(side for side in (link.master, link.slave) if registry.member(side.name) is not None)
+    if not present:
+        reason = f"no member of {link.group} is registered, so nobody can tell where link {link.epoch} was read to"
+        return looked, (_wait(looked, {link.group: reason}),)
+    asked = replace(looked, phase=Phase.TELLING, asked=tuple(side.name.member for side in present))
+    return asked, tuple(
+        TellReader(side.name, link, found.subscription_id, found.generation, found.reader_token) for side in present
+    )
+
+
+def _answered(state: AcquireRead) -> Step:
+    if len(state.told) + len(state.failed) < len(state.asked):
+        return state, ()
+    if any(not isinstance(error, UnknownLink) for error in state.failed.values()):
+        return replace(state, phase=Phase.CHECKING), (LookUpSessions(),)
+    return _with_cursors(state)
+
+
+def _checked(state: AcquireRead, registry: Registry) -> Step:
+    """A registered member that can't be told is waited for until it can, or its session is gone."""
+    link = state.head
+    if link is None:
+        raise InvariantBroken("there is no head link to check", queue=state.document.name)
+    reasons = {}
+    for side in (link.master, link.slave):
+        error = state.failed.get(side.name.member)
+        if error is not None and not isinstance(error, UnknownLink) and registry.member(side.name) is not None:
+            reasons[str(side.name)] = f"it is registered, but can't be told who reads: {error.message}"
+    if reasons:
+        return state, (_wait(state, reasons),)
+    return _with_cursors(state)
+
+
+def _with_cursors(state: AcquireRead) -> Step:
+    """The further of the cursors that count, and none beyond the link's end (H7, H22)."""
+    document, link, found = state.document, state.head, state.subscription
+    if link is None:
+        raise InvariantBroken("there is no head link to read", queue=document.name)
+    sound = [
+        answer
+        for place, answer in state.told.items()
+        if not answer.is_stale and (link.epoch, place) not in document.stale_cursors
+    ]
+    if not sound:
+        reason = (
+            f"no registered member of {link.group} has sound cursors of link {link.epoch}: "
+            f"it has yet to catch up with its peer (or seek the subscription to an offset)"
+        )
+        return state, (_wait(state, {link.group: reason}),)
+    cursors = [answer.cursor for answer in sound if answer.cursor is not None]
+    cursor = max([subscriptions.start_index(found, link.epoch), *cursors])
+    if link.end is not None and cursor >= link.end:
+        left = subscriptions.drained(document, found.subscription_id, found.generation, link.epoch)
+        what = f"{found.name} has read link {link.epoch} to its end {link.end}"
+        return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
+    return _granted(state, cursor)
+
+
+def _granted(state: AcquireRead, index: Index) -> Step:
+    found = state.subscription
+    grant = ReadGrant(
+        document=state.document,
+        version=state.version,
+        subscription_id=found.subscription_id,
+        generation=found.generation,
+        token=found.reader_token,
+        link=state.head,
+        index=index,
+    )
+    return state, (Answer(grant),)

@@ -1,0 +1,334 @@
+"""AcquireSend: where the elected sender sends (protocol.md 4).
+
+    reading    the chain is being read: every round starts here (step 1)
+    electing   the caller has no token: who is first in line is being looked up
+    naming     the next token is being written
+    looking    a member of the link seems to be gone: sessions are looked up, after the chain was read (H10)
+    opening    OpenLink is on its way to both members (step 2)
+    pausing    their copies weren't equal yet: asked again after a moment (H3)
+    granting   the link is being set to *open*, before its first grant (H13)
+    closing    the last link is being closed (step 3, `closing`)
+    listing    how it ended, the send list and the next link are being written, all in one (step 4, H24)
+
+It remembers nothing that it couldn't read again: cut off anywhere, the next call goes on from what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from seriatim.coordinator.core import chain, closing
+from seriatim.coordinator.core.closing import Closing, Ended, Overtaken, Undecidable
+from seriatim.coordinator.core.events import (
+    Answer,
+    ChainConflict,
+    ChainRead,
+    ChainWritten,
+    Effects,
+    ElectionSeen,
+    Event,
+    LinkOpened,
+    LookUpElection,
+    LookUpSessions,
+    OpenFailed,
+    ReadChain,
+    Refused,
+    SendGrant,
+    SendOpen,
+    SessionsSeen,
+    Wait,
+    WakeAfter,
+    Woken,
+    WriteChain,
+)
+from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.seal import Position
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.errors import Fenced, InvariantBroken, NotElected, OlderVersion, UnknownQueue, Waiting
+from seriatim.protocol.marks import merged
+from seriatim.protocol.names import ChainVersion, Epoch, Token
+
+MAX_ROUNDS = 40
+"""So often may the chain change under one call before the caller is asked to come again."""
+MAX_OPENS = 40
+"""So often are two members asked whose copies aren't equal, with OPEN_PAUSE_MS between."""
+OPEN_PAUSE_MS = 20
+OLDER_PAUSE_MS = 5
+"""A member knew a newer version than was read: ZooKeeper needs a moment to show it here, too."""
+
+
+class Phase(StrEnum):
+    READING = "reading"
+    ELECTING = "electing"
+    NAMING = "naming"
+    LOOKING = "looking"
+    OPENING = "opening"
+    PAUSING = "pausing"
+    GRANTING = "granting"
+    CLOSING = "closing"
+    LISTING = "listing"
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """`token` 0: the caller has none yet. `failed_epoch` 0: it reports no failure."""
+
+    election_node: str
+    token: Token = Token(0)
+    failed_epoch: Epoch = Epoch(0)
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireSend:
+    """`read`: the chain as this round read or wrote it. `positions`: what OpenLink was answered with, by place.
+
+    `avoid`: groups that couldn't be opened in this call, and why; they aren't tried again in it. `pending`: the document
+    whose write is under way.
+    """
+
+    request: SendRequest
+    phase: Phase = Phase.READING
+    read: ChainRead | None = None
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    closing: Closing | None = None
+    pending: ChainDocument | None = None
+    avoid: Mapping[str, str] = field(default_factory=dict)
+    opens: int = 0
+    rounds: int = 0
+
+    @property
+    def document(self) -> ChainDocument:
+        return self._read().document
+
+    @property
+    def version(self) -> ChainVersion:
+        return self._read().version
+
+    @property
+    def registry(self) -> Registry:
+        return self._read().registry
+
+    @property
+    def last_link(self) -> Link:
+        link = self.document.last_link
+        if link is None:
+            raise InvariantBroken("the chain has no link to open", queue=self.document.name)
+        return link
+
+    def _read(self) -> ChainRead:
+        if self.read is None:
+            raise InvariantBroken("the chain wasn't read yet")
+        return self.read
+
+
+Step = tuple[AcquireSend, Effects]
+
+
+def start(request: SendRequest) -> Step:
+    """Begin with reading the chain."""
+    return AcquireSend(request), (ReadChain(),)
+
+
+def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, PLR0912 - a transition table
+    """What follows from one event. Raises InvariantBroken for an event that nothing asked for."""
+    match state.phase, event:
+        case Phase.READING, ChainRead():
+            return _with_token(replace(state, read=event), now_ms)
+        case Phase.READING, Woken():
+            return state, (ReadChain(),)
+        case Phase.PAUSING, Woken():
+            return _open(state)
+        case Phase.ELECTING, ElectionSeen(first):
+            return _elected(state, first, now_ms)
+        case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainConflict():
+            return _again(state)
+        case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainWritten(version):
+            return _written(state, version, now_ms)
+        case Phase.LOOKING, SessionsSeen(registry):
+            return _looked(replace(state, read=ChainRead(state.document, state.version, registry)), now_ms)
+        case Phase.OPENING, LinkOpened(place, position):
+            return _opened(replace(state, positions={**state.positions, place: position}), now_ms)
+        case Phase.OPENING | Phase.PAUSING, OpenFailed(place, error):
+            if isinstance(error, OlderVersion | Fenced):
+                return _again(state, OLDER_PAUSE_MS)  # no failure of a member (H12)
+            return _failed(state, f"{state.last_link.group}-{place}: {error.message}", now_ms)
+        case _, LinkOpened() | OpenFailed() | Woken() if state.phase is not Phase.CLOSING:
+            return state, ()  # late: the other member's answer had decided already
+        case Phase.CLOSING, LinkOpened() | OpenFailed():
+            return state, ()
+        case Phase.CLOSING, _ if state.closing is not None:
+            outcome, effects = closing.step(state.closing, event, now_ms)
+            return _closed(state, outcome, effects, now_ms)
+        case Phase.LISTING, _:
+            return state, ()  # late: a second answer to Seal
+        case _:
+            raise InvariantBroken(f"{type(event).__name__} while {state.phase}")
+
+
+def _again(state: AcquireSend, pause_ms: int = 0) -> Step:
+    """Start again from reading the chain, knowing only the request and which groups couldn't be opened."""
+    if state.rounds >= MAX_ROUNDS:
+        return state, (_wait(state, {"chain": "it keeps changing"}),)
+    fresh = AcquireSend(state.request, avoid=state.avoid, rounds=state.rounds + 1)
+    return fresh, (WakeAfter(pause_ms) if pause_ms else ReadChain(),)
+
+
+def _wait(state: AcquireSend, reasons: Mapping[str, str]) -> Answer:
+    return Answer(Wait(reasons, token=state.request.token))
+
+
+def _with_token(state: AcquireSend, now_ms: int) -> Step:
+    """Step 1: refuse an older token; without one, see who is elected."""
+    document = state.document
+    if document.is_deleted:
+        return state, (Answer(Refused(UnknownQueue(f"queue {document.name} was deleted", queue=document.name))),)
+    token = state.request.token
+    if token == 0:
+        return replace(state, phase=Phase.ELECTING), (LookUpElection(),)
+    if token < document.sender_token:
+        return state, (Answer(Refused(_fenced(document, token))),)
+    if token > document.sender_token:
+        return _again(state, OLDER_PAUSE_MS)  # this ZooKeeper server is behind the one that showed the token
+    return _routed(state, now_ms)
+
+
+def _fenced(document: ChainDocument, token: Token) -> Fenced:
+    return Fenced(
+        f"the sender with token {document.sender_token} was elected after the one with {token}",
+        queue=document.name,
+        token=document.sender_token,
+    )
+
+
+def _elected(state: AcquireSend, first: str, now_ms: int) -> Step:
+    document, node = state.document, state.request.election_node
+    if first != node:
+        error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
+        return state, (Answer(Refused(error)),)
+    if document.sender_node == node:  # it has its token, but the answer that brought it was lost
+        return _routed(_with_own_token(state), now_ms)
+    named = chain.with_sender(document, node)
+    what = f"sender {node} elected token={named.sender_token}"
+    return replace(state, phase=Phase.NAMING, pending=named), (WriteChain(named, state.version, what),)
+
+
+def _with_own_token(state: AcquireSend) -> AcquireSend:
+    return replace(state, request=replace(state.request, token=state.document.sender_token))
+
+
+def _written(state: AcquireSend, version: ChainVersion, now_ms: int) -> Step:
+    if state.pending is None:
+        raise InvariantBroken(f"a write was answered that nobody asked for, while {state.phase}")
+    read = ChainRead(state.pending, version, state.registry)
+    wrote = replace(state, read=read, pending=None)
+    if state.phase is Phase.GRANTING:
+        return _granted(wrote)
+    if state.phase is Phase.NAMING:
+        return _routed(_with_own_token(wrote), now_ms)
+    return _routed(replace(wrote, closing=None, positions={}, opens=0), now_ms)
+
+
+def _routed(state: AcquireSend, now_ms: int) -> Step:
+    """What the last link's state and the caller's report ask for."""
+    last = state.document.last_link
+    if last is None or last.state in (LinkState.SEALED, LinkState.LOST):
+        return _listed(state, state.document, state.version, "", now_ms)
+    if last.state is LinkState.CLOSING or last.epoch == state.request.failed_epoch:
+        return _close(state, now_ms)
+    if state.registry.absence(last):
+        return replace(state, phase=Phase.LOOKING), (LookUpSessions(),)
+    return _open(state)
+
+
+def _looked(state: AcquireSend, now_ms: int) -> Step:
+    why = state.registry.absence(state.last_link)
+    return _failed(state, why, now_ms) if why else _open(state)
+
+
+def _open(state: AcquireSend) -> Step:
+    link = state.last_link
+    asked = replace(state, phase=Phase.OPENING, positions={}, opens=state.opens + 1)
+    limit_bytes = state.document.settings.max_record_bytes
+    return asked, tuple(
+        SendOpen(side, link, state.document.sender_token, state.version, limit_bytes)
+        for side in (link.master, link.slave)
+    )
+
+
+def _opened(state: AcquireSend, now_ms: int) -> Step:
+    """A grant needs both to answer the same next index and the same running hash (H3)."""
+    if len(state.positions) < 2:
+        return state, ()
+    one, other = state.positions.values()
+    if (one.index, one.hash) != (other.index, other.hash):
+        if state.opens >= MAX_OPENS:
+            return _failed(state, f"its copies stay unequal ({one.index} and {other.index})", now_ms)
+        return replace(state, phase=Phase.PAUSING), (WakeAfter(OPEN_PAUSE_MS),)
+    if state.last_link.state is LinkState.OPEN:
+        return _granted(state)
+    link = state.last_link
+    marked = chain.opened(state.document, link.epoch)
+    write = WriteChain(marked, state.version, f"link {link.epoch} open on {link.group}")
+    return replace(state, phase=Phase.GRANTING, pending=marked), (write,)
+
+
+def _granted(state: AcquireSend) -> Step:
+    """The resume point: the marks where both copies agree, so what two members hold (H2)."""
+    link = state.last_link
+    position = next(iter(state.positions.values()))
+    grant = SendGrant(
+        link=link,
+        token=state.request.token,
+        next_index=position.index,
+        is_resume_known=chain.point_before(state.document, link.epoch).is_known,
+        resume_point=merged(link.marks_on_two, position.marks),
+        max_record_bytes=state.document.settings.max_record_bytes,
+        base=link.base,
+    )
+    return state, (Answer(grant),)
+
+
+def _failed(state: AcquireSend, why: str, now_ms: int) -> Step:
+    """The link can't be opened: close it and take the next group (step 3)."""
+    group = state.last_link.group
+    return _close(replace(state, avoid={**state.avoid, group: why}), now_ms)
+
+
+def _close(state: AcquireSend, now_ms: int) -> Step:
+    outcome, effects = closing.begin(state.document, state.version, state.last_link.epoch, now_ms)
+    return _closed(replace(state, phase=Phase.CLOSING, closing=None), outcome, effects, now_ms)
+
+
+def _closed(state: AcquireSend, outcome: Closing | closing.Outcome, effects: Effects, now_ms: int) -> Step:
+    match outcome:
+        case Closing():
+            return replace(state, closing=outcome), effects
+        case Ended(document, expected, what):
+            return _listed(state, document, expected, what, now_ms)
+        case Undecidable(reasons):
+            return state, (_wait(state, reasons),)
+        case Overtaken():
+            return _again(state)
+
+
+def _listed(state: AcquireSend, document: ChainDocument, expected: ChainVersion, what: str, now_ms: int) -> Step:
+    """Step 4, one write: how the last link ended, the send list, and a link for its new head.
+
+    Where no group is left, how the link ended is recorded all the same.
+    """
+    try:
+        listed = chain.next_link(document, state.registry, avoid=state.avoid, now_ms=now_ms)
+    except Waiting as waiting:
+        if what:
+            return _writing(state, document, expected, what)
+        reasons = waiting.details["reasons"]
+        return state, (_wait(state, reasons if isinstance(reasons, Mapping) else {}),)
+    link = listed.links[-1]
+    listing = f"link {link.epoch} listed for {link.group}"
+    return _writing(state, listed, expected, f"{what}; {listing}" if what else listing)
+
+
+def _writing(state: AcquireSend, document: ChainDocument, expected: ChainVersion, what: str) -> Step:
+    return replace(state, phase=Phase.LISTING, pending=document), (WriteChain(document, expected, what),)

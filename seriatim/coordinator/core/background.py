@@ -1,0 +1,201 @@
+"""What the elected coordinator does unasked: a pure function from what is recorded and registered to actions.
+
+It keeps no memory but what it was told already (`Told`); losing that repeats harmless calls and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from seriatim.coordinator.core import chain, readmission, retention
+from seriatim.coordinator.core.registry import MEMBERS, Registry
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
+
+CLOSING_GRACE_MS = 300
+"""A closing link is left this long to the call that began to close it."""
+ORPHAN_AFTER_MS = 60_000
+"""A queue without a name is one whose making was cut off, once it is this old."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenChain:
+    """A chain document as it was last read, and since when (milliseconds) it has had this version."""
+
+    document: ChainDocument
+    version: ChainVersion
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What members have confirmed to the present elected coordinator.
+
+    `ends`: the member has the link exactly up to its end. `drops`: below which epoch it let links go; 0: the queue.
+    """
+
+    ends: frozenset[tuple[QueueId, Epoch, bytes, Incarnation]] = frozenset()
+    drops: frozenset[tuple[QueueId, Epoch, Incarnation]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the background work looks at. `names`: the queue names and whose they are. `sealed`: links of which a
+    member said that it takes no more records.
+    """
+
+    chains: tuple[SeenChain, ...]
+    registry: Registry
+    names: Mapping[str, QueueId]
+    told: Told
+    sealed: frozenset[tuple[QueueId, Epoch]] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseIt:
+    """Run the procedure `close_link`."""
+
+    queue_id: QueueId
+    epoch: Epoch
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Write the chain by compare-and-set; a conflict is no harm, the next look sees the new one."""
+
+    document: ChainDocument
+    expected: ChainVersion
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellEnd:
+    """RecordEnd to the member that is at `member` now."""
+
+    document: ChainDocument
+    version: ChainVersion
+    link: Link
+    member: MemberName
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrop:
+    """DropLinks to the member that is at `member` now; `below` 0: the whole queue."""
+
+    queue_id: QueueId
+    below: Epoch
+    member: MemberName
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ClearQueue:
+    """Every registered member let the deleted queue go: its nodes go, too."""
+
+    queue_id: QueueId
+    name: str
+
+
+Action = CloseIt | Change | TellEnd | TellDrop | ClearQueue
+
+
+def plan(view: View, now_ms: int) -> tuple[Action, ...]:
+    """The actions that are due now. At most one of them writes each chain."""
+    actions: list[Action] = []
+    for seen in view.chains:
+        if seen.document.is_deleted or _is_orphan(seen, view, now_ms):
+            actions += _deletion(seen, view)
+            continue
+        actions += _closings(seen, view, now_ms)
+        if not any(isinstance(one, CloseIt) and one.queue_id == seen.document.queue_id for one in actions):
+            actions += _change(seen, view.registry, now_ms)
+        actions += _ends(seen, view)
+        actions += _drops(seen.document, seen.document.dropped.epoch, view, _groups(seen.document, view.registry))
+    return tuple(actions)
+
+
+def end_key(document: ChainDocument, link: Link, incarnation: Incarnation) -> tuple[QueueId, Epoch, bytes, Incarnation]:
+    """By what `Told.ends` knows an end: a link whose tail was abandoned has another hash, and is told again."""
+    link_hash = b"" if link.certificate is None else link.certificate.link_hash
+    return document.queue_id, link.epoch, link_hash, incarnation
+
+
+def _is_orphan(seen: SeenChain, view: View, now_ms: int) -> bool:
+    document = seen.document
+    is_old = now_ms - document.created_at_ms > ORPHAN_AFTER_MS and now_ms - seen.since_ms > ORPHAN_AFTER_MS
+    return is_old and view.names.get(document.name) != document.queue_id
+
+
+def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
+    """Links to bring to their end: a member can take no more records (H18), the closer died, or a member returned."""
+    document = seen.document
+    for link in document.links:
+        why = ""
+        if link.state in (LinkState.OPEN, LinkState.OPENING):
+            why = view.registry.absence(link)
+            if not why and (document.queue_id, link.epoch) in view.sealed:
+                why = "a member has sealed it"
+            if not why and view.registry.group(link.group).is_draining:
+                why = f"{link.group} is being drained"
+        elif link.state is LinkState.CLOSING and now_ms - seen.since_ms >= CLOSING_GRACE_MS:
+            why = "nobody finished closing it"
+        elif link.state is LinkState.LOST and view.registry.group(link.group).members:
+            why = "it is lost, and a member of its group is there"
+        if why:
+            yield CloseIt(document.queue_id, link.epoch, why)
+
+
+def _change(seen: SeenChain, registry: Registry, now_ms: int) -> tuple[Change, ...]:
+    """One write with all that is due: draining groups leave the send list, others come back, old links go."""
+    document = seen.document
+    done = []
+    last = document.last_link
+    for group in document.send_list:
+        is_serving = last is not None and last.state in chain.LIVE and last.group == group
+        if registry.group(group).is_draining and not is_serving:
+            document = chain.without_group(document, group)
+            done.append(f"{group} off the send list, it is being drained")
+    for group in readmission.eligible(document, registry):
+        document = chain.readmitted(document, group)
+        done.append(f"{group} back at the send list's tail")
+    epochs = retention.due(document, now_ms)
+    if epochs:
+        document = retention.without(document, epochs)
+        done.append(f"links {epochs[0]} to {epochs[-1]} are kept no longer")
+    return (Change(document, seen.version, "; ".join(done)),) if done else ()
+
+
+def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:
+    """Members are told a recorded end until they say that they have it (protocol.md 5.3)."""
+    document = seen.document
+    for link in document.links:
+        if link.state is not LinkState.SEALED:
+            continue
+        for place in MEMBERS:
+            state = view.registry.group(link.group).members.get(place)
+            if state is not None and end_key(document, link, state.incarnation) not in view.told.ends:
+                yield TellEnd(document, seen.version, link, MemberName(link.group, place), state.incarnation)
+
+
+def _groups(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
+    """Groups that may hold something of the queue."""
+    return tuple(sorted(registry.groups.keys() | {link.group for link in document.links}))
+
+
+def _drops(document: ChainDocument, below: Epoch, view: View, groups: tuple[str, ...]) -> Iterable[TellDrop]:
+    if below == 1:
+        return
+    for group in groups:
+        for place, state in view.registry.group(group).members.items():
+            if (document.queue_id, below, state.incarnation) not in view.told.drops:
+                yield TellDrop(document.queue_id, below, MemberName(group, place), state.incarnation)
+
+
+def _deletion(seen: SeenChain, view: View) -> list[Action]:
+    """First the members let it go, then its nodes go; its id is never used again (H16)."""
+    document = seen.document
+    due: list[Action] = list(_drops(document, Epoch(0), view, _groups(document, view.registry)))
+    return due or [ClearQueue(document.queue_id, document.name)]

@@ -1,0 +1,302 @@
+"""Every change of the links and the send list of a chain document, as pure functions.
+
+Each takes a document and gives the next one; the caller writes it by compare-and-set on the version it read. A change
+that the state of the chain doesn't allow raises InvariantBroken: procedures look before they change, so it is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from seriatim.coordinator.core import readmission
+from seriatim.coordinator.core.registry import Registry
+from seriatim.protocol.chain import (
+    Abandoned,
+    Certificate,
+    ChainDocument,
+    ChainMember,
+    Dropped,
+    Link,
+    LinkState,
+    QueueSettings,
+)
+from seriatim.protocol.errors import InvariantBroken, Waiting
+from seriatim.protocol.hashing import EMPTY_HASH, hash_after_link
+from seriatim.protocol.marks import merged
+from seriatim.protocol.names import ABANDON_STRIDE, Epoch, Index, MemberName, Offset, QueueId, Token
+
+LIVE = (LinkState.OPENING, LinkState.OPEN, LinkState.CLOSING)
+"""States of a link that hasn't ended; only the last link of a chain may be in one of them (invariant 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPoint:
+    """The state of the chain between two links. `offset` and `chain_hash` are None while an earlier end is lost.
+
+    `marks` are for readers, `marks_on_two` for senders; while an earlier end is lost they are lower bounds.
+    """
+
+    offset: Offset | None
+    chain_hash: bytes | None
+    marks: Mapping[str, int]
+    marks_on_two: Mapping[str, int]
+
+    @property
+    def is_known(self) -> bool:
+        return self.chain_hash is not None
+
+
+def created(
+    *, cluster: str, queue_id: QueueId, name: str, settings: QueueSettings, groups: tuple[str, ...], now_ms: int
+) -> ChainDocument:
+    """A new queue's document. `groups`: its first send list."""
+    return ChainDocument(
+        cluster=cluster,
+        queue_id=queue_id,
+        name=name,
+        settings=settings,
+        created_at_ms=now_ms,
+        dropped=Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {}),
+        send_list=settings.groups or groups,
+    )
+
+
+def deleted(document: ChainDocument) -> ChainDocument:
+    """Marked as deleted: the members let go what they hold of it, then the document goes."""
+    return replace(document, is_deleted=True)
+
+
+def with_sender(document: ChainDocument, node: str) -> ChainDocument:
+    """The next sender's token, given to the election node `node` (invariant 7)."""
+    return replace(document, sender_token=Token(document.sender_token + 1), sender_node=node)
+
+
+def point_before(document: ChainDocument, epoch: Epoch) -> ChainPoint:
+    """The state of the chain where link `epoch` starts; for the next epoch, where the chain ends now."""
+    dropped = document.dropped
+    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
+    for link in document.links:
+        if link.epoch >= epoch:
+            break
+        point = _point_after(point, link)
+    return point
+
+
+def _point_after(point: ChainPoint, link: Link) -> ChainPoint:
+    certificate = link.certificate
+    if certificate is None:
+        return ChainPoint(None, None, point.marks, merged(point.marks_on_two, link.marks_on_two))
+    base = point.offset if link.base is None else link.base
+    chain_hash = None
+    if point.chain_hash is not None:
+        chain_hash = hash_after_link(point.chain_hash, link.epoch, certificate.end, certificate.link_hash)
+    return ChainPoint(
+        None if base is None else _offset_after(base, certificate),
+        chain_hash,
+        merged(point.marks, certificate.marks),
+        merged(point.marks_on_two, certificate.marks_on_two),
+    )
+
+
+def _offset_after(base: Offset, certificate: Certificate) -> Offset:
+    """Where the next link starts; behind an abandoned one, beyond any index that it can have had (H21)."""
+    end = base + certificate.end
+    if certificate.is_abandoned:
+        return Offset((end // ABANDON_STRIDE + 1) * ABANDON_STRIDE)
+    return Offset(end)
+
+
+def filled(document: ChainDocument) -> ChainDocument:
+    """Bases, marks and chain hashes, as far as the ends before them are known (H20).
+
+    A base once given stays: offsets never change (invariant 11).
+    """
+    dropped = document.dropped
+    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
+    links = []
+    for link in document.links:
+        base = point.offset if link.base is None else link.base
+        known = replace(link, base=base, marks_on_two=merged(point.marks_on_two, link.marks_on_two))
+        after = _point_after(point, known)
+        if known.certificate is not None:
+            certificate = replace(
+                known.certificate, chain_hash=after.chain_hash, marks=after.marks, marks_on_two=after.marks_on_two
+            )
+            known = replace(known, certificate=certificate)
+        links.append(known)
+        point = after
+    return replace(document, links=tuple(links))
+
+
+def without_empty_heads(document: ChainDocument) -> ChainDocument:
+    """Sealed links without records leave the heads of the consume lists: cursor 0 is their end."""
+    empty = {link.epoch for link in document.links if link.end == 0}
+    subscriptions = []
+    for one in document.subscriptions:
+        consume_list = one.consume_list
+        while consume_list and consume_list[0] in empty:
+            consume_list = consume_list[1:]
+        subscriptions.append(replace(one, consume_list=consume_list))
+    return replace(document, subscriptions=tuple(subscriptions))
+
+
+def without_group(document: ChainDocument, group: str) -> ChainDocument:
+    """The group leaves the send list. Raises InvariantBroken while a live link is on it (invariant 1)."""
+    last = document.last_link
+    if last is not None and last.state in LIVE and last.group == group:
+        raise _wrong(document, last, "its group can't leave the send list")
+    return replace(document, send_list=tuple(one for one in document.send_list if one != group))
+
+
+def readmitted(document: ChainDocument, group: str) -> ChainDocument:
+    """The group is put at the tail of the send list (invariant 6; the caller asked `readmission`)."""
+    if group in document.send_list:
+        raise InvariantBroken(f"{group} is on the send list already", queue=document.name)
+    return replace(document, send_list=(*document.send_list, group))
+
+
+def next_link(document: ChainDocument, registry: Registry, *, avoid: Mapping[str, str], now_ms: int) -> ChainDocument:
+    """A new link, opening, for the first group that can take records (protocol.md 4, step 4; invariant 2).
+
+    Groups that can't are taken off the send list. `avoid`: groups that were tried in vain by this very call, and why.
+    Raises Waiting with a reason for each group where none is left.
+    """
+    last = document.last_link
+    if last is not None and last.state in LIVE:
+        raise _wrong(document, last, "no link can follow it")
+    able = tuple(one for one in document.send_list if one not in avoid and not registry.send_obstacle(one))
+    changed = replace(document, send_list=able)
+    if not able:
+        back = tuple(one for one in readmission.eligible(changed, registry) if one not in avoid)
+        if not back:
+            raise Waiting("no group can take records", reasons=obstacles(document, registry, avoid))
+        for group in back:
+            changed = readmitted(changed, group)
+    group = changed.send_list[0]
+    point = point_before(changed, changed.next_epoch)
+    sides = {
+        place: ChainMember(MemberName(group, place), state.incarnation)
+        for place, state in registry.group(group).members.items()
+    }
+    link = Link(
+        epoch=changed.next_epoch,
+        group=group,
+        master=sides["a"],
+        slave=sides["b"],
+        state=LinkState.OPENING,
+        durability=changed.settings.durability,
+        flush_ms=changed.settings.flush_ms,
+        base=point.offset,
+        marks_on_two=point.marks_on_two,
+        created_at_ms=now_ms,
+    )
+    return replace(
+        changed,
+        next_epoch=Epoch(changed.next_epoch + 1),
+        links=(*changed.links, link),
+        subscriptions=tuple(
+            replace(one, consume_list=(*one.consume_list, link.epoch)) for one in changed.subscriptions
+        ),
+    )
+
+
+def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:
+    """For each group that may serve the queue: why it can't take records now."""
+    reasons = {}
+    for group in readmission.candidates(document, registry) or ("any group",):
+        why = avoid.get(group) or registry.send_obstacle(group)
+        if not why and group not in document.send_list:
+            why = readmission.obstacle(document, registry, group)
+        if why:
+            reasons[group] = why
+    return reasons
+
+
+def opened(document: ChainDocument, epoch: Epoch) -> ChainDocument:
+    """The last link, opening until now, may be granted (H13)."""
+    link = _last(document, epoch, LinkState.OPENING)
+    return _with_link(document, replace(link, state=LinkState.OPEN))
+
+
+def closing(document: ChainDocument, epoch: Epoch) -> ChainDocument:
+    """The last link, open until now, is being sealed."""
+    link = _last(document, epoch, LinkState.OPEN)
+    return _with_link(document, replace(link, state=LinkState.CLOSING))
+
+
+def emptied(document: ChainDocument, epoch: Epoch, now_ms: int) -> ChainDocument:
+    """The last link, never granted to anyone, ends as empty, without asking anybody, and leaves all consume lists."""
+    link = _last(document, epoch, LinkState.OPENING)
+    point = point_before(document, epoch)
+    certificate = Certificate(
+        end=Index(0),
+        answered=(),
+        durability=link.durability,
+        is_whole=True,
+        marks=point.marks,
+        marks_on_two=point.marks_on_two,
+        link_hash=EMPTY_HASH,
+        chain_hash=None,
+        sealed_at_ms=now_ms,
+    )
+    changed = _with_link(document, replace(link, state=LinkState.SEALED, certificate=certificate))
+    changed = replace(
+        changed,
+        subscriptions=tuple(
+            replace(one, consume_list=tuple(listed for listed in one.consume_list if listed != epoch))
+            for one in changed.subscriptions
+        ),
+    )
+    return filled(without_group(changed, link.group))
+
+
+def sealed(document: ChainDocument, epoch: Epoch, certificate: Certificate) -> ChainDocument:
+    """The end of a closing or lost link is recorded, and a closing link's group leaves the send list (H24)."""
+    link = _link(document, epoch, LinkState.CLOSING, LinkState.LOST)
+    changed = _with_link(document, replace(link, state=LinkState.SEALED, certificate=certificate))
+    if link.state is LinkState.CLOSING:
+        changed = without_group(changed, link.group)
+    return without_empty_heads(filled(changed))
+
+
+def lost(document: ChainDocument, epoch: Epoch) -> ChainDocument:
+    """Nobody can tell the end of a closing link now; sending may go on with another group (protocol.md 5.4)."""
+    link = _last(document, epoch, LinkState.CLOSING)
+    return without_group(_with_link(document, replace(link, state=LinkState.LOST)), link.group)
+
+
+def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, what: str, now_ms: int) -> ChainDocument:
+    """An operator gives up a lost link, or the tail of a sealed one, from `certificate.end` on (protocol.md 5.7)."""
+    link = _link(document, epoch, LinkState.LOST, LinkState.SEALED)
+    if link.end is not None and certificate.end >= link.end:
+        raise _wrong(document, link, f"nothing of it lies beyond {certificate.end}")
+    changed = _with_link(
+        document, replace(link, state=LinkState.SEALED, certificate=replace(certificate, is_abandoned=True))
+    )
+    noted = Abandoned(epoch, what, now_ms)
+    return without_empty_heads(filled(replace(changed, abandoned=(*changed.abandoned, noted))))
+
+
+def _with_link(document: ChainDocument, link: Link) -> ChainDocument:
+    return replace(document, links=tuple(link if one.epoch == link.epoch else one for one in document.links))
+
+
+def _link(document: ChainDocument, epoch: Epoch, *states: LinkState) -> Link:
+    link = document.link(epoch)
+    if link is None:
+        raise InvariantBroken(f"link {epoch} is not in the chain", queue=document.name, epoch=epoch)
+    if link.state not in states:
+        raise _wrong(document, link, f"expected {' or '.join(states)}")
+    return link
+
+
+def _last(document: ChainDocument, epoch: Epoch, state: LinkState) -> Link:
+    link = _link(document, epoch, state)
+    if link is not document.last_link:
+        raise _wrong(document, link, "it is not the last link")
+    return link
+
+
+def _wrong(document: ChainDocument, link: Link, why: str) -> InvariantBroken:
+    return InvariantBroken(f"link {link.epoch} is {link.state}: {why}", queue=document.name, epoch=link.epoch)

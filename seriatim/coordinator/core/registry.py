@@ -1,0 +1,90 @@
+"""Groups and members as ZooKeeper knows them: who is registered, as which incarnation, and in which condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from seriatim.protocol.chain import ChainMember, Link
+from seriatim.protocol.names import Incarnation, MemberName
+
+MEMBERS = ("a", "b")
+"""The two places in a group; `a` is the master of new links."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """What a registered member says of itself.
+
+    `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
+    `problem`: for a person; empty where there is none.
+    """
+
+    incarnation: Incarnation
+    address: str
+    peer: Incarnation | None = None
+    is_in_sync: bool = False
+    is_accepting: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group and those of its members that are registered now, by place (`a`, `b`)."""
+
+    name: str
+    is_draining: bool = False
+    members: Mapping[str, MemberState] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}-{place}" for place in MEMBERS if place not in self.members)
+
+    def is_peer_connected(self, place: str) -> bool:
+        """Whether the member at `place` is connected to the present incarnation of the other one."""
+        own = self.members.get(place)
+        other = self.members.get("b" if place == "a" else "a")
+        return own is not None and other is not None and own.peer == other.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All groups that ever had a member, by name. A group without members is registered with none."""
+
+    groups: Mapping[str, GroupState] = field(default_factory=dict)
+
+    def group(self, name: str) -> GroupState:
+        return self.groups.get(name) or GroupState(name)
+
+    def member(self, name: MemberName) -> MemberState | None:
+        return self.group(name.group).members.get(name.member)
+
+    def is_present(self, side: ChainMember) -> bool:
+        """Whether the very process that stood on this side of a link when it was made is registered now."""
+        state = self.member(side.name)
+        return state is not None and state.incarnation == side.incarnation
+
+    def absence(self, link: Link) -> str:
+        """Why a member of the link can take no records any more, or empty (protocol.md 5.4)."""
+        for side in (link.master, link.slave):
+            state = self.member(side.name)
+            if state is None:
+                return f"{side.name} is not registered"
+            if state.incarnation != side.incarnation:
+                return f"{side.name} was started again ({state.incarnation}, the link was made with {side.incarnation})"
+        return ""
+
+    def send_obstacle(self, name: str) -> str:
+        """Why a group of a send list can't take records now, or empty (protocol.md 4, step 4)."""
+        if name not in self.groups:
+            return "no member of it was ever started"
+        group = self.groups[name]
+        if group.missing:
+            return f"{' and '.join(group.missing)} not registered"
+        if group.is_draining:
+            return "it is being drained by an operator"
+        for place in MEMBERS:
+            state = group.members[place]
+            if not state.is_accepting:
+                return f"{name}-{place} takes no records: {state.problem or 'its disk is full'}"
+        return ""

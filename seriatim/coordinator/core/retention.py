@@ -1,0 +1,45 @@
+"""Which links leave the chain document (protocol.md 3; 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seriatim.coordinator.core.chain import point_before
+from seriatim.protocol.chain import ChainDocument, Dropped, Link
+from seriatim.protocol.names import Epoch
+
+
+def due(document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
+    """The first links of the chain that may be let go: sealed, all known before them, read by all, kept long enough.
+
+    Empty links need not be kept for their records.
+    """
+    listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
+    epochs = []
+    for link in document.links:
+        if link.epoch in listed or not _is_over(link, document.settings.retention_ms, now_ms):
+            break
+        epochs.append(link.epoch)
+    return tuple(epochs)
+
+
+def _is_over(link: Link, retention_ms: int, now_ms: int) -> bool:
+    certificate = link.certificate
+    if certificate is None or certificate.chain_hash is None:
+        return False
+    return certificate.end == 0 or now_ms - certificate.sealed_at_ms >= retention_ms
+
+
+def without(document: ChainDocument, epochs: tuple[Epoch, ...]) -> ChainDocument:
+    """The document without these first links; `dropped` keeps what a later link's certificate builds on."""
+    kept = document.links[len(epochs) :]
+    first_kept = kept[0].epoch if kept else document.next_epoch
+    point = point_before(document, first_kept)
+    if point.offset is None or point.chain_hash is None:
+        return document
+    return replace(
+        document,
+        links=kept,
+        dropped=Dropped(first_kept, point.offset, point.chain_hash, point.marks, point.marks_on_two),
+        stale_cursors=tuple(one for one in document.stale_cursors if one[0] not in epochs),
+    )

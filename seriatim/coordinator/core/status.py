@@ -1,0 +1,30 @@
+"""What waits for what (protocol.md 2, invariant 12)."""
+
+from __future__ import annotations
+
+from seriatim.coordinator.core import chain, readmission
+from seriatim.coordinator.core.registry import Registry
+from seriatim.protocol.chain import ChainDocument, LinkState
+
+
+def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
+    """Everything that something of this queue waits for, or would have to wait for at the next failure, and why."""
+    reasons = dict(chain.obstacles(document, registry, {}))
+    for link in document.links:
+        if link.state is LinkState.LOST:
+            reasons[f"link {link.epoch}"] = (
+                f"lost on {link.group}: readers stop there until one of its members returns, or it is abandoned"
+            )
+        if link.state is LinkState.CLOSING:
+            reasons[f"link {link.epoch}"] = f"being closed on {link.group}"
+    if len(readmission.candidates(document, registry)) < 2:
+        reasons["queue"] = "it has one group only: when that fails, sending waits for it"
+    return reasons
+
+
+def switches_left(document: ChainDocument, registry: Registry) -> int:
+    """How often sending can go on with another group before it would wait (H14)."""
+    able = [group for group in document.send_list if not registry.send_obstacle(group)]
+    last = document.last_link
+    is_serving = last is not None and last.state in chain.LIVE and last.group in able
+    return len(able) - 1 if is_serving else len(able)

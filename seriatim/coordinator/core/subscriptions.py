@@ -1,0 +1,199 @@
+"""Every change of the subscriptions of a chain document, as pure functions (protocol.md 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from seriatim.coordinator.core.chain import point_before, without_empty_heads
+from seriatim.protocol.chain import ChainDocument, LinkState, Subscription
+from seriatim.protocol.errors import (
+    InvalidArgument,
+    SubscriptionExists,
+    UnknownSubscription,
+    Waiting,
+)
+from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """An index in a link, and the links from there on that are still to be read."""
+
+    epoch: Epoch
+    index: Index
+    consume_list: tuple[Epoch, ...]
+
+
+def found(document: ChainDocument, name: str) -> Subscription:
+    """The subscription of this name. Raises UnknownSubscription."""
+    subscription = document.subscription(name)
+    if subscription is None:
+        raise UnknownSubscription(
+            f"queue {document.name} has no subscription {name}", queue=document.name, subscription=name
+        )
+    return subscription
+
+
+def located(document: ChainDocument, where: str, committed_index: Index | None) -> QueuePosition:
+    """The position that `earliest`, `latest` or an offset means in the links still kept.
+
+    `committed_index`: of the last link while it is open, as a member tells; None where nobody could. Raises
+    InvalidArgument where the offset isn't there, Waiting where nobody can tell yet.
+    """
+    if where == EARLIEST:
+        return _from_link(document, 0, Index(0))
+    if where == LATEST:
+        return _latest(document, committed_index)
+    try:
+        offset = int(where)
+    except ValueError as error:
+        raise InvalidArgument(f"{where!r} is no position: use earliest, latest or an offset") from error
+    return _at_offset(document, offset, committed_index)
+
+
+def _from_link(document: ChainDocument, number: int, index: Index) -> QueuePosition:
+    links = document.links[number:]
+    epoch = links[0].epoch if links else document.next_epoch
+    return QueuePosition(epoch, index, tuple(link.epoch for link in links))
+
+
+def _end_of_chain(document: ChainDocument) -> QueuePosition:
+    return QueuePosition(document.next_epoch, Index(0), ())
+
+
+def _latest(document: ChainDocument, committed_index: Index | None) -> QueuePosition:
+    last = document.last_link
+    if last is None or last.state is LinkState.SEALED:
+        return _end_of_chain(document)
+    number = len(document.links) - 1
+    if last.state is LinkState.OPENING:
+        return _from_link(document, number, Index(0))
+    if last.state is LinkState.OPEN and committed_index is not None:
+        return _from_link(document, number, committed_index)
+    raise Waiting(
+        f"the end of link {last.epoch} ({last.state}) of queue {document.name} can't be told now",
+        reasons={last.group: f"link {last.epoch} is {last.state}"},
+    )
+
+
+def _at_offset(document: ChainDocument, offset: int, committed_index: Index | None) -> QueuePosition:
+    earliest = document.dropped.offset
+    if offset < earliest:
+        raise InvalidArgument(f"the earliest offset still kept is {earliest}", queue=document.name, offset=offset)
+    for number, link in enumerate(document.links):
+        if link.base is None:
+            raise Waiting(
+                f"offset {offset} can't be found: the end of an earlier link is lost",
+                reasons={link.group: "an earlier link is lost"},
+            )
+        if offset < link.base:
+            return _from_link(document, number, Index(0))  # a gap behind an abandoned link
+        end = committed_index if link.state is LinkState.OPEN else link.end
+        if end is not None and offset < link.base + end:
+            return _from_link(document, number, Index(offset - link.base))
+        if link.end is None and offset == link.base + (end or 0):
+            return _from_link(document, number, Index(offset - link.base))
+    if offset == point_before(document, document.next_epoch).offset:
+        return _end_of_chain(document)
+    raise InvalidArgument(f"offset {offset} is beyond the queue's end", queue=document.name, offset=offset)
+
+
+def created(document: ChainDocument, name: str, position: QueuePosition, now_ms: int) -> ChainDocument:
+    """A new subscription at `position`. Raises SubscriptionExists."""
+    if document.subscription(name) is not None:
+        raise SubscriptionExists(
+            f"queue {document.name} has a subscription {name} already", queue=document.name, subscription=name
+        )
+    subscription = Subscription(
+        subscription_id=document.next_subscription_id,
+        name=name,
+        generation=Generation(1),
+        reader_token=Token(0),
+        reader_node="",
+        consume_list=position.consume_list,
+        position_epoch=position.epoch,
+        position_index=position.index,
+        created_at_ms=now_ms,
+    )
+    return without_empty_heads(
+        replace(
+            document,
+            next_subscription_id=SubscriptionId(document.next_subscription_id + 1),
+            subscriptions=(*document.subscriptions, subscription),
+        )
+    )
+
+
+def sought(document: ChainDocument, name: str, position: QueuePosition) -> ChainDocument:
+    """A new generation at `position`; nothing said about an older one counts any more (H9)."""
+    subscription = found(document, name)
+    changed = replace(
+        subscription,
+        generation=Generation(subscription.generation + 1),
+        consume_list=position.consume_list,
+        position_epoch=position.epoch,
+        position_index=position.index,
+    )
+    return without_empty_heads(_with(document, changed))
+
+
+def deleted(document: ChainDocument, name: str) -> ChainDocument:
+    """The subscription goes, and with it the backlog it made. Its id is never used again."""
+    gone = found(document, name)
+    return replace(document, subscriptions=tuple(one for one in document.subscriptions if one is not gone))
+
+
+def with_reader(document: ChainDocument, name: str, node: str) -> ChainDocument:
+    """The next reader's token, given to the election node `node` (invariant 7)."""
+    subscription = found(document, name)
+    return _with(document, replace(subscription, reader_token=Token(subscription.reader_token + 1), reader_node=node))
+
+
+def drained(
+    document: ChainDocument, subscription_id: SubscriptionId, generation: Generation, epoch: Epoch
+) -> ChainDocument:
+    """The cursor is at the end of link `epoch`: it leaves the head of the consume list (invariant 5).
+
+    Reported twice, for a subscription that is gone, or from before a seek (H9), it changes nothing. Raises
+    InvalidArgument for a link that isn't sealed or isn't the head.
+    """
+    subscription = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
+    if subscription is None or generation != subscription.generation or epoch not in subscription.consume_list:
+        return document
+    link = document.link(epoch)
+    if subscription.consume_list[0] != epoch or link is None or link.state is not LinkState.SEALED:
+        raise InvalidArgument(
+            f"link {epoch} can't be drained: it isn't a sealed head of {subscription.name}'s consume list",
+            queue=document.name,
+            epoch=epoch,
+        )
+    changed = replace(subscription, consume_list=subscription.consume_list[1:])
+    return without_empty_heads(_with(document, changed))
+
+
+def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, *, is_stale: bool) -> ChainDocument:
+    """A note that the cursors which `member` ("a" or "b") has of this link must not be used, or its end (H7)."""
+    note = (epoch, member)
+    if (note in document.stale_cursors) == is_stale or document.link(epoch) is None:
+        return document
+    if is_stale:
+        return replace(document, stale_cursors=(*document.stale_cursors, note))
+    return replace(document, stale_cursors=tuple(one for one in document.stale_cursors if one != note))
+
+
+def start_index(subscription: Subscription, epoch: Epoch) -> Index:
+    """Where this generation starts in a link: its position in the link it was put into, else 0."""
+    return subscription.position_index if subscription.position_epoch == epoch else Index(0)
+
+
+def _with(document: ChainDocument, subscription: Subscription) -> ChainDocument:
+    return replace(
+        document,
+        subscriptions=tuple(
+            subscription if one.subscription_id == subscription.subscription_id else one
+            for one in document.subscriptions
+        ),
+    )

@@ -1,0 +1,150 @@
+"""Calls to brokers. Each goes to whoever is registered at a place of a group now, with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+
+import grpc.aio
+
+from seriatim.coordinator import messages
+from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
+from seriatim.coordinator.core.registry import MemberState, Registry
+from seriatim.coordinator.core.seal import Position, SealAnswer
+from seriatim.coordinator.store import Store
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.seriatim_pb2_grpc import BrokerAsyncStub, BrokerStub
+
+IDLE_CHANNELS = 64
+
+
+class Members:
+    """Brokers by their place. `timeout_s`: deadline of each call; `describe_timeout_s`: of those that only look."""
+
+    def __init__(self, store: Store, timeout_s: float, describe_timeout_s: float = 0.5) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._describe_timeout_s = describe_timeout_s
+        self._channels: dict[str, tuple[grpc.aio.Channel, BrokerAsyncStub]] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        channels, self._channels = self._channels, {}
+        for channel, _ in channels.values():
+            await channel.close()
+
+    async def forget_gone(self) -> None:
+        """Close connections to addresses where nobody is registered any more."""
+        used = {state.address for group in self._store.registry.groups.values() for state in group.members.values()}
+        if len(self._channels) > len(used) + IDLE_CHANNELS:
+            for address in self._channels.keys() - used:
+                channel, _ = self._channels.pop(address)
+                with contextlib.suppress(grpc.aio.UsageError):
+                    await channel.close()
+
+    async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
+        """OpenLink to the very incarnation that the link names."""
+        link, registry = effect.link, self._store.registry
+        request = pb.OpenLinkRequest(
+            link=self._name(queue.queue_id, link.epoch, effect.side.incarnation),
+            chain_version=effect.version,
+            token=effect.token,
+            master=messages.link_member(link.master, registry),
+            slave=messages.link_member(link.slave, registry),
+            durability=link.durability,
+            flush_ms=link.flush_ms,
+            marks=link.marks_on_two,
+            max_record_bytes=effect.max_record_bytes,
+            queue=queue.name,
+            cause_id=cause_id,
+        )
+        state = self._state(effect.side.name)
+        reply = await rpc.call(self._stub(state).OpenLink, request, self._timeout_s, str(effect.side.name))
+        return messages.position_from(reply.next)
+
+    async def seal(self, effect: SendSeal, queue_id: QueueId, cause_id: str) -> SealAnswer:
+        """Seal to whoever is at the place now; the request names the incarnation that the link was made with."""
+        link, registry = effect.link, self._store.registry
+        request = pb.SealRequest(
+            link=self._name(queue_id, link.epoch, effect.side.incarnation),
+            chain_version=effect.version,
+            master=messages.link_member(link.master, registry),
+            slave=messages.link_member(link.slave, registry),
+            durability=link.durability,
+            cause_id=cause_id,
+        )
+        state = self._state(effect.side.name)
+        reply = await rpc.call(self._stub(state).Seal, request, self._timeout_s, str(effect.side.name))
+        return messages.seal_answer_from(reply)
+
+    async def tell_reader(self, effect: TellReader, queue_id: QueueId, cause_id: str) -> pb.TellReaderReply:
+        """TellReader to whoever is at the place now."""
+        state = self._state(effect.member)
+        request = pb.TellReaderRequest(
+            link=self._name(queue_id, effect.link.epoch, state.incarnation),
+            subscription_id=effect.subscription_id,
+            generation=effect.generation,
+            token=effect.token,
+            cause_id=cause_id,
+        )
+        return await rpc.call(self._stub(state).TellReader, request, self._timeout_s, str(effect.member))
+
+    async def record_end(
+        self, queue_id: QueueId, version: ChainVersion, link: Link, member: MemberName, cause_id: str
+    ) -> pb.RecordEndReply:
+        """RecordEnd of a sealed link to whoever is at the place now."""
+        certificate = link.certificate
+        if certificate is None:
+            raise ValueError(f"link {link.epoch} has no end to tell")
+        state, registry = self._state(member), self._store.registry
+        request = pb.RecordEndRequest(
+            link=self._name(queue_id, link.epoch, state.incarnation),
+            chain_version=version,
+            master=messages.link_member(link.master, registry),
+            slave=messages.link_member(link.slave, registry),
+            end=certificate.end,
+            link_hash=certificate.link_hash,
+            is_abandoned=certificate.is_abandoned,
+            durability=link.durability,
+            cause_id=cause_id,
+        )
+        return await rpc.call(self._stub(state).RecordEnd, request, self._timeout_s, str(member))
+
+    async def drop_links(self, queue_id: QueueId, below: Epoch, member: MemberName, cause_id: str) -> None:
+        """DropLinks to whoever is at the place now; `below` 0 drops the whole queue."""
+        state = self._state(member)
+        request = pb.DropLinksRequest(
+            cluster=self._store.cluster,
+            to=messages.incarnation(state.incarnation),
+            queue_id=queue_id,
+            below_epoch=below,
+            cause_id=cause_id,
+        )
+        await rpc.call(self._stub(state).DropLinks, request, self._timeout_s, str(member))
+
+    async def describe_link(self, queue_id: QueueId, link: Link, member: MemberName) -> pb.DescribeLinkReply:
+        """What the member at the place now holds of a link."""
+        state = self._state(member)
+        request = pb.DescribeLinkRequest(link=self._name(queue_id, link.epoch, state.incarnation))
+        return await rpc.call(self._stub(state).DescribeLink, request, self._describe_timeout_s, str(member))
+
+    def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
+        return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))
+
+    def _state(self, member: MemberName) -> MemberState:
+        registry: Registry = self._store.registry
+        state = registry.member(member)
+        if state is None:
+            raise Unreachable(f"{member} is not registered", member=str(member))
+        return state
+
+    def _stub(self, state: MemberState) -> BrokerAsyncStub:
+        entry = self._channels.get(state.address)
+        if entry is None:
+            channel = rpc.channel(state.address)
+            entry = channel, BrokerStub(channel)
+            self._channels[state.address] = entry
+        return entry[1]

@@ -1,0 +1,300 @@
+"""ZooKeeper, as the coordinator uses it: chain documents by compare-and-set, the registry, names and elections.
+
+Chains and the registry are also remembered, kept fresh by watches, for whoever only looks. A decision never rests on what
+is remembered, except where a compare-and-set, or a member, would refuse it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from seriatim.coordinator import messages
+from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
+from seriatim.coordinator.core.seal import SealAnswer
+from seriatim.protocol import chain as chain_document
+from seriatim.protocol import log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.clock import now_ms
+from seriatim.protocol.election import first_in_line
+from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownGroup, UnknownQueue, WorldError
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId
+from seriatim.protocol.zookeeper import (
+    BadVersion,
+    CoordinatorRegistration,
+    NodeExists,
+    NoNode,
+    Paths,
+    Registration,
+    SessionState,
+    ZooKeeperSession,
+)
+
+_log = log.logger("coordinator.store")
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RETRY_S = 0.2
+
+
+def checked_name(name: str, what: str) -> str:
+    """The name, if queues and subscriptions may be called so. Raises InvalidArgument."""
+    if _QUEUE_NAME.fullmatch(name) is None:
+        raise InvalidArgument(
+            f"{name!r} can't name a {what}: use 1 to 128 letters, digits, dots, underscores and dashes", name=name
+        )
+    return name
+
+
+class Store:
+    """One coordinator's window on ZooKeeper. `start` it, then keep `run` going; `on_change` listeners are called on the loop."""
+
+    def __init__(self, session: ZooKeeperSession, cluster: str) -> None:
+        self.session = session
+        self.cluster = cluster
+        self.paths = Paths(cluster)
+        self.registry = Registry()
+        self.chains: dict[QueueId, SeenChain] = {}
+        self.names: dict[str, QueueId] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._stale: set[str] = {"groups", "queues", "names"}
+        self._wake = asyncio.Event()
+        session.on_state(self._session_changed)
+
+    async def start(self) -> None:
+        """Make the cluster's nodes where they aren't there, and read everything once."""
+        paths = self.paths
+        for path in (
+            paths.groups,
+            paths.coordinators,
+            paths.coordinator_election,
+            paths.names,
+            paths.ids,
+            paths.queues,
+        ):
+            await self.session.ensure(path)
+        await self._refresh()
+
+    async def run(self) -> None:
+        """Follow the watches until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._refresh()
+            except (WorldError, NoNode) as error:
+                _log.warning("can't follow ZooKeeper now", error=error)
+                await asyncio.sleep(_RETRY_S)
+                self._wake.set()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a chain, a name or the registry has changed. Returns how to stop that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    # ---- queues
+
+    async def queue_id(self, name: str) -> QueueId:
+        """The id of the queue that has this name now. Raises UnknownQueue."""
+        try:
+            data, _ = await self.session.get(self.paths.name(checked_name(name, "queue")))
+        except NoNode as error:
+            raise UnknownQueue(f"there is no queue {name}", queue=name) from error
+        return QueueId(json.loads(data))
+
+    async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        """The chain document now. Raises UnknownQueue."""
+        try:
+            data, version = await self.session.get(self.paths.chain(queue_id))
+        except NoNode as error:
+            raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
+        return chain_document.decode(data), ChainVersion(version)
+
+    async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
+        """Compare-and-set. None: somebody changed it first, nothing was written."""
+        try:
+            data = chain_document.encode(document)
+            return ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
+        except BadVersion:
+            return None
+        except NoNode as error:
+            raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name) from error
+
+    async def new_queue_id(self) -> QueueId:
+        """A number that no queue had before (H16)."""
+        path = await self.session.create(f"{self.paths.ids}/q-", sequential=True)
+        await self.session.delete(path)
+        return QueueId(int(path[-10:]) + 1)
+
+    async def create_queue(self, document: ChainDocument) -> ChainVersion:
+        """The chain first, then the name: one that is cut off between them is cleared away. Raises QueueExists."""
+        queue_id = document.queue_id
+        await self.session.ensure(self.paths.senders(queue_id))
+        await self.session.ensure(self.paths.seals(queue_id))
+        await self.session.create(self.paths.chain(queue_id), chain_document.encode(document))
+        try:
+            await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())
+        except NodeExists as error:
+            await self.clear_queue(queue_id)
+            raise QueueExists(f"there is a queue {document.name} already", queue=document.name) from error
+        return ChainVersion(0)
+
+    async def free_name(self, name: str, queue_id: QueueId) -> None:
+        """The name of a deleted queue may be given to another one."""
+        with contextlib.suppress(NoNode):
+            data, version = await self.session.get(self.paths.name(name))
+            if json.loads(data) == queue_id:
+                with contextlib.suppress(BadVersion):
+                    await self.session.delete(self.paths.name(name), version)
+
+    async def clear_queue(self, queue_id: QueueId) -> None:
+        """Delete all nodes of a queue, the chain first."""
+        with contextlib.suppress(NoNode):
+            await self.session.delete(self.paths.chain(queue_id))
+        await self._delete_tree(self.paths.queue(queue_id))
+
+    async def _delete_tree(self, path: str) -> None:
+        with contextlib.suppress(NoNode):
+            for child in await self.session.children(path):
+                await self._delete_tree(f"{path}/{child}")
+            await self.session.delete(path)
+
+    # ---- elections, seals, groups
+
+    async def first_in_line(self, queue_id: QueueId, subscription_id: SubscriptionId | None) -> str:
+        """The election node of the elected sender, or reader; empty where nobody stands."""
+        paths = self.paths
+        path = paths.senders(queue_id) if subscription_id is None else paths.readers(queue_id, subscription_id)
+        try:
+            await self.session.sync(path)
+            return first_in_line(await self.session.children(path)) or ""
+        except NoNode:
+            return ""
+
+    async def kept_seals(self, queue_id: QueueId, epoch: Epoch) -> dict[str, SealAnswer]:
+        """Seal answers that members wrote beside the chain, by place (protocol.md 5.4)."""
+        answers = {}
+        for place in MEMBERS:
+            with contextlib.suppress(NoNode):
+                data, _ = await self.session.get(self.paths.seal(queue_id, epoch, place))
+                answers[place] = messages.seal_answer_from(pb.SealReply.FromString(data))
+        return answers
+
+    async def look_up_registry(self) -> Registry:
+        """The registry, read now and not from memory (H10, H15)."""
+        await self.session.sync(self.paths.groups)
+        return await self._read_registry(watch=None)
+
+    async def set_draining(self, group: str, *, is_draining: bool) -> None:
+        """Mark a group as drained by an operator, or no longer. Raises UnknownGroup."""
+        try:
+            await self.session.set(self.paths.group(group), json.dumps({"is_draining": is_draining}).encode())
+        except NoNode as error:
+            raise UnknownGroup(f"there is no group {group}", group=group) from error
+
+    async def coordinators(self) -> dict[str, str]:
+        """Addresses of the registered coordinators, by name."""
+        found = {}
+        for name in await self.session.children(self.paths.coordinators):
+            with contextlib.suppress(NoNode):
+                data, _ = await self.session.get(f"{self.paths.coordinators}/{name}")
+                found[name] = CoordinatorRegistration.decode(data).address
+        return found
+
+    async def elected_coordinator(self) -> str:
+        """The election node of the coordinator that does the background work; empty where there is none."""
+        return first_in_line(await self.session.children(self.paths.coordinator_election)) or ""
+
+    # ---- what is remembered
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._stale |= {"groups", "queues", "names", *(str(queue_id) for queue_id in self.chains)}
+            self._wake.set()
+
+    def _watch(self, what: str) -> Callable[[], None]:
+        def changed() -> None:
+            self._stale.add(what)
+            self._wake.set()
+
+        return changed
+
+    async def _refresh(self) -> None:
+        stale, self._stale = self._stale, set()
+        try:
+            if "groups" in stale:
+                self.registry = await self._read_registry(watch=self._watch("groups"))
+            if "names" in stale:
+                await self._read_names()
+            if "queues" in stale:
+                stale |= await self._read_queues()
+            for what in stale - {"groups", "names", "queues"}:
+                await self._read_seen(QueueId(int(what)))
+        except BaseException:
+            self._stale |= stale
+            raise
+        for listener in list(self._listeners):
+            listener()
+
+    async def _read_registry(self, watch: Callable[[], None] | None) -> Registry:
+        groups = {}
+        for name in await self.session.children(self.paths.groups, watch):
+            with contextlib.suppress(NoNode):
+                groups[name] = await self._read_group(name, watch)
+        return Registry(groups)
+
+    async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState:
+        data, _ = await self.session.get(self.paths.group(name), watch)
+        state = GroupState(name, bool(json.loads(data)["is_draining"]) if data else False)
+        places = []
+        with contextlib.suppress(NoNode):
+            places = await self.session.children(self.paths.members(name), watch)
+        members = {}
+        for place in places:
+            with contextlib.suppress(NoNode):
+                data, _ = await self.session.get(self.paths.member(name, place), watch)
+                members[place] = _member_state(Registration.decode(data))
+        return replace(state, members=members)
+
+    async def _read_names(self) -> None:
+        names = {}
+        for name in await self.session.children(self.paths.names, self._watch("names")):
+            with contextlib.suppress(NoNode):
+                data, _ = await self.session.get(self.paths.name(name))
+                names[name] = QueueId(json.loads(data))
+        self.names = names
+
+    async def _read_queues(self) -> set[str]:
+        """Forget queues that are gone; returns those not seen yet."""
+        there = {int(name) for name in await self.session.children(self.paths.queues, self._watch("queues"))}
+        for gone in self.chains.keys() - there:
+            del self.chains[gone]
+        return {str(queue_id) for queue_id in there - self.chains.keys()}
+
+    async def _read_seen(self, queue_id: QueueId) -> None:
+        path, watch = self.paths.chain(queue_id), self._watch(str(queue_id))
+        try:
+            data, version = await self.session.get(path, watch)
+        except NoNode:
+            self.chains.pop(queue_id, None)
+            if await self.session.exists(path, watch):  # its making is under way: the watch tells when it is there
+                watch()
+            return
+        seen = self.chains.get(queue_id)
+        if seen is None or seen.version != version:
+            self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
+
+
+def _member_state(registration: Registration) -> MemberState:
+    return MemberState(
+        registration.incarnation,
+        registration.address,
+        registration.peer,
+        registration.is_in_sync,
+        registration.is_accepting,
+        registration.problem,
+    )
