@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "up": Entry("seriatim.cli.up:up", "Run a whole development cluster in the foreground."),
+    "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
     "zookeeper": Entry("seriatim.cli.zookeeper:zookeeper", "Run one ZooKeeper, for development."),
 }
 

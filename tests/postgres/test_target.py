@@ -162,14 +162,17 @@ def test_an_update_of_a_row_that_is_not_there_is_told(target) -> None:
     with pytest.raises(Diverged):
         target.apply(QUEUE, planned(target, transaction(0, ("u", None, {"id": 1, "code": 2}, ("note",)))), 1)
     with pytest.raises(Diverged):
-        gone = ("d", {"id": 1, "code": 1, "note": None}, None)
-        target.apply(QUEUE, planned(target, transaction(0, gone, table="keyless", key=())), 1)
+        target.apply(
+            QUEUE,
+            planned(target, transaction(0, ("d", {"id": 1, "code": 1, "note": None}, None), table="keyless", key=())),
+            1,
+        )
 
 
 def test_unfit_targets_name_what_mends_them(target, dsn) -> None:
     with pytest.raises(MissingTables, match="pg_dump --schema-only"):
         planned(target, transaction(0, ("c", None, {"id": 1}), table="elsewhere"))
-    with pytest.raises(MissingColumns, match='ALTER TABLE "public"."keyed" ADD COLUMN "more"'):
+    with pytest.raises(MissingColumns, match=r'ALTER TABLE "public"\."keyed" ADD COLUMN "more"'):
         planned(target, transaction(0, ("c", None, {"id": 1, "more": 1})))
     with pytest.raises(MissingKey, match="ADD PRIMARY KEY"):
         planned(target, transaction(0, ("c", None, {"id": 1}), table="keyless"))
@@ -179,17 +182,19 @@ def test_identity_generated_and_awkward_names(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute(
             'CREATE TABLE "100%s ""odd""" ("a%" integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, b numeric(9,2), '
-            'twice numeric GENERATED ALWAYS AS (b * 2) STORED, c integer GENERATED ALWAYS AS IDENTITY)'
+            "twice numeric GENERATED ALWAYS AS (b * 2) STORED, c integer GENERATED ALWAYS AS IDENTITY)"
         )
     table = '100%s "odd"'
     for count, start in ((3, 0), (BULK_FROM * 2, 5)):
         steps = [("c", None, {"a%": i, "b": f"{i}.50", "twice": "9", "c": 70 + i}) for i in range(count)]
         target.apply(QUEUE, planned(target, transaction(start, *steps, table=table, key=("a%",)), start), 1)
-        assert fetch(dsn, 'SELECT count(*) FROM "100%s ""odd""" WHERE twice = "a%" * 2 + 1 AND c = 70 + "a%"') == [(count,)]
+        assert fetch(dsn, 'SELECT count(*) FROM "100%s ""odd""" WHERE twice = "a%" * 2 + 1 AND c = 70 + "a%"') == [
+            (count,)
+        ]
 
 
 @pytest.mark.parametrize("is_superuser", [True, False])
-def test_foreign_keys(target, new_database, is_superuser) -> None:
+def test_foreign_keys(new_database, is_superuser) -> None:
     dsn = new_database()
     role = f"weak_{dsn.rsplit('_', 1)[1]}"
     with psycopg.connect(dsn) as connection:
@@ -237,7 +242,12 @@ def test_killed_between_any_two_steps_it_leaves_all_or_nothing(dsn, tmp_path: Pa
 
     rows = inserts(BULK_FROM * 2)
     first = len(rows)
-    rows += transaction(first, ("c", None, {"id": 1, "code": 1, "note": "x"}), ("u", None, {"id": 1, "code": 2, "note": "y"}), table="with_unique")
+    rows += transaction(
+        first,
+        ("c", None, {"id": 1, "code": 1, "note": "x"}),
+        ("u", None, {"id": 1, "code": 2, "note": "y"}),
+        table="with_unique",
+    )
     path = tmp_path / "plan"
     with PostgresTarget(dsn, "job") as target:
         target.claim(QUEUE, "q", 1)
@@ -251,7 +261,9 @@ def test_killed_between_any_two_steps_it_leaves_all_or_nothing(dsn, tmp_path: Pa
             )  # fmt: skip
             # The server may still be busy ending the dead session; a lock on the position waits for it.
             with psycopg.connect(dsn) as connection:
-                (position,) = connection.execute("SELECT next_offset FROM seriatim_replay.positions FOR UPDATE").fetchone()
+                (position,) = connection.execute(
+                    "SELECT next_offset FROM seriatim_replay.positions FOR UPDATE"
+                ).fetchone()
             counts = fetch(dsn, "SELECT (SELECT count(*) FROM keyed), (SELECT count(*) FROM with_unique)")
             seen.add(position)
             assert (position, counts) in [(0, [(0, 0)]), (made.end, [(BULK_FROM * 2, 1)])]
@@ -268,7 +280,9 @@ def test_killed_between_any_two_steps_it_leaves_all_or_nothing(dsn, tmp_path: Pa
 def test_a_lost_connection_is_told_and_the_next_call_connects_again(target, dsn, postgres_server) -> None:
     made = planned(target, inserts(2))
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (dsn.rsplit("/", 1)[1],))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (dsn.rsplit("/", 1)[1],)
+        )
     with pytest.raises(TargetLost):
         target.apply(QUEUE, made, 1)
     assert target.apply(QUEUE, made, 1).position.offset == made.end

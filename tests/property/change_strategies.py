@@ -17,7 +17,11 @@ KEYLESS = TableName("public", "keyless")
 COLUMNS = ("id", "code", "note")
 SHAPES = {
     KEYED: TableShape(
-        KEYED, dict.fromkeys(COLUMNS, "text"), ("id",), unique=(frozenset({"id"}),), arbiters=frozenset({frozenset({"id"})})
+        KEYED,
+        dict.fromkeys(COLUMNS, "text"),
+        ("id",),
+        unique=(frozenset({"id"}),),
+        arbiters=frozenset({frozenset({"id"})}),
     ),
     UNIQUE: TableShape(
         UNIQUE,

@@ -7,7 +7,7 @@ Idea: cut at the last commit (or snapshot row, each of which may be applied by i
 truncates, and within a segment keep only the last change of each key. Where that could break a rule of the target
 (`collapse` says where), keep the order.
 
-Cost: reading an envelope takes about 7 microseconds, all the rest about 2 a change.
+Cost: 8 to 10 microseconds a record on a 2-core machine, of which reading the envelope takes 7.
 """
 
 from __future__ import annotations

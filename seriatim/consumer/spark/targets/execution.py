@@ -22,8 +22,9 @@ from seriatim.consumer.spark.targets import statements
 from seriatim.consumer.spark.targets.errors import Diverged
 from seriatim.protocol.change import Value
 
-BULK_FROM = 50
-"""Changes of one table from which COPY and one statement take less time than a statement each (measured: 40 to 60)."""
+BULK_FROM = 20
+"""Changes of one table from which COPY and one statement take no longer than a pipeline of statements: measured on pgbench's
+tables, 2.8 against 3.1 ms for 10 transactions, 3.4 against 3.3 for 20, 7.2 against 4.4 for 100."""
 _PIPELINED = 500
 """Statements sent before their answers are read: bounds what both ends keep."""
 

@@ -1,0 +1,225 @@
+"""Comparing one table.
+
+With a key both sides have, the table is walked along it. The source says where a chunk ends (the key of its
+20,000th row); both sides then hash what lies between two such keys, and only where the hashes differ are the rows fetched
+and compared. The last chunk has no upper end, so rows of the target beyond the source's last key are seen too.
+Keys with a collation are ordered by COLLATE "C", since two servers need not order text alike otherwise.
+
+A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
+
+Without a common key, rows count as a multiset: both sides give each different row with its number, ordered by
+its text's bytes, and the two are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias, cast
+
+import psycopg
+from psycopg import sql
+
+from seriatim.consumer.verification.result import Example, TableResult
+from seriatim.consumer.verification.tables import Table, schema_differences
+
+Connection: TypeAlias = psycopg.Connection[Any]
+Fragment: TypeAlias = sql.SQL | sql.Composed
+Key: TypeAlias = tuple[str, ...]
+Texts: TypeAlias = tuple[str | None, ...]
+
+_CURSORS = count(1)
+_FETCHED = 2000
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of one table on the way."""
+
+    examples_wanted: int
+    rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+    def note(self, example: Example, number: int = 1) -> None:
+        setattr(self, example.kind, getattr(self, example.kind) + number)
+        if len(self.examples) < self.examples_wanted:
+            self.examples.append(example)
+
+
+def compare_table(
+    sides: tuple[Connection, Connection],
+    source: Table,
+    target: Table,
+    *,
+    chunk_rows: int,
+    examples: int,
+    on_rows: Callable[[int], None],
+) -> TableResult:
+    """Compare the rows of a table that both sides have, by the columns that both have.
+
+    `on_rows` is told how many rows are compared after each chunk. Raises what psycopg raises.
+    """
+    tally = _Tally(examples)
+    columns = tuple(name for name in source.columns if name in target.columns)
+    if source.key and source.key_columns == target.key_columns:
+        _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
+    else:
+        _compare_as_multiset(sides, source, columns, tally, on_rows)
+    return TableResult(
+        ".".join(source.name), tally.rows, tally.missing, tally.extra, tally.different,
+        schema_differences(source, target), tuple(tally.examples),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ by key
+
+
+def _compare_by_key(
+    sides: tuple[Connection, Connection],
+    table: Table,
+    columns: tuple[str, ...],
+    chunk_rows: int,
+    tally: _Tally,
+    on_rows: Callable[[int], None],
+) -> None:
+    lower: Key | None = None
+    while True:
+        upper = _end_of_chunk(sides[0], table, lower, chunk_rows)
+        sums = [_sum(side, table, columns, lower, upper) for side in sides]
+        tally.rows += sums[0][0]
+        if sums[0] != sums[1]:
+            _compare_rows(sides, table, columns, (lower, upper), tally)
+        on_rows(tally.rows)
+        if upper is None:
+            return
+        lower = upper
+
+
+def _end_of_chunk(side: Connection, table: Table, lower: Key | None, chunk_rows: int) -> Key | None:
+    """The key, as text, of the chunk's last row; None where the table ends before."""
+    where, values = _between(table, lower, None)
+    query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
+        _texts(table.key_columns), sql.Identifier(*table.name), where, _order(table), sql.Literal(chunk_rows - 1)
+    )
+    return cast("Key | None", side.execute(query, values).fetchone())
+
+
+def _sum(
+    side: Connection, table: Table, columns: tuple[str, ...], lower: Key | None, upper: Key | None
+) -> tuple[int, int]:
+    where, values = _between(table, lower, upper)
+    query = sql.SQL(
+        "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
+    ).format(_texts(columns), sql.Identifier(*table.name), where)
+    row = side.execute(query, values).fetchone()
+    return (0, 0) if row is None else (row[0], int(row[1]))
+
+
+def _compare_rows(
+    sides: tuple[Connection, Connection],
+    table: Table,
+    columns: tuple[str, ...],
+    between: tuple[Key | None, Key | None],
+    tally: _Tally,
+) -> None:
+    """Fetch the source's rows of a chunk, and stream the target's past them (the target may have any number more)."""
+    size = len(table.key_columns)
+    held: dict[Texts, Texts] = {row[:size]: row[size:] for row in _rows(sides[0], table, columns, between)}
+    for row in _rows(sides[1], table, columns, between):
+        key = row[:size]
+        other = held.pop(key, None)
+        if other is None:
+            tally.note(Example("extra", key))
+        elif other != row[size:]:
+            names = (name for name, ours, theirs in zip(columns, other, row[size:], strict=True) if ours != theirs)
+            tally.note(Example("different", key, tuple(names)))
+    for key in held:
+        tally.note(Example("missing", key))
+
+
+def _rows(
+    side: Connection, table: Table, columns: tuple[str, ...], between: tuple[Key | None, Key | None]
+) -> Iterator[Texts]:
+    where, values = _between(table, *between)
+    query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
+        _texts(table.key_columns), _texts(columns), sql.Identifier(*table.name), where, _order(table)
+    )
+    return _streamed(side, query, values)
+
+
+def _between(table: Table, lower: Key | None, upper: Key | None) -> tuple[Fragment, list[str]]:
+    """WHERE lower < key <= upper, and its parameters. Keys come as text; the server makes their types of it."""
+    key = sql.SQL("({})").format(_keyed(table))
+    # format_type's own spelling of a type, which is SQL already
+    types = [sql.SQL(table.columns[name]) for name in table.key_columns]
+    casts = [sql.SQL("CAST({} AS {})").format(sql.Placeholder(), type_name) for type_name in types]
+    bound = sql.SQL("({})").format(sql.SQL(", ").join(casts))
+    parts: list[Fragment] = [sql.SQL("{} > {}").format(key, bound)] if lower is not None else []
+    parts += [sql.SQL("{} <= {}").format(key, bound)] if upper is not None else []
+    if not parts:
+        return sql.SQL(""), []
+    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts), [*(lower or ()), *(upper or ())]
+
+
+def _keyed(table: Table) -> Fragment:
+    return sql.SQL(", ").join(
+        sql.Identifier(name) + sql.SQL(' COLLATE "C"' if has_collation else "") for name, has_collation in table.key
+    )
+
+
+def _order(table: Table) -> Fragment:
+    return _keyed(table)
+
+
+def _texts(columns: tuple[str, ...]) -> Fragment:
+    return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
+
+
+# ------------------------------------------------------------------------------------------------------- as multiset
+
+
+def _compare_as_multiset(
+    sides: tuple[Connection, Connection],
+    table: Table,
+    columns: tuple[str, ...],
+    tally: _Tally,
+    on_rows: Callable[[int], None],
+) -> None:
+    ours, theirs = (_counted(side, table, columns) for side in sides)
+    left, right = next(ours, None), next(theirs, None)
+    while left is not None or right is not None:
+        if left is not None and (right is None or left[0] < right[0]):
+            tally.rows += left[2]
+            tally.note(Example("missing", left[1]), left[2])
+            left = next(ours, None)
+        elif right is not None and (left is None or right[0] < left[0]):
+            tally.note(Example("extra", right[1]), right[2])
+            right = next(theirs, None)
+        elif left is not None and right is not None:
+            tally.rows += left[2]
+            if left[2] != right[2]:
+                kind = Example("missing" if left[2] > right[2] else "extra", left[1])
+                tally.note(kind, abs(left[2] - right[2]))
+            left, right = next(ours, None), next(theirs, None)
+        if tally.rows % _FETCHED == 0:
+            on_rows(tally.rows)
+    on_rows(tally.rows)
+
+
+def _counted(side: Connection, table: Table, columns: tuple[str, ...]) -> Iterator[tuple[bytes, Texts, int]]:
+    """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
+    query = sql.SQL(
+        "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
+    ).format(_texts(columns), sql.Identifier(*table.name))
+    for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query, [])):
+        yield row, tuple(values), number
+
+
+def _streamed(side: Connection, query: Fragment, values: list[str]) -> Iterator[Texts]:
+    with side.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
+        cursor.itersize = _FETCHED
+        yield from cursor.execute(query, values)

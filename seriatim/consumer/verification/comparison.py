@@ -1,0 +1,90 @@
+"""Comparing two databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from seriatim.consumer.verification.chunks import compare_table
+from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, UnknownTable
+from seriatim.consumer.verification.result import Comparison, Progress, TableResult
+from seriatim.consumer.verification.tables import chosen, read_tables, schema_differences
+from seriatim.protocol.change import TEXT_SETTINGS
+
+CHUNK_ROWS = 20_000
+CONNECT_TIMEOUT_S = 10
+
+
+def compare(
+    source: str,
+    target: str,
+    tables: Sequence[str] = (),
+    *,
+    chunk_rows: int = CHUNK_ROWS,
+    examples: int = 5,
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+) -> Comparison:
+    """Compare all tables of two databases, or those named (`table` or `schema.table`).
+
+    Each side is read in one REPEATABLE READ snapshot; the two are taken one after the other, so a source that is still
+    written to has changed in between. Values are compared as text under the settings the capture writes them with.
+
+    Raises:
+        DatabaseUnreachable: a side can't be reached, or was lost.
+        UnknownTable: a table named is on neither side.
+        ReadRefused: a side refused a read.
+    """
+    with _opened("source", source) as ours, _opened("target", target) as theirs:
+        try:
+            for connection in (ours, theirs):
+                _take_snapshot(connection)
+            return _compare((ours, theirs), tables, chunk_rows, examples, on_progress)
+        except psycopg.Error as error:
+            is_source = ours.closed or ours.info.transaction_status == TransactionStatus.INERROR
+            side = "source" if is_source else "target"
+            if ours.closed or theirs.closed:
+                raise DatabaseUnreachable(f"the {side} was lost: {str(error).strip()}", side=side) from error
+            raise ReadRefused(f"the {side} refused a read: {str(error).strip()}", side=side) from error
+
+
+def _compare(
+    sides: tuple[psycopg.Connection[Any], psycopg.Connection[Any]],
+    wanted: Sequence[str],
+    chunk_rows: int,
+    examples: int,
+    on_progress: Callable[[Progress], None],
+) -> Comparison:
+    ours, theirs = (read_tables(side) for side in sides)
+    names, unknown = chosen(ours.keys() | theirs.keys(), wanted)
+    if unknown:
+        raise UnknownTable(f"neither side has {', '.join(unknown)}", tables=unknown)
+    results: list[TableResult] = []
+    for done, name in enumerate(names):
+        text = ".".join(name)
+
+        def on_rows(rows: int, text: str = text, done: int = done) -> None:
+            on_progress(Progress(text, done, len(names), rows))
+
+        mine, other = ours.get(name), theirs.get(name)
+        if mine is None or other is None:
+            results.append(TableResult(text, 0, 0, 0, 0, schema_differences(mine, other), ()))
+        else:
+            results.append(compare_table(sides, mine, other, chunk_rows=chunk_rows, examples=examples, on_rows=on_rows))
+    return Comparison(tuple(results))
+
+
+def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
+    except psycopg.Error as error:
+        raise DatabaseUnreachable(f"the {side} can't be reached: {str(error).strip()}", side=side) from error
+
+
+def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
+    for name, value in TEXT_SETTINGS.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute("SELECT 1 FROM pg_class LIMIT 1")  # the first query takes the snapshot

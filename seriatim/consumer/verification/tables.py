@@ -1,0 +1,72 @@
+"""What both sides have to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+
+Name: TypeAlias = tuple[str, str]
+
+_TABLES = """
+SELECT n.nspname, c.relname,
+       (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), '[]')
+          FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+       (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0) ORDER BY k.place)
+          FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
+          JOIN pg_attribute a ON a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
+   AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'seriatim_replay')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One side's table. columns: name and type in order. key: of the primary key, with whether it has a collation."""
+
+    name: Name
+    columns: dict[str, str]
+    key: tuple[tuple[str, bool], ...]
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Names of the primary key's columns."""
+        return tuple(name for name, _ in self.key)
+
+
+def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
+    """All user tables; a partitioned one counts as one."""
+    return {
+        (schema, table): Table((schema, table), dict(columns), tuple((name, has) for name, has in key or ()))
+        for schema, table, columns, key in connection.execute(_TABLES).fetchall()
+    }
+
+
+def chosen(names: Collection[Name], wanted: Collection[str]) -> tuple[list[Name], list[str]]:
+    """The names that `wanted` (`table` or `schema.table`; all where empty) means, and what it names in vain."""
+    if not wanted:
+        return sorted(names), []
+    found = [name for name in names if name[1] in wanted or ".".join(name) in wanted]
+    unknown = [text for text in wanted if not any(text in {name[1], ".".join(name)} for name in names)]
+    return sorted(found), unknown
+
+
+def schema_differences(source: Table | None, target: Table | None) -> tuple[str, ...]:
+    """What is not the same about the tables themselves; the order of columns doesn't count."""
+    if source is None or target is None:
+        return ("the target lacks the table" if target is None else "the source lacks the table",)
+    found = [f"the target lacks column {name}" for name in source.columns if name not in target.columns]
+    found += [f"the source lacks column {name}" for name in target.columns if name not in source.columns]
+    found += [
+        f"column {name} is {kind} in the source, {target.columns[name]} in the target"
+        for name, kind in source.columns.items()
+        if target.columns.get(name, kind) != kind
+    ]
+    if source.key_columns != target.key_columns:
+        sides = [", ".join(table.key_columns) or "none" for table in (source, target)]
+        found.append(f"the primary key is ({sides[0]}) in the source, ({sides[1]}) in the target")
+    return tuple(found)

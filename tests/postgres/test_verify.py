@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from seriatim.cli import exits
+from seriatim.cli.verify import verify
+from seriatim.consumer.verification.comparison import compare
+from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, UnknownTable
+from seriatim.consumer.verification.result import Example, Progress
+
+pytestmark = pytest.mark.postgres
+
+SCHEMA = """
+CREATE TABLE numbers (id integer PRIMARY KEY, note text, amount numeric);
+CREATE TABLE texts (name text, part integer, note text, PRIMARY KEY (name, part));
+CREATE TABLE keyless (id integer, note text);
+INSERT INTO numbers SELECT i, nullif('n' || i, 'n7'), i / 8.0 FROM generate_series(1, 95) i;
+INSERT INTO texts SELECT CASE WHEN i % 2 = 0 THEN 'Ab' ELSE 'aB' END || i / 3, i, 'x' FROM generate_series(1, 95) i;
+INSERT INTO keyless SELECT i / 2, nullif(i, 7) FROM generate_series(1, 95) i;
+INSERT INTO keyless VALUES (1, 'twice'), (1, 'twice'), (null, null), (null, null);
+"""
+
+
+def run(dsn: str, statements: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(statements)
+
+
+@pytest.fixture
+def pair(new_database) -> tuple[str, str]:
+    made = new_database(), new_database()
+    for dsn in made:
+        run(dsn, SCHEMA)
+    return made
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 10, 95, 1000])
+def test_equal_databases_are_identical(pair, chunk_rows) -> None:
+    told: list[Progress] = []
+    found = compare(*pair, chunk_rows=chunk_rows, on_progress=told.append)
+    assert found.is_identical
+    assert [(table.table, table.rows) for table in found.tables] == [
+        ("public.keyless", 99), ("public.numbers", 95), ("public.texts", 95),
+    ]  # fmt: skip
+    assert told[-1] == Progress("public.texts", 2, 3, 95)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 10, 95, 1000])
+@pytest.mark.parametrize(
+    ("harm", "table", "counts", "example"),
+    [
+        ("DELETE FROM numbers WHERE id = 50", "numbers", (1, 0, 0), Example("missing", ("50",))),
+        ("DELETE FROM numbers WHERE id = 95", "numbers", (1, 0, 0), Example("missing", ("95",))),
+        ("INSERT INTO numbers VALUES (0)", "numbers", (0, 1, 0), Example("extra", ("0",))),
+        ("INSERT INTO numbers VALUES (96)", "numbers", (0, 1, 0), Example("extra", ("96",))),
+        ("UPDATE numbers SET note = '' WHERE id = 7", "numbers", (0, 0, 1), Example("different", ("7",), ("note",))),
+        ("UPDATE numbers SET amount = 1.0 WHERE id = 8", "numbers", (0, 0, 1), Example("different", ("8",), ("amount",))),
+        ("TRUNCATE numbers", "numbers", (95, 0, 0), Example("missing", ("1",))),
+        ("UPDATE texts SET name = 'ab0' WHERE part = 2", "texts", (1, 1, 0), None),
+        ("DELETE FROM keyless WHERE ctid = (SELECT max(ctid) FROM keyless)", "keyless", (1, 0, 0), Example("missing", (None, None))),
+        ("INSERT INTO keyless VALUES (1, 'twice')", "keyless", (0, 1, 0), Example("extra", ("1", "twice"))),
+        ("UPDATE keyless SET note = 'other' WHERE id = 40", "keyless", (2, 2, 0), None),
+    ],
+)  # fmt: skip
+def test_each_harm_is_found(pair, chunk_rows, harm, table, counts, example) -> None:
+    run(pair[1], "ALTER TABLE numbers ALTER amount SET DEFAULT 0;" + harm)
+    found = compare(*pair, chunk_rows=chunk_rows)
+    results = {result.table: result for result in found.tables}
+    harmed = results.pop(f"public.{table}")
+    assert (harmed.missing, harmed.extra, harmed.different) == counts
+    assert example is None or example in harmed.examples
+    assert not found.is_identical
+    assert all(result.is_identical for result in results.values())
+
+
+def test_differences_of_the_schema_are_told(pair) -> None:
+    run(pair[1], "ALTER TABLE numbers DROP note, ADD more integer, ALTER amount TYPE float8; DROP TABLE keyless;")
+    run(pair[1], "ALTER TABLE texts DROP CONSTRAINT texts_pkey; CREATE TABLE own (id integer)")
+    schema = {table.table: table.schema for table in compare(*pair).tables}
+    assert schema == {
+        "public.keyless": ("the target lacks the table",),
+        "public.numbers": (
+            "the target lacks column note",
+            "the source lacks column more",
+            "column amount is numeric in the source, double precision in the target",
+        ),
+        "public.own": ("the source lacks the table",),
+        "public.texts": ("the primary key is (name, part) in the source, (none) in the target",),
+    }
+
+
+def test_only_the_tables_asked_for(pair) -> None:
+    run(pair[1], "TRUNCATE texts")
+    assert [table.table for table in compare(*pair, ["numbers", "public.keyless"]).tables] == [
+        "public.keyless",
+        "public.numbers",
+    ]
+    with pytest.raises(UnknownTable):
+        compare(*pair, ["nowhere"])
+
+
+def test_the_side_that_fails_is_named(pair) -> None:
+    with pytest.raises(DatabaseUnreachable) as unreachable:
+        compare(pair[0], "postgresql://postgres@127.0.0.1:1/none")
+    assert unreachable.value.details["side"] == "target"
+    role = f"reader_{pair[0].rsplit('_', 1)[1]}"
+    run(pair[0], f"CREATE ROLE {role} LOGIN")
+    try:
+        with pytest.raises(ReadRefused) as refused:
+            compare(pair[0].replace("postgres@", f"{role}@"), pair[1])
+        assert refused.value.details["side"] == "source"
+    finally:
+        run(pair[0], f"DROP ROLE {role}")
+
+
+def test_the_command(pair) -> None:
+    arguments = ["--source", pair[0], "--target", pair[1]]
+    done = CliRunner().invoke(verify, arguments)
+    assert done.exit_code == exits.DONE
+    assert done.output.splitlines()[-1] == "identical: 289 rows of 3 tables"
+    run(pair[1], "DELETE FROM numbers WHERE id = 5")
+    done = CliRunner().invoke(verify, [*arguments, "--json", "--tables", "numbers,texts"])
+    assert done.exit_code == exits.ANSWER_IS_NO
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert lines[0]["missing"] == 1
+    assert lines[0]["examples"] == [{"kind": "missing", "key": ["5"], "columns": []}]
+    assert lines[-1] == {"verdict": "different", "tables": 2, "rows": 190}
+    done = CliRunner().invoke(verify, ["--source", pair[0], "--target", "postgresql://postgres@127.0.0.1:1/none"])
+    assert exits.exit_code(done.exception) == exits.REFUSED

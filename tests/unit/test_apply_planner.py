@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+
+from seriatim.consumer.spark.apply import plan as orders
+from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
+from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.apply.planner import plan
+from seriatim.protocol.change import Change, Origin, Table, encode
+from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, UNIQUE
+
+
+def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), **extra) -> ChangeRow:
+    key = () if name == KEYLESS else ("id",)
+    named = (name.schema, name.table, key) if op in "cudr" else (None, None, ())
+    origin = Origin("db", "slot", 1, offset, 1, *named, unchanged=tuple(unchanged), **extra)
+    return ChangeRow(offset, "slot", offset, encode(Change(op, before, after, origin, 9)))
+
+
+def commit(offset, changes) -> ChangeRow:
+    return row(offset, "commit", changes=changes, end_lsn=2)
+
+
+def only(rows):
+    (segment,) = plan(rows, 0, SHAPES).segments
+    return segment
+
+
+def test_cut_at_the_last_commit() -> None:
+    rows = [
+        row(0, "begin"), row(1, "c", after={"id": 1}), commit(2, 1),
+        row(3, "heartbeat"),
+        row(4, "begin"), row(5, "c", after={"id": 2}),
+    ]  # fmt: skip
+    made = plan(rows, 0, SHAPES)
+    assert (made.start, made.end, made.changes, made.transactions, made.commit_ts_ms) == (0, 4, 1, 1, 9)
+    assert made.leftover == tuple(rows[4:])
+    later = plan([*rows, commit(6, 1)], made.end, SHAPES)
+    assert (later.start, later.end, len(later), later.leftover) == (4, 7, 1, ())
+
+
+def test_a_transaction_longer_than_the_micro_batch_is_left_whole() -> None:
+    rows = [row(0, "begin"), row(1, "c", after={"id": 1})]
+    made = plan(rows, 0, SHAPES)
+    assert (made.end, made.segments, made.leftover) == (0, (), tuple(rows))
+
+
+def test_a_snapshot_may_be_cut_behind_any_row() -> None:
+    table = Table("public", "keyed", ("id",), ("id",))
+    rows = [row(0, "snapshot_begin", tables=(table,)), row(1, "r", after={"id": 1}), row(2, "r", after={"id": 2})]
+    made = plan(rows, 0, SHAPES)
+    assert (made.end, made.changes) == (3, 2)
+    assert made.segments[0].truncate == orders.Truncate((KEYED,), 0, cascade=False, restart_identity=False)
+
+
+def test_a_new_snapshot_drops_a_transaction_left_unfinished() -> None:
+    table = Table("public", "keyed", ("id",), ("id",))
+    rows = [row(0, "begin"), row(1, "c", after={"id": 1}), row(2, "snapshot_begin", tables=(table,))]
+    made = plan(rows, 0, SHAPES)
+    assert (made.end, made.changes, len(made.segments)) == (3, 0, 1)
+
+
+def test_the_last_change_of_each_key_wins_in_order() -> None:
+    rows = [
+        row(0, "begin"),
+        row(1, "c", after={"id": 1, "code": 1}),
+        row(2, "u", after={"id": 1, "code": 2}),
+        row(3, "c", after={"id": 2, "code": 3}),
+        row(4, "d", before={"id": 1}),
+        row(5, "u", before={"id": 2}, after={"id": 3, "code": 3}),
+        row(6, "c", after={"id": 1, "code": 6}),
+        commit(7, 6),
+    ]
+    (table,) = only(rows).collapsed
+    assert table.deletes.values == [(2,)]
+    assert [(rows.columns, rows.values, rows.offsets) for rows in table.upserts] == [
+        (("id", "code"), [(3, 3), (1, 6)], [5, 6])
+    ]
+
+
+def test_a_value_not_sent_comes_from_an_earlier_image_or_stays() -> None:
+    rows = [
+        row(0, "begin"),
+        row(1, "c", after={"id": 1, "note": "long"}),
+        row(2, "u", after={"id": 1, "code": 2}, unchanged=("note",)),
+        row(3, "u", after={"id": 2, "code": 5}, unchanged=("note",)),
+        commit(4, 3),
+    ]
+    (table,) = only(rows).collapsed
+    assert [dict(zip(rows.columns, values, strict=True)) for rows in table.upserts for values in rows.values] == [
+        {"id": 1, "code": 2, "note": "long"}
+    ]
+    assert [(rows.columns, rows.values) for rows in table.patches] == [(("id", "code"), [(2, 5)])]
+
+
+def test_updates_of_a_second_unique_rule_keep_their_order() -> None:
+    def swap(name):
+        return [
+            row(0, "begin"),
+            row(1, "u", after={"id": 1, "code": 9}, name=name),
+            row(2, "u", after={"id": 2, "code": 1}, name=name),
+            row(3, "u", after={"id": 1, "code": 2}, name=name),
+            commit(4, 3),
+        ]
+
+    assert [step.offset for step in only(swap(UNIQUE)).steps] == [1, 2, 3]
+    assert len(only(swap(KEYED)).collapsed[0]) == 2
+
+
+def test_inserts_and_deletes_beside_a_second_unique_rule_collapse() -> None:
+    rows = [
+        row(0, "begin"),
+        row(1, "d", before={"id": 1}, name=UNIQUE),
+        row(2, "c", after={"id": 2, "code": 1}, name=UNIQUE),
+        commit(3, 2),
+    ]
+    assert len(only(rows).collapsed) == 1
+
+
+def test_a_truncate_splits() -> None:
+    table = Table("public", "keyed", ("id",), ("id",))
+    rows = [
+        row(0, "begin"), row(1, "c", after={"id": 1}),
+        row(2, "t", tables=(table,), cascade=True), row(3, "c", after={"id": 1}), commit(4, 3),
+    ]  # fmt: skip
+    first, second = plan(rows, 0, SHAPES).segments
+    assert (first.truncate, len(first.collapsed)) == (None, 1)
+    assert second.truncate == orders.Truncate((KEYED,), 2, cascade=True, restart_identity=False)
+    assert len(second.collapsed) == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row(0, "c", after={"id": 1})],
+        [row(0, "begin"), row(1, "begin")],
+        [commit(0, 0)],
+        [row(0, "begin"), row(1, "c", after={"id": 1}), commit(2, 2)],
+        [row(0, "begin"), row(1, "c", after={"code": 1}), commit(2, 1)],
+        [row(1, "begin"), row(0, "heartbeat")],
+        [ChangeRow(0, "slot", 0, b"{")],
+    ],
+    ids=["no begin", "begin twice", "commit alone", "change lost", "key lost", "offsets fall", "no envelope"],
+)
+def test_a_broken_stream_stops_loudly(rows) -> None:
+    with pytest.raises(BrokenStream):
+        plan(rows, 0, SHAPES)
+
+
+def test_missing_tables_are_named() -> None:
+    with pytest.raises(MissingTables, match=r"public\.keyed"):
+        plan([row(0, "begin"), row(1, "c", after={"id": 1}), commit(2, 1)], 0, {})
