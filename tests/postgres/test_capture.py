@@ -14,7 +14,7 @@ from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from seriatim.producer.sources.postgres.sender import Deposed
-from seriatim.protocol.change import Change, decode, key_of
+from seriatim.protocol.change import Change, decode, encode, key_of
 
 pytestmark = pytest.mark.postgres
 SLOT = "cap"
@@ -28,7 +28,8 @@ class Queue:
         self.records: list[tuple[str, int, bytes | None, bytes]] = []
 
     def changes(self) -> list[Change]:
-        return [decode(value) for *_, value in self.records]
+        changes = [decode(value) for *_, value in self.records]
+        return [change for change in changes if change.op != "heartbeat"]
 
     def rows(self) -> list[Change]:
         return [change for change in self.changes() if change.op in "cudtr"]
@@ -73,9 +74,7 @@ class Run:
 
     def __init__(self, dsn: str, sender: Sender, tables: tuple[str, ...] = (), heartbeat_s: float = 3.0) -> None:
         self.error: Exception | None = None
-        self.capture = PostgresCapture(
-            dsn, SLOT, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05
-        )
+        self.capture = PostgresCapture(dsn, SLOT, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -154,14 +153,20 @@ def streaming(queue: Queue) -> bool:
 
 def last_commit_of(queue: Queue, marker: int) -> bool:
     changes = queue.changes()
-    return len(changes) > 1 and changes[-1].op == "commit" and any(
-        change.op == "c" and change.after.get("id") == marker for change in changes
+    return (
+        len(changes) > 1
+        and changes[-1].op == "commit"
+        and any(change.op == "c" and change.after.get("id") == marker for change in changes)
     )
 
 
 def test_snapshot_and_stream_join_while_writes_run(new_database):
     dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id bigint PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 3000) g")
+    sql(
+        dsn,
+        "CREATE TABLE a (id bigint PRIMARY KEY, n int)",
+        "INSERT INTO a SELECT g, 0 FROM generate_series(1, 3000) g",
+    )
     ended = threading.Event()
 
     def write() -> None:
@@ -195,13 +200,13 @@ def test_taken_over_at_any_record_nothing_is_lost_or_repeated(new_database):
     sql(dsn, "CREATE TABLE a (id int PRIMARY KEY, t text)", "INSERT INTO a VALUES (1, 'x'), (2, 'y')")
     queue = Queue()
     done = 0
-    for limit in [0, 1, 2, 3, 4] + [3] * 3:  # inside the snapshot, at its end, then inside transactions
+    for limit in range(4):  # inside the snapshot: begin, two rows, end
         sender = Sender(queue, limit)
         with running(dsn, sender) as run:
-            done += 1
-            wait_for(lambda: sender.is_over or streaming(queue), run)
-            sql(dsn, f"BEGIN; INSERT INTO a VALUES ({100 + done}, 'n'); UPDATE a SET t = t || 'u' WHERE id = 1; COMMIT")
-            wait_for(lambda: sender.is_over, run)
+            wait_for(lambda sender=sender: sender.is_over, run)
+    assert len(queue.marks) == 3
+    with running(dsn, Sender(queue, 4)) as run:
+        wait_for(lambda: streaming(queue), run)
     for limit in range(1, 12):
         sender = Sender(queue, limit)
         with running(dsn, sender) as run:
@@ -211,7 +216,7 @@ def test_taken_over_at_any_record_nothing_is_lost_or_repeated(new_database):
                 f"BEGIN; INSERT INTO a VALUES ({100 + done}, 'n'); DELETE FROM a WHERE id = {100 + done - 1};"
                 f"INSERT INTO a VALUES ({1000 + done}, 'n'); UPDATE a SET t = 'v' WHERE id = 2; COMMIT",
             )
-            wait_for(lambda: sender.is_over or last_commit_of(queue, 1000 + done), run)
+            wait_for(lambda sender=sender, last=1000 + done: sender.is_over or last_commit_of(queue, last), run)
     with running(dsn, Sender(queue)) as run:
         sql(dsn, "INSERT INTO a VALUES (5000, 'end')")
         wait_for(lambda: last_commit_of(queue, 5000), run)
@@ -223,6 +228,7 @@ def test_taken_over_at_any_record_nothing_is_lost_or_repeated(new_database):
         if change.op == "commit":
             assert numbers[change.source.commit_lsn] == list(range(1, change.source.changes + 3))
     assert all(key == key_of(decode(value)) for _, _, key, value in queue.records)
+    assert all(encode(decode(value)) == value for *_, value in queue.records)
 
 
 def test_images_keys_and_types_are_lossless(new_database):
@@ -268,12 +274,14 @@ def test_images_keys_and_types_are_lossless(new_database):
     full = rows[5]
     assert full.before == {"id": 1, "n": "0.1", "big": "x" * 9000}
     assert full.after == {"id": 1, "n": "0.2", "big": "x" * 9000}
-    assert full.source.key == () and full.source.unchanged == ()
+    assert full.source.key == ()
+    assert full.source.unchanged == ()
     assert (rows[7].after, rows[7].source.unchanged) == ({"id": 1, "n": 2}, ("big",))
     assert rows[8].after == {"id": 1, "m": 3, "more": 4}
     truncate = rows[9].source
     assert {table.name for table in truncate.tables} == {"f", "toasted"}
-    assert truncate.restart_identity and truncate.cascade
+    assert truncate.restart_identity
+    assert truncate.cascade
 
 
 def test_slot_dropped_under_its_feet_is_a_gap(new_database):
@@ -285,7 +293,6 @@ def test_slot_dropped_under_its_feet_is_a_gap(new_database):
         wait_for(lambda: streaming(queue), run)
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots")
-            run.capture.stop() if run.error else None
             wait_for(lambda: _drop(connection))
         wait_for(lambda: run.error is not None)
         assert isinstance(run.error, CaptureGap)
@@ -356,7 +363,7 @@ def test_heartbeats_let_the_log_go(new_database):
         sql(dsn, "CREATE TABLE other AS SELECT generate_series(1, 10000)")
         wanted = parse_lsn(str(one(dsn, "SELECT pg_current_wal_flush_lsn()::text")))
         wait_for(lambda: parse_lsn(str(one(dsn, confirmed))) >= wanted - 64, run)
-    assert queue.changes()[-1].op == "heartbeat"
+    assert decode(queue.records[-1][3]).op == "heartbeat"
 
 
 def test_large_transaction_and_confirmation_only_after_it(new_database):
@@ -368,6 +375,6 @@ def test_large_transaction_and_confirmation_only_after_it(new_database):
         sql(dsn, "INSERT INTO a SELECT generate_series(1, 50000)")
         wait_for(lambda: len(queue.records) >= 20_000, run)
     with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: queue.records[-1][3].startswith(b'{"op":"commit"'), run)
+        wait_for(lambda: any(value.startswith(b'{"op":"commit"') for *_, value in queue.records[-3:]), run)
     assert [change.after["id"] for change in queue.rows()] == list(range(1, 50_001))
     assert queue.changes()[-1].source.changes == 50_000

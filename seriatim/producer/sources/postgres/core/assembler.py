@@ -19,7 +19,7 @@ from seriatim.producer.sources.postgres.core import pgoutput
 from seriatim.producer.sources.postgres.core.identity import NUMBER_LIMIT, base_seq, too_large
 from seriatim.producer.sources.postgres.core.rows import RowWriter, has_identity, keyless
 from seriatim.producer.sources.postgres.errors import MalformedLog
-from seriatim.protocol.change import Change, Operation, Origin, Table, encode
+from seriatim.protocol.change import Change, Origin, dump_json, encode
 
 _FULL_OLD: Final = ord("O")
 _KEY_OLD: Final = ord("K")
@@ -71,7 +71,10 @@ class Assembler:
         self._base_seq = 0
         self._number = 0
         self._replicated_from: str | None = None
-        self._tails: dict[int, tuple[bytes, bytes]] = {}
+        stream = encode(Change("heartbeat", None, None, Origin(db, slot, 0, 0), 0))
+        self._stream_head = stream[stream.index(b',"source":') : stream.index(b'"commit_lsn"')].replace(b"%", b"%%")
+        self._head = b""  # of the source of every record of the transaction, as `encode` writes it
+        self._tails: dict[int, bytes] = {}  # by relation: what follows on the head, up to the number
         self._end = b""
 
     def accept_keyless(self, schema: str, table: str) -> None:
@@ -103,7 +106,7 @@ class Assembler:
             return self._truncate(pgoutput.read_truncate(data))
         elif kind == pgoutput.ORIGIN:
             self._replicated_from = pgoutput.read_origin(data)
-            self._tails.clear()
+            self._head = self._transaction_head()
         elif kind not in {pgoutput.TYPE, pgoutput.MESSAGE}:
             raise MalformedLog(f"unknown message {data[:1]!r}")
         return None
@@ -152,33 +155,39 @@ class Assembler:
         self._base_seq = seq
         self._number = 0
         self._replicated_from = None
-        self._tails.clear()
+        self._head = self._transaction_head()
         self._end = b'},"ts_ms":%d}' % begin.ts_ms
-        return self._mark_transaction("begin", None)
+        return self._mark_transaction(b"begin", None)
 
     def _finish(self, commit: pgoutput.Commit) -> Outgoing | None:
         if not self.in_transaction or commit.commit_lsn != self._begin.commit_lsn:
             raise MalformedLog("a commit that belongs to no transaction")
-        outgoing = self._mark_transaction("commit", commit.end_lsn)
+        outgoing = self._mark_transaction(b"commit", commit.end_lsn)
         self.in_transaction = False
         self._open.append((self._base_seq | self._number, commit.commit_lsn))
         return outgoing
 
-    def _mark_transaction(self, operation: Operation, end_lsn: int | None) -> Outgoing | None:
+    def _mark_transaction(self, operation: bytes, end_lsn: int | None) -> Outgoing | None:
         seq = self._next_seq()
         if seq <= self._mark:
             return None
-        origin = Origin(
-            db=self._db,
-            slot=self._slot,
-            commit_lsn=self._begin.commit_lsn,
-            number=self._number,
-            tx_id=self._begin.tx_id,
-            changes=None if operation == "begin" else self._number - 2,
-            end_lsn=end_lsn,
-            replicated_from=self._replicated_from,
+        counts = b"" if end_lsn is None else b',"changes":%d,"end_lsn":%d' % (self._number - 2, end_lsn)
+        value = b'{"op":"%b","before":null,"after":null%b%b,"number":%d%b' % (
+            operation,
+            self._head,
+            counts,
+            self._number,
+            self._end,
         )
-        return Outgoing(encode(Change(operation, None, None, origin, self._begin.ts_ms)), None, seq)
+        return Outgoing(value, None, seq)
+
+    def _transaction_head(self) -> bytes:
+        """What the sources of all records of the transaction start with, as `encode` writes it."""
+        numbers = (self._begin.tx_id, self._begin.commit_lsn)
+        head = (self._stream_head + b'"txId":%d,"commit_lsn":%d') % numbers
+        if self._replicated_from is None:
+            return head
+        return head + b',"origin":' + dump_json(self._replicated_from).encode()
 
     def _next_seq(self) -> int:
         """Count one more record of the open transaction."""
@@ -200,7 +209,7 @@ class Assembler:
         values, _ = writer.read(data, 6)
         after, unchanged = writer.row(values)
         head = b'{"op":"c","before":null,"after":' + after
-        return Outgoing(self._envelope(head, oid, writer, unchanged), writer.record_key(values), seq)
+        return Outgoing(self._envelope(head, oid, unchanged), writer.record_key(values), seq)
 
     def _update(self, data: bytes) -> Outgoing | None:
         oid, writer = self._writer(data)
@@ -217,7 +226,7 @@ class Assembler:
             writer.fill(values, old)
         after, unchanged = writer.row(values)
         head = b'{"op":"u","before":%b,"after":%b' % (before, after)
-        return Outgoing(self._envelope(head, oid, writer, unchanged), writer.record_key(values), seq)
+        return Outgoing(self._envelope(head, oid, unchanged), writer.record_key(values), seq)
 
     def _delete(self, data: bytes) -> Outgoing | None:
         oid, writer = self._writer(data)
@@ -226,7 +235,7 @@ class Assembler:
             return None
         old, before, _ = self._old_image(writer, data)
         head = b'{"op":"d","before":%b,"after":null' % before
-        return Outgoing(self._envelope(head, oid, writer, b""), writer.record_key(old), seq)
+        return Outgoing(self._envelope(head, oid, b""), writer.record_key(old), seq)
 
     def _old_image(self, writer: RowWriter, data: bytes) -> tuple[list[bytes | None], bytes, int]:
         kind = data[5]
@@ -235,35 +244,11 @@ class Assembler:
         old, position = writer.read(data, 6)
         return old, writer.row(old)[0] if kind == _FULL_OLD else writer.key_object(old), position
 
-    def _envelope(self, head: bytes, oid: int, writer: RowWriter, unchanged: bytes) -> bytes:
-        tail = self._tails.get(oid)
-        if tail is None:
-            tail = self._tails[oid] = self._source_of(writer)
+    def _envelope(self, head: bytes, oid: int, unchanged: bytes) -> bytes:
+        tail = self._tails[oid]
         if unchanged:
-            return b'%b%b,"unchanged":%b,"number":%d%b' % (head, tail[0], unchanged, self._number, self._end)
-        return b"%b%b%d%b" % (head, tail[1], self._number, self._end)
-
-    def _source_of(self, writer: RowWriter) -> tuple[bytes, bytes]:
-        """What all changes of a table in one transaction have in common, as `encode` writes it: up to the number."""
-        table = writer.table
-        change = Change("c", None, {}, self._row_origin(table), 0)
-        text = encode(change)
-        start = text.index(b',"source":')
-        end = text.rindex(b',"number":')
-        return text[start:end], text[start:end] + b',"number":'
-
-    def _row_origin(self, table: Table) -> Origin:
-        return Origin(
-            db=self._db,
-            slot=self._slot,
-            commit_lsn=self._begin.commit_lsn,
-            number=self._number,
-            tx_id=self._begin.tx_id,
-            schema=table.schema,
-            table=table.name,
-            key=table.key,
-            replicated_from=self._replicated_from,
-        )
+            return b'%b%b%b,"unchanged":%b,"number":%d%b' % (head, self._head, tail, unchanged, self._number, self._end)
+        return b'%b%b%b,"number":%d%b' % (head, self._head, tail, self._number, self._end)
 
     def _truncate(self, truncate: pgoutput.Truncate) -> Outgoing | None:
         if not self.in_transaction:
@@ -296,7 +281,10 @@ class Assembler:
                 raise keyless(relation.schema, relation.name)
             relation = pgoutput.Relation(relation.oid, relation.schema, relation.name, "f", relation.columns)
         self._writers[relation.oid] = RowWriter(relation)
-        self._tails.pop(relation.oid, None)
+        table = self._writers[relation.oid].table
+        row = Origin(self._db, self._slot, 0, 0, schema=table.schema, table=table.name, key=table.key)
+        text = encode(Change("c", None, {}, row, 0))
+        self._tails[relation.oid] = text[text.rindex(b',"schema":') : text.rindex(b',"number":')]
 
     def _writer(self, data: bytes) -> tuple[int, RowWriter]:
         if not self.in_transaction or len(data) < 8:
