@@ -29,6 +29,8 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "up": Entry("seriatim.cli.up:up", "Run a whole development cluster in the foreground."),
+    "consume": Entry("seriatim.cli.consume:consume", "Print a queue's records in order."),
+    "subscription": Entry("seriatim.cli.subscription:subscription", "Make, list, move and delete subscriptions."),
     "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
     "zookeeper": Entry("seriatim.cli.zookeeper:zookeeper", "Run one ZooKeeper, for development."),
 }

@@ -1,0 +1,214 @@
+"""`seriatim consume`: a queue's records in order, on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from seriatim.cli.subscription import POSITION, seek_existing
+
+if TYPE_CHECKING:
+    from seriatim.consumer import Consumer
+    from seriatim.protocol.record import Record
+
+_POLL_RECORDS = 10_000
+_POLL_S = 0.1
+_SILENCE_S = 1.0
+"""Who waits longer than this is told what for."""
+_NOTHING_YET = "the next link"
+
+
+@click.command(short_help="Print a queue's records in order.")
+@click.option("--queue", required=True, metavar="NAME", help="Queue to read.")
+@click.option("--subscription", default="default", show_default=True, metavar="NAME", help="Made where it isn't there.")
+@click.option(
+    "--from",
+    "start",
+    type=POSITION,
+    metavar="POSITION",
+    help="earliest, latest or an offset. A subscription that is there is moved only by this option. [default: earliest]",
+)
+@click.option("--max", "max_records", type=click.IntRange(min=1), metavar="N", help="Stop after so many records.")
+@click.option(
+    "--idle-exit",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop when, elected, no record came for so long.",
+)
+@click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
+@click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
+@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Any of the cluster's coordinators.")
+def consume(
+    *,
+    queue: str,
+    subscription: str,
+    start: str | None,
+    max_records: int | None,
+    idle_exit: float | None,
+    is_committing: bool,
+    is_json: bool,
+    coordinator: str,
+) -> None:
+    """Print a queue's records in order, one a line.
+
+    Of all that consume one subscription one is elected, the others stand by. What was printed and flushed is committed,
+    at latest when the command ends, also by a signal or because nobody reads its output any more.
+    """
+    from seriatim.consumer import Consumer
+
+    stopping = _Stopping()
+    with stopping.on_signals():
+        if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start)):
+            start = None
+        consumer = Consumer(
+            coordinator,
+            queue,
+            subscription,
+            start=start or "earliest",
+            auto_commit_ms=1000 if is_committing else None,
+        )
+        with consumer:
+            stopping.is_gentle = True
+            is_all_printed = _print(consumer, _json if is_json else _plain, stopping, max_records, idle_exit)
+            if is_committing and is_all_printed:
+                _commit(consumer)
+
+
+class _Stopping:
+    """Whether a signal asked to stop. Before reading began, and at the second one, it interrupts."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.is_gentle = False
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        if self.is_asked or not self.is_gentle:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _print(
+    consumer: Consumer,
+    formatted: Callable[[list[Record]], bytes],
+    stopping: _Stopping,
+    max_records: int | None,
+    idle_exit_s: float | None,
+) -> bool:
+    """Print until it is enough; False where the reader of the output has gone, before it took all that was handed out.
+
+    The consumer counts what `poll` returned as done when `poll` is called again: after it was written and flushed.
+    """
+    output = sys.stdout.buffer
+    left = max_records
+    waiting = _Waiting(consumer, idle_exit_s)
+    while not stopping.is_asked and left != 0:
+        records = consumer.poll(_POLL_RECORDS if left is None else min(left, _POLL_RECORDS), _POLL_S)
+        if not records:
+            if waiting.is_over():
+                break
+            continue
+        waiting.ended()
+        try:
+            output.write(formatted(records))
+            output.flush()
+        except BrokenPipeError:
+            # Keep the interpreter's own last flush quiet.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return False
+        if left is not None:
+            left -= len(records)
+    return True
+
+
+class _Waiting:
+    """Counts how long no record came while elected, and says on standard error what is waited for."""
+
+    def __init__(self, consumer: Consumer, idle_exit_s: float | None) -> None:
+        self._consumer = consumer
+        self._idle_exit_s = idle_exit_s
+        self._idle_s = 0.0
+        self._silent_s = 0.0
+        self._said = ""
+
+    def ended(self) -> None:
+        self._idle_s = self._silent_s = 0.0
+        if self._said:
+            self._said = ""
+            click.echo("reading", err=True)
+
+    def is_over(self) -> bool:
+        """Called each `_POLL_S` without records."""
+        consumer = self._consumer
+        self._silent_s += _POLL_S
+        reason = consumer.waiting_for
+        if reason and reason not in (_NOTHING_YET, self._said) and self._silent_s >= _SILENCE_S:
+            self._said = reason
+            click.echo(f"{'waiting for' if consumer.is_elected else 'standing by:'} {reason}", err=True)
+        if not consumer.is_elected:
+            self._idle_s = 0.0
+            return False
+        self._idle_s += _POLL_S
+        return self._idle_exit_s is not None and self._idle_s >= self._idle_exit_s
+
+
+def _commit(consumer: Consumer) -> None:
+    """All of it was printed and flushed. Where somebody else reads now, it will print these records again."""
+    from seriatim.protocol.errors import Fenced, NotElected, WorldError
+
+    try:
+        consumer.commit(timeout_s=5)
+    except (Fenced, NotElected):
+        pass
+    except WorldError as error:
+        click.echo(f"the last records may be printed again: {error}", err=True)
+
+
+def _plain(records: list[Record]) -> bytes:
+    return b"\n".join([*(record.value for record in records), b""])
+
+
+def _json(records: list[Record]) -> bytes:
+    return "".join([json.dumps(_as_json(record)) + "\n" for record in records]).encode()
+
+
+def _as_json(record: Record) -> dict[str, object]:
+    return {
+        "queue": record.queue,
+        "offset": record.offset,
+        "epoch": record.epoch,
+        "index": record.index,
+        "source": record.source,
+        "seq": record.seq,
+        **_text("key", record.key),
+        **_text("value", record.value),
+        "timestamp": record.timestamp_ms,
+    }
+
+
+def _text(name: str, content: bytes | None) -> dict[str, object]:
+    """Bytes as text where they are UTF-8, else in base64 under another name."""
+    if content is None:
+        return {name: None}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content).decode()}

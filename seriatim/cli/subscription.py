@@ -1,0 +1,138 @@
+"""`seriatim subscription`: make, list, move and delete subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from seriatim.protocol import seriatim_pb2 as pb
+
+_TIMEOUT_S = 10.0
+
+
+class _Position(click.ParamType[str]):
+    """earliest, latest, or an offset from 0."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if text not in {"earliest", "latest"} and not (text.isascii() and text.isdigit()):
+            self.fail(f"{text!r} is neither earliest nor latest nor an offset", param, ctx)
+        return text
+
+
+POSITION = _Position()
+
+_queue = click.option("--queue", required=True, metavar="NAME", help="Queue of the subscription.")
+_coordinator = click.option(
+    "--coordinator", required=True, metavar="HOST:PORT[,…]", help="Any of the cluster's coordinators."
+)
+_json = click.option("--json", "is_json", is_flag=True, help="One JSON object a subscription.")
+
+
+@click.group(short_help="Make, list, move and delete subscriptions.")
+def subscription() -> None:
+    """Each subscription of a queue reads all of it, with a cursor of its own."""
+
+
+@subscription.command(short_help="Make a subscription.")
+@click.argument("name")
+@_queue
+@click.option(
+    "--from", "start", type=POSITION, default="earliest", show_default=True, help="earliest, latest or an offset."
+)
+@_coordinator
+@_json
+def create(*, name: str, queue: str, start: str, coordinator: str, is_json: bool) -> None:
+    """Make subscription NAME of a queue."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    request = pb.CreateSubscriptionRequest(queue=queue, subscription=name, **{"from": start})
+    _show(queue, asyncio.run(_call(coordinator, "CreateSubscription", request)), is_json=is_json)
+
+
+@subscription.command("list", short_help="List a queue's subscriptions.")
+@_queue
+@_coordinator
+@_json
+def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
+    """List the subscriptions of a queue: cursor, lag, and who is elected to read."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    view = asyncio.run(_call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue)))
+    for one in view.subscriptions:
+        _show(queue, one, is_json=is_json)
+
+
+@subscription.command(short_help="Move a subscription.")
+@click.argument("name")
+@_queue
+@click.option("--to", "position", type=POSITION, required=True, help="earliest, latest or an offset.")
+@_coordinator
+@_json
+def seek(*, name: str, queue: str, position: str, coordinator: str, is_json: bool) -> None:
+    """Move subscription NAME; whoever reads it goes on from the new position."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
+    _show(queue, asyncio.run(_call(coordinator, "SeekSubscription", request)), is_json=is_json)
+
+
+@subscription.command(short_help="Delete a subscription.")
+@click.argument("name")
+@_queue
+@_coordinator
+@_json
+def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
+    """Delete subscription NAME and its cursor; records are kept as long as others need them, or retention says."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    asyncio.run(_call(coordinator, "DeleteSubscription", pb.SubscriptionRequest(queue=queue, subscription=name)))
+    click.echo(
+        json.dumps({"queue": queue, "subscription": name, "is_deleted": True}) if is_json else f"{name} is deleted"
+    )
+
+
+async def seek_existing(coordinator: str, queue: str, name: str, position: str) -> bool:
+    """Move a subscription that is there; False where it isn't."""
+    from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import UnknownSubscription
+
+    request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
+    try:
+        await _call(coordinator, "SeekSubscription", request)
+    except UnknownSubscription:
+        return False
+    return True
+
+
+async def _call(coordinator: str, method: str, request: Any) -> Any:
+    from seriatim.consumer.transport import Coordinators
+    from seriatim.protocol.log import new_cause_id
+
+    request.cause_id = new_cause_id(method)
+    async with Coordinators(coordinator) as coordinators:
+        return await coordinators.call(method, request, _TIMEOUT_S)
+
+
+def _show(queue: str, view: pb.SubscriptionView, *, is_json: bool) -> None:
+    content: dict[str, object] = {
+        "queue": queue,
+        "subscription": view.subscription,
+        "generation": view.generation,
+        "reader": view.reader or None,
+        "consume_list": list(view.consume_list),
+        "cursor_offset": view.cursor_offset if view.has_offset else None,
+        "lag_records": view.lag_records if view.has_lag else None,
+    }
+    if is_json:
+        click.echo(json.dumps(content))
+        return
+    cursor = "unknown" if content["cursor_offset"] is None else f"offset {view.cursor_offset:,}"
+    lag = "" if content["lag_records"] is None else f", {view.lag_records:,} records behind"
+    click.echo(f"{view.subscription}: {cursor}{lag}, reader {view.reader or 'none'}")
