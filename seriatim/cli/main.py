@@ -32,6 +32,7 @@ COMMANDS = {
     "consume": Entry("seriatim.cli.consume:consume", "Print a queue's records in order."),
     "subscription": Entry("seriatim.cli.subscription:subscription", "Make, list, move and delete subscriptions."),
     "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
+    "produce": Entry("seriatim.cli.produce:produce", "Send lines of a file or of standard input as records."),
     "zookeeper": Entry("seriatim.cli.zookeeper:zookeeper", "Run one ZooKeeper, for development."),
 }
 

@@ -106,7 +106,12 @@ def test_an_acknowledgement_inside_a_batch_completes_only_what_lies_below(sendin
 
 
 def test_an_acknowledgement_of_what_was_never_sent_stops_the_sender(sending: Trace) -> None:
-    assert sending(events.Acknowledged(1, Index(7))) == ["close stream 1", "fail all", "tell deposed", "stop invariant-broken"]
+    assert sending(events.Acknowledged(1, Index(7))) == [
+        "close stream 1",
+        "fail all",
+        "tell deposed",
+        "stop invariant-broken",
+    ]
 
 
 def test_a_broken_stream_is_reported_and_the_rest_sent_again_in_order(sending: Trace) -> None:
@@ -155,11 +160,21 @@ def test_an_unknown_resume_point_sends_everything_again(sending: Trace) -> None:
         errors.BugError("the master's"),
     ],
 )
-def test_a_member_that_cannot_take_records_is_reported_as_failed_at_once(sending: Trace, error: errors.SeriatimError) -> None:
+def test_a_member_that_cannot_take_records_is_reported_as_failed_at_once(
+    sending: Trace, error: errors.SeriatimError
+) -> None:
     assert sending(events.Refused(1, error)) == ["close stream 1", "acquire 2 token 7 failed 1"]
 
 
-@pytest.mark.parametrize("error", [errors.OlderVersion("older"), errors.WrongIndex("7"), errors.BadChecksum("flipped")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.OlderVersion("older"),
+        errors.WrongIndex("7"),
+        errors.BadChecksum("flipped"),
+        errors.SeqNotRising("on its way"),
+    ],
+)
 def test_a_refusal_that_is_no_failure_costs_no_group(sending: Trace, error: errors.SeriatimError) -> None:
     assert sending(events.Refused(1, error)) == ["close stream 1", "acquire 2 token 7 failed 0"]
     assert sending.granted(grant(1, 2, {"s": 1}))[:3] == [
@@ -191,7 +206,10 @@ def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending:
 
 
 def test_a_partial_resend_is_cut_by_the_marks_that_come_with_it(sending: Trace) -> None:
-    assert sending(events.Refused(1, errors.PartlyResend("part", marks={"s": 0})))[:2] == ["close stream 1", "resume 1 part"]
+    assert sending(events.Refused(1, errors.PartlyResend("part", marks={"s": 0})))[:2] == [
+        "close stream 1",
+        "resume 1 part",
+    ]
     assert "send 1 at 0 seqs 1..1 on stream 2" in sending.granted(grant(1, 0, {}))
 
 

@@ -63,6 +63,7 @@ from seriatim.protocol.errors import (
     OlderVersion,
     PartlyResend,
     Resend,
+    SeqNotRising,
     SeriatimError,
     WrongIndex,
 )
@@ -351,9 +352,11 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
     error = event.error
     if isinstance(error, Fenced):
         return _overtaken(state, error)
-    if isinstance(error, CallerError):
+    # Seqs were checked when they were sent: one that doesn't rise at the master is on its way there twice.
+    is_harmless = isinstance(error, OlderVersion | WrongIndex | Resend | PartlyResend | BadChecksum | SeqNotRising)
+    if isinstance(error, CallerError) and not is_harmless:
         return _stopped(state, error)
-    if not isinstance(error, OlderVersion | WrongIndex | Resend | PartlyResend | BadChecksum):
+    if not is_harmless:
         return _failed(state, f"{error.code}: {error.message}")
     # The link is sound; only this stream, or the batches on it, were not as the master wants them (H12).
     refusals = state.refusals + 1

@@ -1,0 +1,351 @@
+"""`seriatim produce`: lines become records."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.status import Status
+
+from seriatim.cli import exits
+from seriatim.producer import Handle, Producer
+from seriatim.producer.sources.lines import Line, chunks, parsed
+from seriatim.protocol.errors import (
+    DeadlineOver,
+    InvalidArgument,
+    NotElected,
+    OutcomeUnknown,
+    SeriatimError,
+    Unreachable,
+    Waiting,
+)
+
+_LOOK_EVERY_S = 0.5
+_Sent = tuple[Handle, Line]
+
+
+class _Acknowledgements:
+    """Follows the records in the order in which they were sent: counts, logs, and keeps those whose end is unknown."""
+
+    def __init__(self, log: IO[str] | None) -> None:
+        self._log = log
+        self._sent: queue.SimpleQueue[_Sent | threading.Event | None] = queue.SimpleQueue()
+        self.acknowledged = 0
+        self.stored_before = 0
+        self.unknown: deque[Line] = deque()
+        self._thread = threading.Thread(target=self._follow, name="acknowledgements", daemon=True)
+        self._thread.start()
+
+    def add(self, handle: Handle, line: Line) -> None:
+        self._sent.put((handle, line))
+
+    def settle(self) -> None:
+        """Wait until every record added before is at its end."""
+        settled = threading.Event()
+        self._sent.put(settled)
+        settled.wait()
+
+    def close(self) -> None:
+        self._sent.put(None)
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while (sent := self._sent.get()) is not None:
+            if isinstance(sent, threading.Event):
+                sent.set()
+                continue
+            handle, line = sent
+            if self._log is not None and not handle.done():
+                self._log.flush()
+            self._end(handle, line)
+        if self._log is not None:
+            self._log.flush()
+
+    def _end(self, handle: Handle, line: Line) -> None:
+        try:
+            ended = handle.result()
+        except OutcomeUnknown:
+            self.unknown.append(line)
+            return
+        self.acknowledged += 1
+        self.stored_before += ended.epoch is None
+        if self._log is not None:
+            places = ("-" if place is None else place for place in (ended.epoch, ended.index, ended.offset))
+            self._log.write(" ".join(map(str, (ended.seq, *places))) + "\n")
+            if self._sent.empty():
+                self._log.flush()
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, producer: Producer, acknowledgements: _Acknowledgements, connect_timeout_s: float) -> None:
+        self.producer = producer
+        self.acknowledgements = acknowledgements
+        self.connect_timeout_s = connect_timeout_s
+        self.read = 0
+        self.is_stopping = False
+        self.console = Console(stderr=True)
+        self.status: Status | None = None
+
+    def say(self, text: str) -> None:
+        if self.status is not None:
+            self.status.update(text)
+        else:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def wait_until_elected(self) -> bool:
+        """False where the command is to stop instead. Raises Unreachable where nobody answers for too long."""
+        started_s = time.monotonic()
+        said = ""
+        while not self.is_stopping:
+            try:
+                elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
+            except (NotElected, Waiting, Unreachable) as problem:
+                if isinstance(problem, Unreachable) and time.monotonic() - started_s > self.connect_timeout_s:
+                    raise
+                if problem.message != said:
+                    said = problem.message
+                    self.say(f"waiting to be elected: {said}")
+                continue
+            self.say(f"elected with token {elected.token}")
+            return True
+        return False
+
+    def send(self, line: Line) -> bool:
+        """Send one line, however long that takes; False where the command is to stop first."""
+        while not self.is_stopping:
+            try:
+                handle = self.producer.send(line.value, line.key, seq=line.seq)
+            except NotElected:
+                if not self.go_on():
+                    return False
+            except (Waiting, Unreachable, DeadlineOver) as problem:
+                self.say(problem.message)
+            else:
+                self.acknowledgements.add(handle, line)
+                return True
+        return False
+
+    def go_on(self) -> bool:
+        """After a deposal: seqs of the user's go on from the resume point. False where nothing can go on."""
+        self.acknowledgements.settle()
+        unknown = self.acknowledgements.unknown
+        if unknown and unknown[0].seq is None:
+            return False
+        if not self.wait_until_elected():
+            return False
+        again = list(unknown)
+        unknown.clear()
+        for at, line in enumerate(again):
+            if not self.send(line):
+                unknown.extend(again[at:])
+                return False
+        return True
+
+
+@click.command()
+@click.option("--queue", required=True, help="Queue to send to.")
+@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators; any of them serves.")
+@click.option("--name", help="This instance's name, and the source of its records. Default: host, process and chance.")
+@click.option("--key-separator", help="Text between a line's key and its value. Default: lines have no key.")
+@click.option("--with-seq", is_flag=True, help="A line starts with its seq and a tab.")
+@click.option(
+    "--ack-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for `seq epoch index offset` of each acknowledged record.",
+)
+@click.option("--compression", type=click.Choice(["zstd"]), help="Compress batches.")
+@click.option(
+    "--connect-timeout",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Seconds to look for a coordinator.",
+)
+@click.option(
+    "--session-timeout",
+    type=click.FloatRange(min=0.5),
+    default=4.0,
+    show_default=True,
+    help="Seconds after which a silent instance is replaced.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as one object at the end.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), required=False)
+@click.pass_context
+def produce(
+    context: click.Context,
+    queue: str,
+    coordinator: str,
+    name: str | None,
+    key_separator: str | None,
+    with_seq: bool,
+    ack_log: Path | None,
+    compression: str | None,
+    connect_timeout: float,
+    session_timeout: float,
+    as_json: bool,
+    file: Path | None,
+) -> None:
+    """Send lines of FILE, or of standard input, as records to a queue, in order.
+
+    Waits until this instance is elected. With --with-seq a deposed instance goes on from the resume point when it is
+    elected again; else it ends then, because nobody can tell whether the last records were stored.
+    """
+    if with_seq and name is None:
+        raise click.UsageError("--with-seq needs --name: the seqs belong to it")
+    if key_separator == "":
+        raise click.UsageError("--key-separator must not be empty")
+    separator = None if key_separator is None else key_separator.encode()
+    producer = Producer(
+        coordinator, queue, name, compression="zstd" if compression else None,
+        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout,
+    )  # fmt: skip
+    started_s = time.monotonic()
+    acknowledgements: _Acknowledgements | None = None
+    log = ack_log.open("a") if ack_log is not None else None
+    try:
+        acknowledgements = _Acknowledgements(log)
+        run = _Run(producer, acknowledgements, connect_timeout)
+        failure = _produce(run, file, separator, has_seq=with_seq)
+    finally:
+        producer.abort()
+        if acknowledgements is not None:
+            acknowledgements.close()
+        if log is not None:
+            log.close()
+    _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
+    if failure is not None:
+        run.console.print(f"Error: {failure}", style="red", highlight=False, soft_wrap=True)
+        context.exit(exits.exit_code(failure))
+    if run.acknowledgements.acknowledged < run.read:
+        context.exit(exits.REFUSED)
+
+
+def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: bool) -> SeriatimError | None:
+    """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
+    failure: SeriatimError | None = None
+    try:
+        with _stopping(run) as stop_descriptor, _showing(run), _opened(file) as descriptor:
+            if run.wait_until_elected():
+                _send_lines(run, chunks(descriptor, stop_descriptor), separator, has_seq=has_seq)
+                _finish(run)
+    except SeriatimError as error:
+        failure = error
+    if run.producer.is_elected:
+        try:
+            run.producer.flush(10)
+        except SeriatimError as error:
+            failure = failure or error
+    return failure
+
+
+def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | None, *, has_seq: bool) -> None:
+    for texts in incoming:
+        for text in texts:
+            line = parsed(text, run.read + 1, key_separator=separator, has_seq=has_seq)
+            run.read += 1
+            if not run.send(line):
+                return
+        if run.status is not None:
+            run.status.update(f"{run.read:,} sent, {run.acknowledgements.acknowledged:,} acknowledged")
+
+
+def _finish(run: _Run) -> None:
+    """Wait for the last acknowledgements; a deposal meanwhile is lived through as while sending."""
+    while not run.is_stopping:
+        try:
+            run.producer.flush(_LOOK_EVERY_S)
+        except DeadlineOver:
+            continue
+        except OutcomeUnknown:
+            if not run.go_on():
+                return
+            continue
+        return
+
+
+@contextmanager
+def _opened(file: Path | None) -> Iterator[int]:
+    if file is None or str(file) == "-":
+        yield sys.stdin.fileno()
+        return
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise InvalidArgument(f"can't read {file}: {error.strerror}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _stopping(run: _Run) -> Iterator[int]:
+    """SIGTERM and Ctrl-C: read no more, flush. Gives a descriptor that becomes readable then. A second one kills."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _frame: object) -> None:
+        run.is_stopping = True
+        os.write(writing, b"x")
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, stop)
+    try:
+        yield reading
+    finally:
+        for stopped, handler in before.items():
+            signal.signal(stopped, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+@contextmanager
+def _showing(run: _Run) -> Iterator[None]:
+    if not run.console.is_terminal:
+        yield
+        return
+    with run.console.status("connecting") as status:
+        run.status = status
+        try:
+            yield
+        finally:
+            run.status = None
+
+
+def _summarise(run: _Run, queue_name: str, name: str, seconds: float, *, as_json: bool) -> None:
+    done = run.acknowledgements
+    summary = {
+        "queue": queue_name,
+        "name": name,
+        "read": run.read,
+        "acknowledged": done.acknowledged,
+        "stored_before": done.stored_before,
+        "unknown": len(done.unknown),
+        "seconds": round(seconds, 3),
+        "records_per_s": round(done.acknowledged / seconds) if seconds > 0 else 0,
+    }
+    if as_json:
+        print(json.dumps(summary))
+        return
+    text = f"{done.acknowledged:,} of {run.read:,} records acknowledged in {seconds:.1f} s"
+    if done.stored_before:
+        text += f", {done.stored_before:,} of them stored before"
+    if done.unknown:
+        text += f"; {len(done.unknown):,} may have been stored or not"
+    run.console.print(text, highlight=False, soft_wrap=True)
