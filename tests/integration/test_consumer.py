@@ -1,0 +1,219 @@
+"""The consumer library over real gRPC and a real ZooKeeper; coordinator and members are small fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+from seriatim.consumer import Consumer, RangeReader, Subscriber
+from seriatim.protocol.errors import InvalidArgument, UnknownQueue, Unreachable
+from tests.integration.consumer_fakes import FakeCluster
+
+
+@pytest.fixture
+def cluster(zookeeper_server: EmbeddedZooKeeper, cluster_name: str) -> Iterator[FakeCluster]:
+    with FakeCluster(zookeeper_server.address, cluster_name) as made:
+        yield made
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline_s, "it didn't come true in time"
+        time.sleep(0.02)
+
+
+def numbered(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def test_reads_across_links_without_resends_and_commits_to_the_end(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.switch()
+    cluster.append(numbered(5, 10), 5)
+    cluster.switch()
+    cluster.append(numbered(15, 5), 15)
+    with Consumer(cluster.coordinator, "q", idle_timeout_s=1.0, auto_commit_ms=100) as consumer:
+        records = list(consumer)
+        assert [record.value for record in records] == numbered(0, 20)
+        assert [record.offset for record in records] == [*range(10), *range(15, 25)]
+        assert consumer.duplicates_dropped == 5
+        wait_until(lambda: cluster.cursor_offset("default") == 25)
+
+
+def test_the_record_in_hand_is_not_committed_by_itself(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    with Consumer(cluster.coordinator, "q", auto_commit_ms=50) as consumer:
+        for record in consumer:
+            if record.offset == 4:
+                break
+    assert cluster.cursor_offset("default") == 4
+    with Consumer(cluster.coordinator, "q", auto_commit_ms=None) as consumer:
+        records = iter(consumer)
+        assert next(records).offset == 4
+        consumer.commit()
+        assert cluster.cursor_offset("default") == 5
+        second = next(records)
+        with pytest.raises(InvalidArgument):
+            consumer.commit(second._replace(index=second.index + 1))
+        consumer.commit(second)
+    assert cluster.cursor_offset("default") == 6
+
+
+def test_poll_follows_what_is_appended(cluster: FakeCluster) -> None:
+    with Consumer(cluster.coordinator, "q") as consumer:
+        assert consumer.poll(10, 0.3) == []
+        cluster.append(numbered(0, 3), 0)
+        assert [record.value for record in consumer.poll(2, 5.0)] == numbered(0, 2)
+        assert [record.value for record in consumer.poll(2, 5.0)] == numbered(2, 1)
+        cluster.switch()
+        cluster.append(numbered(3, 3), 3)
+        assert [record.value for record in consumer.poll(5, 5.0)] == numbered(3, 3)
+
+
+def test_goes_to_the_other_member_when_one_dies(cluster: FakeCluster) -> None:
+    with Consumer(cluster.coordinator, "q", idle_timeout_s=2.0) as consumer:
+        cluster.append(numbered(0, 3), 0)
+        records = iter(consumer)
+        assert [next(records).value for _ in range(3)] == numbered(0, 3)
+        assert cluster.fetches[-1][0] == "b"
+        cluster.kill_member("b")
+        cluster.append(numbered(3, 3), 3)
+        assert [record.value for record in records] == numbered(3, 3)
+        assert cluster.fetches[-1] == ("a", 1, 3)
+        consumer.commit()
+        assert cluster.cursor_offset("default") == 6
+
+
+def test_the_standby_takes_over_at_the_committed_cursor(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    first = Consumer(cluster.coordinator, "q", auto_commit_ms=None, name="first")
+    second = Consumer(cluster.coordinator, "q", auto_commit_ms=None, name="second")
+    with first:
+        taken = first.poll(6, 10.0)
+        first.commit(taken[3])
+        with second:
+            assert second.poll(1, 0.5) == []
+            assert "another reader" in second.waiting_for
+            first.close()
+            assert [record.offset for record in second.poll(10, 10.0)] == list(range(4, 10))
+
+
+def test_seek_starts_again_there(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.switch()
+    cluster.append(numbered(10, 10), 10)
+    with Consumer(cluster.coordinator, "q") as consumer:
+        assert len(consumer.poll(15, 10.0)) > 0
+        consumer.seek(7)
+        assert consumer.poll(1, 10.0)[0].offset == 7
+        consumer.seek(12)
+        assert consumer.poll(1, 10.0)[0].offset == 12
+
+
+def test_async_iteration(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 5), 0)
+
+    async def read() -> list[bytes]:
+        async with Consumer(cluster.coordinator, "q", idle_timeout_s=0.5) as consumer:
+            found = [record.value async for record in consumer]
+            await consumer.commit_async()
+            return found
+
+    assert asyncio.run(read()) == numbered(0, 5)
+    assert cluster.cursor_offset("default") == 5
+
+
+def test_a_failing_handler_blocks_the_queue_until_it_works(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 4), 0)
+    done: list[int] = []
+    failures = iter([ValueError("first"), ValueError("second")])
+    seen: list[str] = []
+
+    with Consumer(cluster.coordinator, "q", idle_timeout_s=0.5) as consumer:
+
+        def handle(record) -> None:
+            if record.offset == 2:
+                if consumer.blocked is not None:
+                    seen.append(str(consumer.blocked.error))
+                for failure in failures:
+                    raise failure
+            done.append(record.offset)
+
+        consumer.run(handle, backoff_s=0.01)
+        assert consumer.blocked is None
+    assert done == [0, 1, 2, 3]
+    assert seen == ["first", "second"]
+
+
+def test_a_parked_record_is_passed(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 4), 0)
+    parked: list[tuple[int, str]] = []
+    done: list[int] = []
+
+    def handle(record) -> None:
+        if record.offset == 1:
+            raise ValueError("bad")
+        done.append(record.offset)
+
+    with Consumer(cluster.coordinator, "q", idle_timeout_s=0.5) as consumer:
+        consumer.run(handle, park=lambda record, error: parked.append((record.offset, str(error))))
+    assert done == [0, 2, 3]
+    assert parked == [(1, "bad")]
+
+
+def test_close_ends_an_iteration_in_another_thread(cluster: FakeCluster) -> None:
+    consumer = Consumer(cluster.coordinator, "q").open()
+    ended = threading.Event()
+
+    def read() -> None:
+        for _ in consumer:
+            pass
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    time.sleep(0.2)
+    consumer.close()
+    assert ended.wait(5)
+
+
+def test_a_range_drops_the_same_resends(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.switch()
+    cluster.append(numbered(5, 10), 5)
+    with RangeReader(cluster.coordinator, "q") as reader:
+        positions = reader.positions()
+        assert (positions.earliest, positions.end) == (0, 20)
+        assert [record.offset for record in reader.read(3, 17)] == [*range(3, 10), 15, 16]
+        assert reader.duplicates_dropped == 5
+        rows = list(reader.read_columns(16, 20))
+        assert [list(one.offsets) for one in rows] == [[16, 17, 18, 19]]
+        assert rows[0].columns.values == numbered(11, 4)
+
+
+def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.switch()
+    cluster.append(numbered(10, 10), 10)
+    with Subscriber(cluster.coordinator, "q", "replay") as subscriber:
+        term = subscriber.wait_elected(10)
+        assert (term.token, term.cursor_offset) == (1, 0)
+        subscriber.commit(4)
+        assert cluster.cursor_offset("replay") == 4
+        subscriber.commit(13)
+        assert cluster.cursor_offset("replay") == 13
+    with Subscriber(cluster.coordinator, "q", "replay") as subscriber:
+        term = subscriber.wait_elected(10)
+        assert (term.token, term.cursor_offset) == (2, 13)
+
+
+def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
+    with pytest.raises(UnknownQueue):
+        Consumer(cluster.coordinator, "nothing").open()
+    with pytest.raises(Unreachable):
+        Consumer("127.0.0.1:1", "q", connect_timeout_s=0.5).open()
