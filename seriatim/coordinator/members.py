@@ -34,7 +34,7 @@ class Members:
         """Close all connections."""
         channels, self._channels = self._channels, {}
         for channel, _ in channels.values():
-            await channel.close()
+            await channel.close(None)
 
     async def forget_gone(self) -> None:
         """Close connections to addresses where nobody is registered any more."""
@@ -43,7 +43,7 @@ class Members:
             for address in self._channels.keys() - used:
                 channel, _ = self._channels.pop(address)
                 with contextlib.suppress(grpc.aio.UsageError):
-                    await channel.close()
+                    await channel.close(None)
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""

@@ -187,7 +187,8 @@ class Store:
     async def look_up_registry(self) -> Registry:
         """The registry, read now and not from memory (H10, H15)."""
         await self.session.sync(self.paths.groups)
-        return await self._read_registry(watch=None)
+        self.registry = await self._read_registry(watch=None)
+        return self.registry
 
     async def set_draining(self, group: str, *, is_draining: bool) -> None:
         """Mark a group as drained by an operator, or no longer. Raises UnknownGroup."""
@@ -250,9 +251,12 @@ class Store:
     async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState:
         data, _ = await self.session.get(self.paths.group(name), watch)
         state = GroupState(name, bool(json.loads(data)["is_draining"]) if data else False)
-        places = []
-        with contextlib.suppress(NoNode):
+        try:
             places = await self.session.children(self.paths.members(name), watch)
+        except NoNode:
+            places = []
+            if await self.session.exists(self.paths.members(name), watch) and watch is not None:
+                watch()
         members = {}
         for place in places:
             with contextlib.suppress(NoNode):

@@ -133,6 +133,8 @@ def step(state: AcquireRead, event: Event, now_ms: int) -> Step:  # noqa: ARG001
             return _with_token(replace(state, read=event))
         case Phase.READING, Woken():
             return state, (ReadChain(),)
+        case Phase.READING, ReaderTold() | ReaderNotTold():
+            return state, ()  # late: the other member's answer has decided already
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
         case Phase.NAMING | Phase.LEAVING, ChainConflict():

@@ -154,15 +154,11 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
             if isinstance(error, OlderVersion | Fenced):
                 return _again(state, OLDER_PAUSE_MS)  # no failure of a member (H12)
             return _failed(state, f"{state.last_link.group}-{place}: {error.message}", now_ms)
-        case _, LinkOpened() | OpenFailed() | Woken() if state.phase is not Phase.CLOSING:
-            return state, ()  # late: the other member's answer had decided already
-        case Phase.CLOSING, LinkOpened() | OpenFailed():
-            return state, ()
+        case Phase.READING, LinkOpened() | OpenFailed():
+            return state, ()  # late: the other member's answer has decided already
         case Phase.CLOSING, _ if state.closing is not None:
             outcome, effects = closing.step(state.closing, event, now_ms)
             return _closed(state, outcome, effects, now_ms)
-        case Phase.LISTING, _:
-            return state, ()  # late: a second answer to Seal
         case _:
             raise InvariantBroken(f"{type(event).__name__} while {state.phase}")
 

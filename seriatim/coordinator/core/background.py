@@ -41,8 +41,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that the background work looks at. `names`: the queue names and whose they are. `sealed`: links of which a
-    member said that it takes no more records.
+    """All that the background work looks at.
+
+    `names`: the queue names and whose they are. `sealed`: links of which a member said that it takes no more records.
     """
 
     chains: tuple[SeenChain, ...]

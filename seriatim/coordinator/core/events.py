@@ -2,8 +2,8 @@
 
 A procedure is a pair of functions, `start(request) -> (state, effects)` and `step(state, event, now_ms) -> (state, effects)`.
 Effects are given in the order in which they must be carried out; each that asks for something is answered by one event.
-ReadChain begins a new round: whatever effects given before it still bring is dropped, not told. A procedure is over
-when it gave an `Answer`.
+ReadChain and WriteChain begin a new round: whatever effects given before them still bring is dropped, not told. A
+procedure is over when it gave an `Answer`.
 """
 
 from __future__ import annotations

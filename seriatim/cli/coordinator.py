@@ -1,0 +1,30 @@
+"""`seriatim coordinator`: one coordinator in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Run one coordinator.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; its table [coordinator] is read."
+)
+@click.option("--zookeeper", help="HOST:PORT[,…] of ZooKeeper.")
+@click.option("--cluster", help="Name of the cluster. [default: main]")
+@click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
+@click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
+@click.option("--name", help="Its name in the cluster. [default: a new one at each start]")
+@click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
+@click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged, to standard error.")
+def coordinator(config: Path | None, log_level: str, **flags: object) -> None:
+    """Run one coordinator in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
+    from seriatim.coordinator.process import CoordinatorSettings, serve
+    from seriatim.protocol import log, settings
+
+    log.start_logging(log_level)
+    loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
+    asyncio.run(serve(loaded))

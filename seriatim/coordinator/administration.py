@@ -1,0 +1,274 @@
+"""What operators ask for: queues, groups, subscriptions, abandoning (protocol.md 5.7, 6, 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from seriatim.coordinator import messages
+from seriatim.coordinator.core import chain, close_link, readmission, seal, subscriptions
+from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
+from seriatim.coordinator.core.subscriptions import QueuePosition
+from seriatim.coordinator.description import Description
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store, checked_name
+from seriatim.protocol import log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.clock import now_ms
+from seriatim.protocol.errors import (
+    InvalidArgument,
+    SeriatimError,
+    UnknownGroup,
+    UnknownQueue,
+    Waiting,
+)
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+
+_log = log.logger("coordinator")
+MAX_CONFLICTS = 50
+
+
+class Operations:
+    """The operators' calls. Each may be made again, at any coordinator."""
+
+    def __init__(self, store: Store, members: Members, execution: Execution, description: Description) -> None:
+        self._store = store
+        self._members = members
+        self._execution = execution
+        self._description = description
+
+    async def change(
+        self, queue_id: QueueId, transition: Callable[[ChainDocument], ChainDocument], what: str, cause_id: str
+    ) -> tuple[ChainDocument, ChainVersion]:
+        """Read, change by a transition of the core, write by compare-and-set; again where the chain changed meanwhile.
+
+        A transition that changes nothing writes nothing. Raises what it raises, and Waiting.
+        """
+        for _ in range(MAX_CONFLICTS):
+            document, version = await self._store.read_chain(queue_id)
+            if document.is_deleted:
+                raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name)
+            changed = transition(document)
+            if changed == document:
+                return document, version
+            written = await self._store.write_chain(changed, version)
+            if written is not None:
+                _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
+                return changed, written
+        raise Waiting("the chain keeps changing", reasons={"chain": "it keeps changing"})
+
+    # ---- queues
+
+    async def create_queue(self, request: pb.CreateQueueRequest) -> pb.QueueView:
+        """A new queue, whose first send list are the groups named, or all known ones by name."""
+        name = checked_name(request.queue, "queue")
+        registry = await self._store.look_up_registry()
+        settings = messages.settings_from(request.settings, frozenset(registry.groups))
+        queue_id = await self._store.new_queue_id()
+        document = chain.created(
+            cluster=self._store.cluster,
+            queue_id=queue_id,
+            name=name,
+            settings=settings,
+            groups=tuple(sorted(registry.groups)),
+            now_ms=now_ms(),
+        )
+        version = await self._store.create_queue(document)
+        _log.info("queue created", queue=name, queue_id=queue_id, cause_id=request.cause_id)
+        return messages.queue_view(document, version, registry)
+
+    async def list_queues(self) -> pb.ListQueuesReply:
+        """All queues that have a name, in its order."""
+        queues = [
+            messages.queue_view(seen.document, seen.version, self._store.registry)
+            for seen in self._store.chains.values()
+            if self._store.names.get(seen.document.name) == seen.document.queue_id
+        ]
+        return pb.ListQueuesReply(queues=sorted(queues, key=lambda view: view.queue))
+
+    async def delete_queue(self, request: pb.QueueRequest) -> None:
+        """Mark it as deleted and free its name; the elected coordinator clears it away (H16)."""
+        queue_id = await self._store.queue_id(request.queue)
+        try:
+            await self.change(queue_id, chain.deleted, "deleted", request.cause_id)
+        except UnknownQueue:
+            _log.info("queue was deleted before", queue=request.queue, cause_id=request.cause_id)
+        await self._store.free_name(request.queue, queue_id)
+
+    async def rotate_queue(self, request: pb.QueueRequest) -> pb.QueueView:
+        """Close the open link as after a failure; the sender goes on with the next group.
+
+        Raises Waiting where no other group could take over: sending would stand still for nothing.
+        """
+        queue_id = await self._store.queue_id(request.queue)
+        document, version = await self._store.read_chain(queue_id)
+        last = document.last_link
+        if last is not None and last.state in chain.LIVE:
+            registry = await self._store.look_up_registry()
+            others = [one for one in document.send_list if one != last.group and not registry.send_obstacle(one)]
+            if not others and not readmission.eligible(document, registry):
+                reasons = chain.obstacles(document, registry, {})
+                raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
+            document, version = await self._closed(queue_id, last.epoch, request.cause_id)
+        return messages.queue_view(document, version, self._store.registry)
+
+    async def _closed(self, queue_id: QueueId, epoch: Epoch, cause_id: str) -> tuple[ChainDocument, ChainVersion]:
+        result = await self._execution.run(queue_id, close_link.start(epoch), close_link.step, cause_id)
+        if isinstance(result, LinkClosed):
+            return result.document, result.version
+        reasons = result.reasons if isinstance(result, Wait) else {}
+        raise Waiting(f"link {epoch} can't be closed now", reasons=dict(reasons))
+
+    # ---- groups
+
+    async def list_groups(self) -> pb.ListGroupsReply:
+        """All groups, with the queues that send to them and those with unread links on them."""
+        registry = await self._store.look_up_registry()
+        return pb.ListGroupsReply(groups=[self._group_view(name) for name in sorted(registry.groups)])
+
+    async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
+        """Mark the group, and close what is open on it at once. Raises UnknownGroup."""
+        checked_name(request.group, "group")
+        await self._store.set_draining(request.group, is_draining=is_draining)
+        registry = await self._store.look_up_registry()
+        if request.group not in registry.groups:
+            raise UnknownGroup(f"there is no group {request.group}", group=request.group)
+        _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
+        if is_draining:
+            for seen in list(self._store.chains.values()):
+                last = seen.document.last_link
+                if last is not None and messages.is_serving(seen.document, request.group):
+                    await self._closed(seen.document.queue_id, last.epoch, request.cause_id)
+        return self._group_view(request.group)
+
+    def _group_view(self, name: str) -> pb.GroupView:
+        view = messages.group_view(name, self._store.registry)
+        for seen in self._store.chains.values():
+            if messages.is_serving(seen.document, name):
+                view.sending_queues.append(seen.document.name)
+            if readmission.backlog(seen.document, name):
+                view.backlog_queues.append(seen.document.name)
+        return view
+
+    # ---- subscriptions
+
+    async def create_subscription(self, request: pb.CreateSubscriptionRequest) -> pb.SubscriptionView:
+        """A new subscription; by default at the earliest kept record."""
+        name = checked_name(request.subscription, "subscription")
+        where = getattr(request, "from") or subscriptions.EARLIEST
+        return await self._positioned(
+            request.queue,
+            name,
+            where,
+            lambda document, position: subscriptions.created(document, name, position, now_ms()),
+            request.cause_id,
+        )
+
+    async def seek_subscription(self, request: pb.SeekSubscriptionRequest) -> pb.SubscriptionView:
+        """A new generation of a subscription, at another position."""
+        if not request.to:
+            raise InvalidArgument("seek needs a position: earliest, latest or an offset")
+        return await self._positioned(
+            request.queue,
+            request.subscription,
+            request.to,
+            lambda document, position: subscriptions.sought(document, request.subscription, position),
+            request.cause_id,
+        )
+
+    async def _positioned(
+        self,
+        queue: str,
+        subscription: str,
+        where: str,
+        transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
+        cause_id: str,
+    ) -> pb.SubscriptionView:
+        queue_id = await self._store.queue_id(queue)
+        before, _ = await self._store.read_chain(queue_id)
+        committed = None if where == subscriptions.EARLIEST else await self._description.committed_index(before)
+        asked_of = before.last_link
+
+        def change(document: ChainDocument) -> ChainDocument:
+            is_same = document.last_link == asked_of
+            return transition(document, subscriptions.located(document, where, committed if is_same else None))
+
+        what = f"subscription {subscription} at {where}"
+        document, version = await self.change(queue_id, change, what, cause_id)
+        view = messages.queue_view(document, version, self._store.registry)
+        return next(one for one in view.subscriptions if one.subscription == subscription)
+
+    async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
+        """The subscription goes, with its backlog."""
+        queue_id = await self._store.queue_id(request.queue)
+        what = f"subscription {request.subscription} deleted"
+        await self.change(
+            queue_id, lambda document: subscriptions.deleted(document, request.subscription), what, request.cause_id
+        )
+
+    # ---- abandoning
+
+    async def abandon_link(self, request: pb.AbandonLinkRequest) -> pb.AbandonLinkReply:
+        """Show what giving up a link means; do it where the queue's name was said again (protocol.md 5.7)."""
+        queue_id = await self._store.queue_id(request.queue)
+        document, version = await self._store.read_chain(queue_id)
+        epoch = Epoch(request.epoch)
+        link = document.link(epoch)
+        if link is None:
+            raise InvalidArgument(f"queue {request.queue} has no link {epoch}", queue=request.queue, epoch=epoch)
+        if link.state not in (LinkState.LOST, LinkState.SEALED):
+            raise InvalidArgument(f"link {epoch} is {link.state}: only what is lost, or sealed, can be abandoned")
+        answers = await self._seal_answers(queue_id, link, version, request.cause_id)
+        _check_nothing_better(document, link, answers)
+        certificate = seal.given_up(link, chain.point_before(document, epoch), list(answers.values()), now_ms=now_ms())
+        what = _what_is_given_up(document, link, certificate.end, answers)
+        if not request.confirmed_queue:
+            return pb.AbandonLinkReply(what=what)
+        if request.confirmed_queue != document.name:
+            raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was given up")
+        changed = chain.abandoned(document, epoch, certificate, what, now_ms())
+        written = await self._store.write_chain(changed, version)
+        if written is None:
+            raise Waiting("the chain changed meanwhile: look again", reasons={"chain": "it changed"})
+        _log.warning("link abandoned", queue=document.name, epoch=epoch, what=what, cause_id=request.cause_id)
+        return pb.AbandonLinkReply(what=what, is_done=True)
+
+    async def _seal_answers(
+        self, queue_id: QueueId, link: Link, version: ChainVersion, cause_id: str
+    ) -> dict[str, SealAnswer]:
+        """What is still to be had of the link: from its members, and from what they wrote beside the chain."""
+        answers = await self._store.kept_seals(queue_id, link.epoch)
+        sides = (link.master, link.slave)
+        asked = [self._members.seal(SendSeal(side, link, version), queue_id, cause_id) for side in sides]
+        for side, reply in zip(sides, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(reply, SealAnswer):
+                answers[side.name.member] = reply
+            elif not isinstance(reply, SeriatimError):
+                raise reply
+        by_place = {side.name.member: side for side in sides}
+        return {place: seal.judged(link, by_place[place], answer) for place, answer in answers.items()}
+
+
+def _check_nothing_better(document: ChainDocument, link: Link, answers: dict[str, SealAnswer]) -> None:
+    """Raises InvalidArgument where the link need not be given up."""
+    if link.end is None:
+        decision = seal.decide(link, chain.point_before(document, link.epoch), answers, now_ms=0)
+        if not isinstance(decision, seal.Undecided):
+            raise InvalidArgument(f"link {link.epoch} need not be abandoned: its end can be told, {decision.end}")
+        return
+    for place, answer in answers.items():
+        if answer.wholeness is not Wholeness.UNKNOWN and answer.next.index >= link.end:
+            raise InvalidArgument(
+                f"link {link.epoch} need not be abandoned: {link.group}-{place} has all its {link.end} records"
+            )
+
+
+def _what_is_given_up(document: ChainDocument, link: Link, end: int, answers: dict[str, SealAnswer]) -> str:
+    known = "an unknown number of records" if link.end is None else f"{link.end - end} records"
+    where = "" if link.base is None else f" (offset {link.base + end})"
+    missing = [str(side.name) for side in (link.master, link.slave) if side.name.member not in answers]
+    copies = f"; no answer from {', '.join(missing)}" if missing else ""
+    return f"{known} of link {link.epoch} of queue {document.name} on {link.group}, from index {end}{where} on{copies}"

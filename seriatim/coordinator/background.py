@@ -1,0 +1,194 @@
+"""The loop of the elected coordinator: look, plan (`core.background`), act. Everything it does may be done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from seriatim.coordinator.core import background, close_link
+from seriatim.coordinator.core.background import (
+    Action,
+    Change,
+    ClearQueue,
+    CloseIt,
+    TellDrop,
+    TellEnd,
+    Told,
+    View,
+    end_key,
+)
+from seriatim.coordinator.core.events import Wait
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store
+from seriatim.protocol import log
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.clock import boottime_s, now_ms
+from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.names import Epoch, MemberName, QueueId
+
+_log = log.logger("coordinator.background")
+LOOK_EVERY_S = 0.5
+ASK_MEMBERS_EVERY_S = 2.0
+RETRY_S = 1.0
+"""An action that failed is not tried again sooner."""
+MAX_AT_ONCE = 64
+
+
+class BackgroundWork:
+    """Works while `is_elected` says so. `run` ends only when cancelled."""
+
+    def __init__(self, store: Store, members: Members, execution: Execution, is_elected: Callable[[], bool]) -> None:
+        self._store = store
+        self._members = members
+        self._execution = execution
+        self._is_elected = is_elected
+        self._wake = asyncio.Event()
+        self._told = Told()
+        self._sealed: frozenset[tuple[QueueId, Epoch]] = frozenset()
+        self._asked_at_s = 0.0
+        self._under_way: dict[object, asyncio.Task[None]] = {}
+        self._not_before_s: dict[object, float] = {}
+        store.on_change(self._wake.set)
+
+    def wake(self) -> None:
+        """Look at once, for example because this coordinator was elected."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look whenever something changed, and from time to time."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    if self._is_elected():
+                        await self._look(tasks)
+                    try:
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        continue
+                    self._wake.clear()
+        finally:
+            self._under_way.clear()
+
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        now_s = boottime_s()
+        if now_s - self._asked_at_s >= ASK_MEMBERS_EVERY_S:
+            self._asked_at_s = now_s
+            await self._ask_for_seals()
+            await self._members.forget_gone()
+        view = View(
+            tuple(self._store.chains.values()), self._store.registry, self._store.names, self._told, self._sealed
+        )
+        self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
+        for action in background.plan(view, now_ms()):
+            key = _key(action)
+            if key in self._under_way or key in self._not_before_s or len(self._under_way) >= MAX_AT_ONCE:
+                continue
+            self._under_way[key] = tasks.create_task(self._act(key, action))
+
+    async def _act(self, key: object, action: Action) -> None:
+        cause_id = log.new_cause_id("background")
+        try:
+            is_done = await self._done(action, cause_id)
+        except SeriatimError as error:
+            is_done = False
+            _log.info(
+                "not done", action=type(action).__name__, code=error.code, reason=error.message, cause_id=cause_id
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            is_done = False
+            _log.exception("not done", action=type(action).__name__, cause_id=cause_id)
+        finally:
+            self._under_way.pop(key, None)
+        if not is_done:
+            self._not_before_s[key] = boottime_s() + RETRY_S
+
+    async def _done(self, action: Action, cause_id: str) -> bool:
+        """Carry out one action. False: it has to be tried again."""
+        match action:
+            case CloseIt(queue_id, epoch, why):
+                _log.info("closing link", queue_id=queue_id, epoch=epoch, why=why, cause_id=cause_id)
+                begun = close_link.start(epoch)
+                result = await self._execution.run(queue_id, begun, close_link.step, cause_id)
+                return not isinstance(result, Wait)
+            case Change(document, expected, what):
+                version = await self._store.write_chain(document, expected)
+                if version is not None:
+                    keys = {"queue": document.name, "what": what, "version": version}
+                    _log.info("chain written", **keys, cause_id=cause_id)
+                return True
+            case TellEnd():
+                return await self._end_told(action, cause_id)
+            case TellDrop(queue_id, below, member, incarnation):
+                await self._members.drop_links(queue_id, below, member, cause_id)
+                self._told = replace(self._told, drops=self._told.drops | {(queue_id, below, incarnation)})
+                self._wake.set()
+                return True
+            case ClearQueue(queue_id, name):
+                await self._store.free_name(name, queue_id)
+                await self._store.clear_queue(queue_id)
+                _log.info("queue cleared away", queue=name, queue_id=queue_id, cause_id=cause_id)
+                return True
+
+    async def _end_told(self, action: TellEnd, cause_id: str) -> bool:
+        document, link = action.document, action.link
+        reply = await self._members.record_end(document.queue_id, action.version, link, action.member, cause_id)
+        if reply.has_it:
+            key = end_key(document, link, action.incarnation)
+            self._told = replace(self._told, ends=self._told.ends | {key})
+            return True
+        _log.info(
+            "member hasn't the whole link yet",
+            queue=document.name,
+            epoch=link.epoch,
+            member=action.member,
+            next_index=reply.next_index,
+            end=link.end,
+            reason=reply.reason,
+            cause_id=cause_id,
+        )
+        return False
+
+    async def _ask_for_seals(self) -> None:
+        """Which open links a member has sealed by itself, without having been registered anew (H18)."""
+        asked = [
+            (seen.document, link, side.name)
+            for seen in self._store.chains.values()
+            for link in seen.document.links
+            if link.state is LinkState.OPEN
+            for side in (link.master, link.slave)
+            if self._store.registry.is_present(side)
+        ]
+        answers = await asyncio.gather(*(self._is_sealed(*one) for one in asked))
+        pairs = zip(asked, answers, strict=True)
+        self._sealed = frozenset(
+            (document.queue_id, link.epoch) for (document, link, _), is_sealed in pairs if is_sealed
+        )
+
+    def _is_sealed(self, document: ChainDocument, link: Link, member: MemberName) -> Awaitable[bool]:
+        async def ask() -> bool:
+            try:
+                return (await self._members.describe_link(document.queue_id, link, member)).is_sealed
+            except SeriatimError:
+                return False  # no answer says nothing; its session will tell
+
+        return ask()
+
+
+def _key(action: Action) -> object:
+    """By what an action is known while it is under way."""
+    match action:
+        case CloseIt(queue_id, epoch, _):
+            return "close", queue_id, epoch
+        case Change(document, expected, _):
+            return "change", document.queue_id, expected
+        case TellEnd(document, _, link, member, incarnation):
+            return "end", document.queue_id, link.epoch, member, incarnation
+        case TellDrop(queue_id, below, member, incarnation):
+            return "drop", queue_id, below, member, incarnation
+        case ClearQueue(queue_id, _):
+            return "clear", queue_id

@@ -1,0 +1,122 @@
+"""A queue's view with what only members know: committed indexes, cursors, lag, living copies.
+
+Members are asked side by side with a short deadline; what nobody answers stays unset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from seriatim.coordinator import messages
+from seriatim.coordinator.core import subscriptions
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
+from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName
+
+Answers = dict[Epoch, list[pb.DescribeLinkReply]]
+
+
+class Description:
+    """Asks members about links."""
+
+    def __init__(self, store: Store, members: Members) -> None:
+        self._store = store
+        self._members = members
+
+    async def committed_index(self, document: ChainDocument) -> Index | None:
+        """The committed index of the last link, as its members tell; None where none answered or there is no open link."""
+        last = document.last_link
+        if last is None or last.state is not LinkState.OPEN:
+            return None
+        answers = await self._asked(document, [last])
+        known = [answer.committed_index for answer in answers[last.epoch] if answer.is_known]
+        return Index(max(known)) if known else None
+
+    async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
+        """The whole view."""
+        registry = self._store.registry
+        view = messages.queue_view(document, version, registry)
+        answers = await self._asked(document, list(document.links))
+        for link, shown in zip(document.links, view.links, strict=True):
+            _describe_link(link, shown, answers[link.epoch])
+            if link.end and shown.copies == 1:
+                reason = f"one copy of its {link.end} records"
+                view.waits.append(pb.WaitReason(what=f"link {link.epoch}", reason=reason))
+        for subscription, told in zip(document.subscriptions, view.subscriptions, strict=True):
+            _describe_cursor(document, subscription, told, answers)
+        return view
+
+    async def _asked(self, document: ChainDocument, links: list[Link]) -> Answers:
+        registry = self._store.registry
+        asked = [
+            (link, side.name)
+            for link in links
+            for side in (link.master, link.slave)
+            if registry.member(side.name) is not None
+        ]
+        replies = await asyncio.gather(*(self._ask(document, link, member) for link, member in asked))
+        answers: Answers = {link.epoch: [] for link in links}
+        for (link, _), reply in zip(asked, replies, strict=True):
+            if reply is not None:
+                answers[link.epoch].append(reply)
+        return answers
+
+    async def _ask(self, document: ChainDocument, link: Link, member: MemberName) -> pb.DescribeLinkReply | None:
+        try:
+            return await self._members.describe_link(document.queue_id, link, member)
+        except SeriatimError:
+            return None  # the view shows as unknown what nobody tells
+
+
+def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.DescribeLinkReply]) -> None:
+    known = [answer for answer in answers if answer.is_known]
+    if link.end is not None:
+        shown.has_committed, shown.committed_index = True, link.end
+        shown.copies = sum(answer.next_index >= link.end for answer in known)
+    elif known:
+        shown.has_committed, shown.committed_index = True, max(answer.committed_index for answer in known)
+        shown.copies = len(known)
+
+
+def _describe_cursor(
+    document: ChainDocument, subscription: Subscription, told: pb.SubscriptionView, answers: Answers
+) -> None:
+    """The cursor, as far as the members of the head link tell it, and how many records lie behind it."""
+    if not subscription.consume_list:
+        told.has_cursor, told.has_lag, told.lag_records = True, True, 0
+        told.cursor_epoch, told.cursor_index = subscription.position_epoch, subscription.position_index
+        return
+    head = subscription.consume_list[0]
+    link = document.link(head)
+    known = [answer for answer in answers.get(head, []) if answer.is_known]
+    if link is None or not (known or link.state is LinkState.OPENING):
+        return
+    cursor = max(
+        [
+            subscriptions.start_index(subscription, head),
+            *(
+                one.index
+                for answer in known
+                for one in answer.cursors
+                if one.subscription_id == subscription.subscription_id and one.generation == subscription.generation
+            ),
+        ]
+    )
+    cursor = cursor if link.end is None else min(cursor, link.end)
+    told.has_cursor, told.cursor_epoch, told.cursor_index = True, head, cursor
+    if link.base is not None:
+        told.has_offset, told.cursor_offset = True, link.base + cursor
+    ends = [_known_end(document.link(epoch), answers.get(epoch, [])) for epoch in subscription.consume_list]
+    if None not in ends:
+        told.has_lag, told.lag_records = True, max(0, sum(end or 0 for end in ends) - cursor)
+
+
+def _known_end(link: Link | None, answers: list[pb.DescribeLinkReply]) -> int | None:
+    if link is None or link.state is LinkState.OPENING:
+        return 0
+    if link.end is not None:
+        return link.end
+    return max((answer.committed_index for answer in answers if answer.is_known), default=None)

@@ -1,0 +1,217 @@
+"""Carries out what a procedure of the core orders, and tells it what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from seriatim.coordinator.core.events import (
+    Answer,
+    ChainConflict,
+    ChainRead,
+    ChainWritten,
+    Effect,
+    Effects,
+    ElectionSeen,
+    Event,
+    KeptSealsRead,
+    LinkClosed,
+    LinkOpened,
+    LookUpElection,
+    LookUpSessions,
+    OpenFailed,
+    ReadChain,
+    ReaderNotTold,
+    ReaderTold,
+    ReadGrant,
+    ReadKeptSeals,
+    Refused,
+    SealAnswered,
+    SealFailed,
+    SendGrant,
+    SendOpen,
+    SendSeal,
+    SessionsSeen,
+    TellReader,
+    Wait,
+    WakeAfter,
+    Woken,
+    WriteChain,
+)
+from seriatim.coordinator.core.seal import Wholeness
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store
+from seriatim.protocol import log
+from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.clock import now_ms
+from seriatim.protocol.errors import BugError, DeadlineOver, InvariantBroken, SeriatimError
+from seriatim.protocol.names import Index, QueueId
+
+_log = log.logger("coordinator")
+State = TypeVar("State")
+Result = SendGrant | ReadGrant | LinkClosed | Wait | Refused
+
+
+class Execution:
+    """Runs procedures. `timeout_s`: after that long, the caller is told to come again."""
+
+    def __init__(self, store: Store, members: Members, timeout_s: float) -> None:
+        self._store = store
+        self._members = members
+        self._timeout_s = timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up what is still on its way to members."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def run(
+        self,
+        queue_id: QueueId,
+        begun: tuple[State, Effects],
+        step: Callable[[State, Event, int], tuple[State, Effects]],
+        cause_id: str,
+    ) -> Result:
+        """Run a procedure to its answer.
+
+        Raises what ZooKeeper raised, the error of a `Refused`, or DeadlineOver. A call under way to a member is left to
+        its own deadline: it may have begun to do what it was told.
+        """
+        run = _Run(self._store, self._members, queue_id, cause_id)
+        state, effects = begun
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    for effect in effects:
+                        if isinstance(effect, Answer):
+                            return _answered(effect.result)
+                        self._spawn(run.carry_out(effect))
+                    event = await run.next_event()
+                    state, effects = step(state, event, now_ms())
+        except TimeoutError as error:
+            raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _answered(result: Result) -> Result:
+    if isinstance(result, Refused):
+        raise result.error
+    return result
+
+
+class _Run:
+    """One run of one procedure: its round, the chain it read last, and what it is still to be told."""
+
+    def __init__(self, store: Store, members: Members, queue_id: QueueId, cause_id: str) -> None:
+        self._store = store
+        self._members = members
+        self._queue_id = queue_id
+        self._cause_id = cause_id
+        self._round = 0
+        self._queue: ChainDocument | None = None
+        self._told: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+
+    async def next_event(self) -> Event:
+        """What an effect of this round brought next. Raises what ZooKeeper raised."""
+        while True:
+            number, event = await self._told.get()
+            if isinstance(event, Exception):
+                raise event
+            if number == self._round:
+                return event
+
+    def carry_out(self, effect: Effect) -> Coroutine[Any, Any, None]:
+        """Begin with an effect; the coroutine brings its event."""
+        if isinstance(effect, ReadChain | WriteChain):
+            self._round += 1
+        return self._bring(effect, self._round)
+
+    async def _bring(self, effect: Effect, number: int) -> None:
+        try:
+            event: Event | Exception = await self._event(effect)
+        except Exception as error:  # handed to the procedure's caller, whatever it is
+            event = error
+        self._told.put_nowait((number, event))
+
+    async def _event(self, effect: Effect) -> Event:
+        match effect:
+            case ReadChain():
+                self._queue, version = await self._store.read_chain(self._queue_id)
+                return ChainRead(self._queue, version, self._store.registry)
+            case WriteChain():
+                return await self._written(effect)
+            case LookUpSessions():
+                return SessionsSeen(await self._store.look_up_registry())
+            case LookUpElection(subscription_id):
+                return ElectionSeen(await self._store.first_in_line(self._queue_id, subscription_id))
+            case ReadKeptSeals(link):
+                return KeptSealsRead(await self._store.kept_seals(self._queue_id, link.epoch))
+            case WakeAfter(delay_ms):
+                await asyncio.sleep(delay_ms / 1000)
+                return Woken()
+            case SendOpen():
+                return await self._opened(effect)
+            case SendSeal():
+                return await self._sealed(effect)
+            case TellReader():
+                return await self._reader_told(effect)
+            case Answer():
+                raise InvariantBroken("an answer is no order to carry out")
+
+    async def _written(self, effect: WriteChain) -> Event:
+        version = await self._store.write_chain(effect.document, effect.expected)
+        keys = {"queue": effect.document.name, "what": effect.what, "cause_id": self._cause_id}
+        if version is None:
+            _log.info("chain had changed", **keys)
+            return ChainConflict()
+        _log.info("chain written", **keys, version=version)
+        self._queue = effect.document
+        return ChainWritten(version)
+
+    async def _opened(self, effect: SendOpen) -> Event:
+        place = effect.side.name.member
+        if self._queue is None:
+            raise InvariantBroken("OpenLink before the chain was read")
+        try:
+            return LinkOpened(place, await self._members.open_link(effect, self._queue, self._cause_id))
+        except SeriatimError as error:
+            self._note_failure("link not opened", effect.side.name, effect.link.epoch, error)
+            return OpenFailed(place, error)
+
+    async def _sealed(self, effect: SendSeal) -> Event:
+        place = effect.side.name.member
+        try:
+            answer = await self._members.seal(effect, self._queue_id, self._cause_id)
+        except SeriatimError as error:
+            self._note_failure("link not sealed", effect.side.name, effect.link.epoch, error)
+            return SealFailed(place, error)
+        if answer.wholeness is not Wholeness.WHOLE:
+            _log.info(
+                "seal not whole",
+                member=effect.side.name,
+                epoch=effect.link.epoch,
+                answer=answer.wholeness,
+                reason=answer.reason,
+                cause_id=self._cause_id,
+            )
+        return SealAnswered(place, answer)
+
+    async def _reader_told(self, effect: TellReader) -> Event:
+        place = effect.member.member
+        try:
+            reply = await self._members.tell_reader(effect, self._queue_id, self._cause_id)
+        except SeriatimError as error:
+            self._note_failure("reader not told", effect.member, effect.link.epoch, error)
+            return ReaderNotTold(place, error)
+        return ReaderTold(place, Index(reply.cursor) if reply.has_cursor else None, reply.is_stale)
+
+    def _note_failure(self, what: str, member: object, epoch: int, error: SeriatimError) -> None:
+        note = _log.error if isinstance(error, BugError) else _log.info
+        note(what, member=member, epoch=epoch, code=error.code, reason=error.message, cause_id=self._cause_id)

@@ -1,0 +1,159 @@
+"""One coordinator's process: it registers, serves, stands for election, and stops cleanly on SIGTERM and SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+
+from seriatim.coordinator.administration import Operations
+from seriatim.coordinator.background import BackgroundWork
+from seriatim.coordinator.description import Description
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.store import Store
+from seriatim.protocol import log, rpc
+from seriatim.protocol.election import Election, Standing
+from seriatim.protocol.errors import InvalidArgument, WorldError
+from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
+from seriatim.protocol.zookeeper import CoordinatorRegistration, NodeExists, SessionState, ZooKeeperSession
+
+_log = log.logger("coordinator")
+STOP_GRACE_S = 1.0
+REGISTER_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Settings of one coordinator.
+
+    `advertise`: the address that others reach it by, where it isn't `listen`. `member_timeout_ms`: deadline of each call
+    to a member. `call_timeout_ms`: after that long a call that waits for members is answered with an error.
+    """
+
+    zookeeper: str
+    cluster: str = "main"
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    name: str = ""
+    session_timeout_ms: int = 4000
+    member_timeout_ms: int = 1000
+    call_timeout_ms: int = 8000
+
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        for key in ("session_timeout_ms", "member_timeout_ms", "call_timeout_ms"):
+            if getattr(self, key) <= 0:
+                raise InvalidArgument(f"{key} has to be more than 0")
+        if ":" not in self.listen:
+            raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
+
+
+class CoordinatorProcess:
+    """A coordinator that can also run inside another process's loop: `start`, then `run` until cancelled, then `stop`."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        settings.check()
+        self._settings = settings
+        self.name = settings.name or f"coordinator-{os.urandom(4).hex()}"
+        self.address = ""
+        self._session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
+        self._store = Store(self._session, settings.cluster)
+        self._members = Members(self._store, settings.member_timeout_ms / 1000)
+        self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000)
+        self._election = Election(
+            self._session, self._store.paths.coordinator_election, self.name, self._standing_changed
+        )
+        self._background = BackgroundWork(self._store, self._members, self._execution, self._is_elected)
+        self._register = asyncio.Event()
+        self._server = rpc.server()
+
+    async def start(self) -> None:
+        """Connect, serve and register. Raises Unreachable, InvalidArgument."""
+        await self._session.start()
+        self._session.on_state(self._session_changed)
+        await self._store.start()
+        description = Description(self._store, self._members)
+        operations = Operations(self._store, self._members, self._execution, description)
+        parts = Parts(self._store, self._members, self._execution, description, operations)
+        add_CoordinatorServicer_to_server(CoordinatorService(parts), self._server)
+        port = rpc.listen(self._server, self._settings.listen)
+        host = self._settings.listen.rsplit(":", 1)[0]
+        self.address = self._settings.advertise or f"{host}:{port}"
+        await self._server.start()
+        await self._registered()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._store.run())
+            tasks.create_task(self._election.run())
+            tasks.create_task(self._background.run())
+            tasks.create_task(self._stay_registered())
+
+    async def stop(self) -> None:
+        """Let calls under way finish for a moment, then close everything."""
+        await self._server.stop(STOP_GRACE_S)
+        await self._execution.close()
+        await self._members.close()
+        await self._session.stop()
+
+    def _is_elected(self) -> bool:
+        return self._election.standing is Standing.ELECTED
+
+    def _standing_changed(self, standing: Standing) -> None:
+        if standing is Standing.ELECTED:
+            self._background.wake()
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._register.set()
+
+    async def _stay_registered(self) -> None:
+        """Register again whenever a new session took the place of a lost one."""
+        while True:
+            await self._register.wait()
+            self._register.clear()
+            try:
+                await self._registered()
+            except WorldError as error:
+                _log.warning("can't register now", error=error)
+                await asyncio.sleep(REGISTER_RETRY_S)
+                self._register.set()
+
+    async def _registered(self) -> None:
+        path = f"{self._store.paths.coordinators}/{self.name}"
+        data = CoordinatorRegistration(self.address).encode()
+        try:
+            await self._session.create(path, data, ephemeral=True)
+        except NodeExists:
+            if await self._session.owner(path) != self._session.session_id:
+                # Left by this name's earlier session or process: it goes with that session, and is made again then.
+                await asyncio.sleep(REGISTER_RETRY_S)
+                self._register.set()
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Run one coordinator until SIGTERM or SIGINT; prints `ready <name> HOST:PORT` when it serves."""
+    process = CoordinatorProcess(settings)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await process.start()
+    print(f"ready {process.name} {process.address}", flush=True)  # noqa: T201 - whoever started it waits for this line
+    work = asyncio.create_task(process.run())
+    signalled = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+    finally:
+        for task in (work, signalled):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await process.stop()

@@ -1,0 +1,287 @@
+"""The Coordinator service: each call read from its message, decided by the core, answered as a message."""
+
+# ruff: noqa: N802 - the methods' names are those of the .proto file
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from seriatim import __version__
+from seriatim.coordinator import administration, messages
+from seriatim.coordinator.core import acquire_read, acquire_send, subscriptions
+from seriatim.coordinator.core.acquire_read import ReadRequest
+from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
+from seriatim.coordinator.description import Description
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store
+from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, WrongCluster
+from seriatim.protocol.names import Epoch, Generation, QueueId, SubscriptionId, Token
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
+
+_log = log.logger("coordinator")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service works with."""
+
+    store: Store
+    members: Members
+    execution: Execution
+    description: Description
+    operations: administration.Operations
+
+
+class CoordinatorService(CoordinatorServicer):
+    """Answers clients, members and operators. Every method is safe to call again, at any coordinator."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._store = parts.store
+        self._execution = parts.execution
+        self._description = parts.description
+        self._operations = parts.operations
+
+    @rpc.answers_errors
+    async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: _Context) -> pb.DescribeClusterReply:
+        """Where elections are held, and who coordinates."""
+        del request, context
+        coordinators = await self._store.coordinators()
+        elected = await self._store.elected_coordinator()
+        return pb.DescribeClusterReply(
+            cluster=self._store.cluster,
+            zookeeper=self._store.session.hosts,
+            root=self._store.paths.root,
+            version=__version__,
+            coordinators=sorted(coordinators.values()),
+            elected_coordinator=coordinators.get(elected[:-11], ""),
+        )
+
+    @rpc.answers_errors
+    async def AcquireSend(self, request: pb.AcquireSendRequest, context: _Context) -> pb.AcquireSendReply:
+        """protocol.md 4."""
+        del context
+        queue_id = await self._same_queue(request.queue, request.queue_id)
+        cause_id = request.cause_id or log.new_cause_id("acquire-send")
+        asked = SendRequest(request.election_node, Token(request.token), Epoch(request.failed_epoch))
+        if request.failed_epoch:
+            _log.info(
+                "link reported as failed",
+                queue=request.queue,
+                epoch=request.failed_epoch,
+                failure=request.failure,
+                cause_id=cause_id,
+            )
+        result = await self._execution.run(queue_id, acquire_send.start(asked), acquire_send.step, cause_id)
+        match result:
+            case SendGrant():
+                _log.info(
+                    "send granted",
+                    queue=request.queue,
+                    epoch=result.link.epoch,
+                    group=result.link.group,
+                    next_index=result.next_index,
+                    cause_id=cause_id,
+                )
+                grant = messages.send_grant(result, self._store.registry)
+                return pb.AcquireSendReply(grant=grant, queue_id=queue_id, token=result.token)
+            case Wait():
+                _log.info("sending waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
+                return pb.AcquireSendReply(wait=messages.wait(result), queue_id=queue_id, token=result.token)
+            case _:
+                raise InvariantBroken(f"AcquireSend ended with {type(result).__name__}")
+
+    @rpc.answers_errors
+    async def AcquireRead(self, request: pb.AcquireReadRequest, context: _Context) -> pb.AcquireReadReply:
+        """protocol.md 6."""
+        del context
+        queue_id = await self._same_queue(request.queue, request.queue_id)
+        cause_id = request.cause_id or log.new_cause_id("acquire-read")
+        asked = ReadRequest(request.subscription, request.election_node, Token(request.token))
+        result = await self._execution.run(queue_id, acquire_read.start(asked), acquire_read.step, cause_id)
+        match result:
+            case ReadGrant():
+                _log.info(
+                    "read granted",
+                    queue=request.queue,
+                    subscription=request.subscription,
+                    epoch=None if result.link is None else result.link.epoch,
+                    index=result.index,
+                    cause_id=cause_id,
+                )
+                grant = messages.read_grant(result, self._store.registry)
+                return pb.AcquireReadReply(grant=grant, queue_id=queue_id, token=result.token)
+            case Wait():
+                _log.info("reading waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
+                return pb.AcquireReadReply(wait=messages.wait(result), queue_id=queue_id, token=result.token)
+            case _:
+                raise InvariantBroken(f"AcquireRead ended with {type(result).__name__}")
+
+    @rpc.stream_answers_errors
+    async def WatchQueue(self, request: pb.QueueRequest, context: _Context) -> AsyncIterator[pb.QueueView]:
+        """The view now, and again whenever it changes; changes that come quickly are told as one."""
+        del context
+        queue_id = await self._store.queue_id(request.queue)
+        changed = asyncio.Event()
+        stop = self._store.on_change(changed.set)
+        try:
+            document, version = await self._store.read_chain(queue_id)
+            told = messages.queue_view(document, version, self._store.registry)
+            yield told
+            while True:
+                await changed.wait()
+                changed.clear()
+                seen = self._store.chains.get(queue_id)
+                if seen is None:
+                    if await self._is_gone(queue_id):
+                        raise UnknownQueue(f"queue {request.queue} was deleted", queue=request.queue)
+                    continue
+                if seen.version < told.chain_version:
+                    continue
+                view = messages.queue_view(seen.document, seen.version, self._store.registry)
+                if view != told:
+                    told = view
+                    yield view
+        finally:
+            stop()
+
+    async def _is_gone(self, queue_id: QueueId) -> bool:
+        try:
+            await self._store.read_chain(queue_id)
+        except UnknownQueue:
+            return True
+        return False
+
+    @rpc.answers_errors
+    async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
+        """The view, with what members know."""
+        del context
+        document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
+        return await self._description.queue(document, version)
+
+    # ---- members
+
+    @rpc.answers_errors
+    async def ReportDrained(self, request: pb.DrainedReport, context: _Context) -> pb.Done:
+        """A subscription has read a link to its end: the link leaves the head of its consume list."""
+        del context
+        self._check_cluster(request.cluster)
+        await self._operations.change(
+            QueueId(request.queue_id),
+            lambda document: subscriptions.drained(
+                document,
+                SubscriptionId(request.subscription_id),
+                Generation(request.generation),
+                Epoch(request.epoch),
+            ),
+            f"link {request.epoch} drained by subscription {request.subscription_id}",
+            request.cause_id or log.new_cause_id("drained"),
+        )
+        return pb.Done()
+
+    @rpc.answers_errors
+    async def NoteStaleCursors(self, request: pb.StaleCursorsNote, context: _Context) -> pb.Done:
+        """A member's cursors of a link are stale, or no longer (H7)."""
+        del context
+        self._check_cluster(request.cluster)
+        if request.member not in ("a", "b"):
+            raise InvalidArgument(f"{request.member!r} is no member: a or b")
+        await self._operations.change(
+            QueueId(request.queue_id),
+            lambda document: subscriptions.with_stale_cursors(
+                document, Epoch(request.epoch), request.member, is_stale=request.is_stale
+            ),
+            f"cursors of link {request.epoch} on {request.member} {'are' if request.is_stale else 'no longer'} stale",
+            request.cause_id or log.new_cause_id("stale-cursors"),
+        )
+        return pb.Done()
+
+    # ---- operators
+
+    @rpc.answers_errors
+    async def CreateQueue(self, request: pb.CreateQueueRequest, context: _Context) -> pb.QueueView:
+        """A new queue."""
+        del context
+        return await self._operations.create_queue(request)
+
+    @rpc.answers_errors
+    async def ListQueues(self, request: pb.ListQueuesRequest, context: _Context) -> pb.ListQueuesReply:
+        """All queues, by name."""
+        del request, context
+        return await self._operations.list_queues()
+
+    @rpc.answers_errors
+    async def DeleteQueue(self, request: pb.QueueRequest, context: _Context) -> pb.Done:
+        """The queue goes, with all its records; its name is free at once."""
+        del context
+        await self._operations.delete_queue(request)
+        return pb.Done()
+
+    @rpc.answers_errors
+    async def RotateQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
+        """A planned switch to the next group."""
+        del context
+        return await self._operations.rotate_queue(request)
+
+    @rpc.answers_errors
+    async def AbandonLink(self, request: pb.AbandonLinkRequest, context: _Context) -> pb.AbandonLinkReply:
+        """Give up what is gone for good (protocol.md 5.7)."""
+        del context
+        return await self._operations.abandon_link(request)
+
+    @rpc.answers_errors
+    async def ListGroups(self, request: pb.ListGroupsRequest, context: _Context) -> pb.ListGroupsReply:
+        """All groups, by name."""
+        del request, context
+        return await self._operations.list_groups()
+
+    @rpc.answers_errors
+    async def DrainGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
+        """Take a healthy group out of service."""
+        del context
+        return await self._operations.drain_group(request, is_draining=True)
+
+    @rpc.answers_errors
+    async def ResumeGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
+        """Put a drained group back into service."""
+        del context
+        return await self._operations.drain_group(request, is_draining=False)
+
+    @rpc.answers_errors
+    async def CreateSubscription(self, request: pb.CreateSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
+        """A new subscription at a position."""
+        del context
+        return await self._operations.create_subscription(request)
+
+    @rpc.answers_errors
+    async def SeekSubscription(self, request: pb.SeekSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
+        """A new position for a subscription."""
+        del context
+        return await self._operations.seek_subscription(request)
+
+    @rpc.answers_errors
+    async def DeleteSubscription(self, request: pb.SubscriptionRequest, context: _Context) -> pb.Done:
+        """The subscription goes."""
+        del context
+        await self._operations.delete_subscription(request)
+        return pb.Done()
+
+    async def _same_queue(self, name: str, expected: int) -> QueueId:
+        """The queue's id; the one the caller got to know it by, if it did (H16)."""
+        queue_id = await self._store.queue_id(name)
+        if expected and queue_id != expected:
+            raise UnknownQueue(f"queue {name} was deleted and made again", queue=name, queue_id=expected)
+        return queue_id
+
+    def _check_cluster(self, cluster: str) -> None:
+        if cluster != self._store.cluster:
+            raise WrongCluster(f"this is cluster {self._store.cluster}, not {cluster}", cluster=self._store.cluster)
