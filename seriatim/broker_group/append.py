@@ -1,0 +1,158 @@
+"""The Append stream: batches in order from the elected sender, cumulative acknowledgements back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import disk
+from seriatim.broker_group.core.link_record import Role
+from seriatim.broker_group.core.replica import BatchArrived
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.streams import read
+from seriatim.protocol import batch
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import (
+    BadChecksum,
+    CallerError,
+    Fenced,
+    MalformedFrame,
+    OlderVersion,
+    PartlyResend,
+    Resend,
+    SeriatimError,
+    UnknownLink,
+    WrongIndex,
+)
+from seriatim.protocol.names import Index, Token
+
+SETTLE_S = 1.0
+"""How long the acknowledgements of what came before a refused batch are waited for."""
+
+_HARMLESS = (CallerError, Resend, PartlyResend, WrongIndex, BadChecksum)
+"""Refusals that say nothing against the link: what came before is acknowledged first."""
+
+
+class AppendStream:
+    """One Append call."""
+
+    def __init__(self, broker: Broker, context: Any) -> None:
+        self._broker = broker
+        self._context = context
+        self._acknowledged: Index | None = None
+        self._told: Index | None = None
+        self._error: SeriatimError | None = None
+        self._wake = asyncio.Event()
+
+    def acknowledge(self, index: Index) -> None:
+        self._acknowledged = index
+        self._wake.set()
+
+    def confirm(self, index: Index, digest: bytes) -> None:
+        """The master confirms to nobody."""
+
+    def end(self, error: SeriatimError) -> None:
+        self._error = self._error or error
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until the sender ends the stream; raises the error that ends it otherwise."""
+        runner, token = await self._opened()
+        if runner.source is not None:
+            runner.source.end(OlderVersion("the sender opened another stream for this link"))
+        runner.source = self
+        self.acknowledge(runner.state.committed.index)
+        reading = asyncio.ensure_future(self._read(runner, token))
+        try:
+            await self._write(runner, reading)
+        finally:
+            reading.cancel()
+            if runner.source is self:
+                runner.source = None
+
+    async def _opened(self) -> tuple[LinkRunner, Token]:
+        message = await read(self._context)
+        if message is None or message.WhichOneof("kind") != "open":
+            raise MalformedFrame("an Append stream starts with what it is for")
+        runner = self._broker.link(self._broker.check_name(message.open.link))
+        record = runner.record
+        if record.role is not Role.MASTER:
+            raise UnknownLink("this member isn't the master of this link", epoch=record.epoch)
+        token = Token(message.open.token)
+        if token < record.token:
+            raise Fenced("a newer sender was elected", token=record.token, epoch=record.epoch)
+        if message.open.next_index > runner.state.tail.index:
+            raise WrongIndex(
+                f"this link takes index {runner.state.tail.index} next", next_index=runner.state.tail.index
+            )
+        return runner, token
+
+    async def _read(self, runner: LinkRunner, token: Token) -> SeriatimError | None:
+        """Feed what arrives, as long as the bounds allow. Returns the error of the batch that was refused, None at the end."""
+        while True:
+            if runner.is_full:
+                await runner.until(lambda: not runner.is_full)
+            message = await read(self._context)
+            if message is None:
+                return None
+            try:
+                if message.WhichOneof("kind") != "batch":
+                    raise MalformedFrame("an Append stream goes on with batches")
+                error = take(self._broker, runner, message.batch, token)
+            except SeriatimError as malformed:
+                error = malformed
+            if error is not None:
+                return error
+
+    async def _write(self, runner: LinkRunner, reading: asyncio.Future[SeriatimError | None]) -> None:
+        """Acknowledge until nothing more comes. What came before a harmless refusal is acknowledged before it."""
+        reading.add_done_callback(lambda _: self._wake.set())
+        deadline_s: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._acknowledged is not None and self._acknowledged != self._told:
+                self._told = self._acknowledged
+                await self._context.write(pb.AppendReply(next_index=self._told))
+            if self._error is not None:
+                raise self._error
+            if not reading.done():
+                continue
+            error = reading.result()
+            now_s = asyncio.get_running_loop().time()
+            if deadline_s is None:
+                deadline_s = now_s + SETTLE_S
+            is_settled = not runner.state.flight and self._acknowledged == self._told
+            if is_settled or now_s >= deadline_s or (error is not None and not isinstance(error, _HARMLESS)):
+                if error is not None:
+                    raise error
+                return
+
+
+def take(broker: Broker, runner: LinkRunner, message: pb.Batch, token: Token | None) -> SeriatimError | None:
+    """Check a batch that arrived and feed it to the link. Returns the error with which it was refused; raises what is wrong with its bytes."""
+    encoded = batch.parse(message.header, message.payload)
+    header = encoded.header
+    hash_before = hash_after = None
+    if header.first_index < runner.state.committed.index:
+        hash_before, hash_after = runner.hash_at(header.first_index), runner.hash_at(header.end_index)
+    lease_until_s = broker.lease.usable_until_s
+    event = BatchArrived(
+        header,
+        encoded.header_bytes,
+        token,
+        boottime_s(),
+        lease_until_s,
+        broker.room.has_room,
+        hash_before,
+        hash_after,
+    )
+    error = runner.take(encoded, event)
+    if error is None:
+        broker.room = disk.taken(broker.room, encoded.size_bytes)
+    return error

@@ -1,0 +1,242 @@
+"""What a member is, apart from its sockets: its links, its disk, its lease, and who its peer is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from seriatim.broker_group.batch_cache import BatchCache
+from seriatim.broker_group.core import disk
+from seriatim.broker_group.core.disk import Room
+from seriatim.broker_group.core.lease import Lease
+from seriatim.broker_group.core.link_record import LinkRecord, Role
+from seriatim.broker_group.core.replica import Opened, SealPhase
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.replication import SlaveStream
+from seriatim.broker_group.store import LinkKey, Store
+from seriatim.protocol import log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Durability
+from seriatim.protocol.errors import InvalidArgument, PeerLost, Sealed, UnknownLink, WrongCluster, WrongIncarnation
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
+
+_log = log.logger("broker")
+
+CACHE_BYTES = 64 * 1024 * 1024
+
+
+class Broker:
+    """One member. `resync_wanted` is set when something may be missing here; `opened` is told of each link opened."""
+
+    def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.store = store
+        self.peer = peer
+        self.cache = BatchCache(CACHE_BYTES)
+        self.lease = Lease()
+        self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
+        self.resync_wanted = asyncio.Event()
+        self.drained_wanted = asyncio.Event()
+        self.damaged: set[tuple[LinkKey, Index]] = set()
+        self.opened: Callable[[LinkKey], None] = lambda _: None
+        self._links: dict[LinkKey, LinkRecord | LinkRunner] = {record.key: record for record in store.links()}
+        self._locks: dict[LinkKey, asyncio.Lock] = {}
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return self.store.incarnation
+
+    # ---- links
+
+    def links(self) -> list[LinkRecord]:
+        return [link if isinstance(link, LinkRecord) else link.record for link in self._links.values()]
+
+    def find(self, key: LinkKey) -> LinkRunner | None:
+        """The link, loaded from the disk when it is first asked for."""
+        link = self._links.get(key)
+        if isinstance(link, LinkRecord):
+            link = self._links[key] = LinkRunner(link, self.store, self.cache)
+        return link
+
+    def link(self, key: LinkKey) -> LinkRunner:
+        """Raises UnknownLink."""
+        runner = self.find(key)
+        if runner is None:
+            raise UnknownLink("this member doesn't have this link", queue_id=key[0], epoch=key[1])
+        return runner
+
+    def made(self, record: LinkRecord) -> LinkRunner:
+        """The link, made where this member never heard of it; nothing of it is on disk yet."""
+        runner = self.find(record.key)
+        if runner is None:
+            runner = self._links[record.key] = LinkRunner(record, self.store, self.cache)
+        return runner
+
+    async def keep(self, runner: LinkRunner, record: LinkRecord) -> None:
+        """Change a link's record, on disk first."""
+        await self.store.keep_link(record)
+        runner.changed_record(record)
+
+    async def drop(self, key: LinkKey) -> None:
+        """Forget a link for good."""
+        link = self._links.pop(key, None)
+        self._locks.pop(key, None)
+        self.cache.forget(key)
+        if isinstance(link, LinkRunner):
+            link.apply_drop()
+        if link is not None:
+            await self.store.drop(key)
+            _log.info("link dropped", queue_id=key[0], epoch=key[1])
+
+    def lock(self, key: LinkKey) -> asyncio.Lock:
+        """Serialises what changes a link's record or cursors beside the replica's steps."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def note_damage(self, key: LinkKey, index: Index) -> None:
+        """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
+        _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
+        self.damaged.add((key, index))
+        self.resync_wanted.set()
+
+    # ---- names
+
+    def check_cluster(self, cluster: str) -> None:
+        if cluster != self.cluster:
+            raise WrongCluster(f"this is a broker of cluster {self.cluster!r}, not of {cluster!r}")
+
+    def check_name(self, name: pb.LinkName) -> LinkKey:
+        """The link that a request names. Raises WrongCluster, and WrongIncarnation where another process is meant (H25)."""
+        self.check_cluster(name.cluster)
+        to = Incarnation(name.to.disk_id, name.to.start)
+        if to != self.incarnation:
+            raise WrongIncarnation(f"this is {self.incarnation}, not {to}", incarnation=str(self.incarnation))
+        return QueueId(name.queue_id), Epoch(name.epoch)
+
+    def side_of(self, member: pb.LinkMember) -> bool:
+        return (member.group, member.member) == (self.name.group, self.name.member)
+
+    # ---- opening
+
+    async def open_link(self, request: pb.OpenLinkRequest) -> LinkRunner:
+        """Take records for a link from a token; the two copies are made equal while this is answered (H3)."""
+        key = self.check_name(request.link)
+        async with self.lock(key):
+            runner = await self._opened(key, request)
+        if runner.record.role is Role.MASTER:
+            await self._connect_slave(runner, request.slave.address)
+        await runner.until(lambda: runner.state.phase is not SealPhase.OPEN or _is_settled(runner))
+        if runner.state.phase is not SealPhase.OPEN:
+            raise Sealed("this link takes no more records", epoch=key[1])
+        return runner
+
+    async def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
+        version, token = ChainVersion(request.chain_version), Token(request.token)
+        runner = self.find(key)
+        if runner is None or (runner.record.opened_start == 0 and not runner.record.is_sealed):
+            record = self._new_record(key, request)
+            await self.store.keep_link(record)
+            runner = self.made(record)
+            runner.changed_record(record)
+            self.opened(key)
+            _log.info(
+                "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
+            )
+            return runner
+        refused = runner.apply(Opened(version, token))
+        if refused is not None:
+            raise refused
+        await runner.kept()
+        return runner
+
+    def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
+        is_master = self.side_of(request.master)
+        mine, other = (request.master, request.slave) if is_master else (request.slave, request.master)
+        if not self.side_of(mine) or _incarnation(mine) != self.incarnation:
+            raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
+        try:
+            durability = Durability(request.durability)
+        except ValueError as error:
+            raise InvalidArgument(f"unknown durability {request.durability!r}") from error
+        return LinkRecord(
+            *key,
+            queue=request.queue,
+            role=Role.MASTER if is_master else Role.SLAVE,
+            durability=durability,
+            flush_ms=request.flush_ms,
+            max_record_bytes=request.max_record_bytes,
+            peer=_incarnation(other),
+            start_marks=dict(request.marks),
+            token=Token(request.token),
+            chain_version=ChainVersion(request.chain_version),
+            opened_start=self.incarnation.start,
+            has_cursors=True,
+        )
+
+    async def _connect_slave(self, runner: LinkRunner, address: str) -> None:
+        """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""
+        if runner.slave is None:
+            peer = runner.record.peer
+            if peer is None:
+                raise PeerLost("this link has no other member", epoch=runner.record.epoch)
+            stub = self.peer.stub(address)
+            stream = SlaveStream(runner, self.store, stub, self.cluster, self.incarnation, peer)
+            runner.slave = stream
+            stream.start()
+        stream_now: Any = runner.slave
+        await runner.until(lambda: runner.state.is_peer_ready or runner.slave is not stream_now)
+        if not runner.state.is_peer_ready:
+            raise PeerLost("the other member of this link can't be reached", epoch=runner.record.epoch)
+
+    # ---- sealing
+
+    async def seal_open_links(self) -> None:
+        """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5)."""
+        for record in self.links():
+            if record.is_sealed or record.opened_start == 0:
+                continue
+            runner = self.link(record.key)
+            if record.opened_start != self.incarnation.start and not record.durability.survives_restart:
+                # What it took lived in memory of the process or of the system: something acknowledged may be lost.
+                runner.changed_record(replace(record, is_whole=False))
+            async with self.lock(record.key):
+                await runner.sealed(record.chain_version)
+            _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
+
+    async def record_end(
+        self, runner: LinkRunner, version: ChainVersion, end: Index, end_hash: bytes, *, is_abandoned: bool
+    ) -> bool:
+        """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that."""
+        async with self.lock(runner.key):
+            if not runner.record.is_sealed:
+                refused = await runner.sealed(version)
+                if refused is not None:
+                    raise refused
+            record = runner.record
+            if (record.end, record.end_hash, record.is_abandoned) != (end, end_hash, is_abandoned):
+                record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned)
+                await self.keep(runner, record)
+            if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
+                await self.store.cut(record, end)
+                runner.reload(record)
+                _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
+            has_it = runner.holding().has_it
+        if not has_it or not record.has_cursors:
+            self.resync_wanted.set()
+        self.drained_wanted.set()
+        return has_it
+
+
+def _is_settled(runner: LinkRunner) -> bool:
+    """Nothing is on its way: the position to be answered is durable here, and on the slave as well."""
+    state = runner.state
+    if state.record.role is not Role.MASTER:
+        return runner.is_quiet
+    return runner.is_quiet and (state.confirmed == state.tail.index or not state.is_peer_ready)
+
+
+def _incarnation(member: pb.LinkMember) -> Incarnation:
+    return Incarnation(member.incarnation.disk_id, member.incarnation.start)

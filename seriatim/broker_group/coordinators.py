@@ -1,0 +1,55 @@
+"""Calls to any coordinator: they are found in ZooKeeper, and any serves any request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from seriatim.protocol import rpc
+from seriatim.protocol.errors import DeadlineOver, Unreachable
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorAsyncStub, CoordinatorStub
+from seriatim.protocol.zookeeper import CoordinatorRegistration, NoNode, Paths, ZooKeeperSession
+
+Reply = TypeVar("Reply")
+
+
+class Coordinators:
+    """One channel for each coordinator that was registered when last looked at."""
+
+    def __init__(self, session: ZooKeeperSession, paths: Paths) -> None:
+        self._session = session
+        self._paths = paths
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def _addresses(self) -> list[str]:
+        try:
+            names = await self._session.children(self._paths.coordinators)
+        except NoNode:
+            return []
+        addresses = []
+        for name in sorted(names):
+            try:
+                data, _ = await self._session.get(f"{self._paths.coordinators}/{name}")
+            except NoNode:
+                continue
+            addresses.append(CoordinatorRegistration.decode(data).address)
+        return addresses
+
+    async def ask(self, ask: Callable[[CoordinatorAsyncStub], Awaitable[Reply]]) -> Reply:
+        """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
+        failure: Exception | None = None
+        for address in await self._addresses():
+            if address not in self._channels:
+                self._channels[address] = rpc.channel(address)
+            stub: Any = CoordinatorStub(self._channels[address])
+            try:
+                return await ask(stub)
+            except (Unreachable, DeadlineOver) as error:
+                failure = error
+        raise Unreachable("no coordinator answers") from failure
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close(None)

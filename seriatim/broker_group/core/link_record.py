@@ -1,0 +1,99 @@
+"""What a member keeps durably of a link, beside the batches, their positions and the cursors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from seriatim.protocol.chain import Durability
+from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two batches: all batches before `index` give this hash and these marks.
+
+    `marks` are those of this link alone; what was before it is in `LinkRecord.start_marks`.
+    """
+
+    index: Index
+    hash: bytes
+    marks: Mapping[str, int]
+
+
+START = Position(Index(0), EMPTY_HASH, {})
+"""The beginning of every link."""
+
+
+class Role(StrEnum):
+    """copy: this disk holds the link's records without having been opened for it (a blank disk that resynced)."""
+
+    MASTER = "master"
+    SLAVE = "slave"
+    COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    """One link on one disk.
+
+    `role`, `durability`, `flush_ms`, `max_record_bytes` and the incarnations never change once the link was opened.
+    `start_marks`: up to which two members hold every record from before the link (H2).
+    `token`: newest sender that may append. `chain_version`: newest version that a coordinator named (H12).
+    `opened_start`: the start of this process in which it was opened; 0: never.
+    `is_sealed`: takes no more records, for good. `is_whole`: can't have lost what it acknowledged (protocol.md 5.2).
+    `end`, `end_hash`: as recorded in the chain; None before. `is_abandoned`: kept aside, nothing is cut (H21).
+    `has_cursors`: every cursor commit that counted since the link was made is here, or came by resync (H7).
+    Invariant: `end` is not None implies `is_sealed`.
+    """
+
+    queue_id: QueueId
+    epoch: Epoch
+    queue: str = ""
+    role: Role = Role.COPY
+    durability: Durability = Durability.SYNC
+    flush_ms: int = 0
+    max_record_bytes: int = 0
+    peer: Incarnation | None = None
+    start_marks: Mapping[str, int] = field(default_factory=dict)
+    token: Token = Token(0)
+    chain_version: ChainVersion = ChainVersion(0)
+    opened_start: int = 0
+    is_sealed: bool = False
+    is_whole: bool = True
+    end: Index | None = None
+    end_hash: bytes = b""
+    is_abandoned: bool = False
+    has_cursors: bool = False
+
+    @property
+    def key(self) -> tuple[QueueId, Epoch]:
+        return self.queue_id, self.epoch
+
+
+def encode(record: LinkRecord) -> bytes:
+    """JSON of a record."""
+    content: dict[str, Any] = {one.name: getattr(record, one.name) for one in fields(record)}
+    content["peer"] = None if record.peer is None else [record.peer.disk_id, record.peer.start]
+    content["start_marks"] = dict(record.start_marks)
+    content["end_hash"] = record.end_hash.hex()
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> LinkRecord:
+    """Read what `encode` wrote."""
+    content = json.loads(data)
+    peer = content["peer"]
+    return LinkRecord(
+        **content
+        | {
+            "role": Role(content["role"]),
+            "durability": Durability(content["durability"]),
+            "peer": None if peer is None else Incarnation(*peer),
+            "end_hash": bytes.fromhex(content["end_hash"]),
+        }
+    )

@@ -1,0 +1,590 @@
+"""One link on one member, from open to seal: what to take, what to confirm, when it is committed.
+
+A step takes the state and one event, and gives the next state and the effects in the order in which they must run.
+The shell holds sockets, disk and clocks; a batch's bytes never come in here, only its header.
+
+Rules (protocol.md 4, 5.2 and 8):
+
+- A batch is taken when the lease runs, the token is the newest, it continues the link, and no record of it was taken
+  before. It is passed to the slave before it is stored here, so that both disks work at once.
+- It is committed when it is durable on both; acknowledgements are cumulative. The slave's word is checked: it never
+  confirms more than was sent to it, and its hash must be the master's there.
+- A refused batch ends its stream: nothing behind it is taken.
+- A seal waits for the writes that were begun, is written behind them, and then for ever gives the same answer (H11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
+from seriatim.protocol.batch import BatchHeader
+from seriatim.protocol.errors import (
+    BugError,
+    DiskFailed,
+    DiskFull,
+    Fenced,
+    InvariantBroken,
+    LeaseOver,
+    OlderVersion,
+    PartlyResend,
+    PeerLost,
+    RecordTooLarge,
+    Resend,
+    Sealed,
+    SeqNotRising,
+    SeriatimError,
+    WrongIndex,
+)
+from seriatim.protocol.hashing import hash_after_batch
+from seriatim.protocol.marks import SourceSpan, is_resend, merged, overlaps, raised
+from seriatim.protocol.names import ChainVersion, Index, Token
+
+ROW_OVERHEAD_BYTES: Final = 64
+"""What a record may take in a payload beside its value: columns, compression's worst case."""
+
+
+class SealPhase(Enum):
+    """open: takes records. waiting: for writes begun. writing: the seal itself is being flushed. sealed: for good."""
+
+    OPEN = 0
+    WAITING = 1
+    WRITING = 2
+    SEALED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """State of a link on a member.
+
+    `committed`: all before it is known to be on both members. `durable`: index up to which this member has kept what it
+    took, as the link's durability asks. `tail`: after the last batch taken. `confirmed`: index up to which the slave
+    said so (master only). `flight`: the positions after `committed`, in rising order; the last one is `tail`.
+    Invariant: committed.index <= durable <= tail.index on the master, and committed.index <= confirmed.
+    """
+
+    record: LinkRecord
+    committed: Position = START
+    durable: Index = Index(0)
+    tail: Position = START
+    confirmed: Index = Index(0)
+    flight: tuple[Position, ...] = ()
+    is_peer_ready: bool = False
+    phase: SealPhase = SealPhase.OPEN
+    failure: str = ""
+
+    @property
+    def marks_on_two(self) -> dict[str, int]:
+        """Up to which two members hold every record (H2)."""
+        return merged(self.record.start_marks, self.committed.marks)
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A coordinator asked to take records from this token."""
+
+    chain_version: ChainVersion
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrived:
+    """From the sender (with its token) or, on the slave, from the master (token None).
+
+    `now_s`, `lease_until_s`: CLOCK_BOOTTIME. `has_room`: the disk has room beyond its reserve (H17).
+    `hash_before`, `hash_after`: what the store knows at the batch's first and end index, where the batch lies before
+    `committed`; None: nothing.
+    """
+
+    header: BatchHeader
+    header_bytes: bytes
+    token: Token | None
+    now_s: float
+    lease_until_s: float
+    has_room: bool = True
+    hash_before: bytes | None = None
+    hash_after: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCopied:
+    """Master: a batch that the slave holds and this member doesn't, while the copies are made equal before a grant."""
+
+    header: BatchHeader
+    header_bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Everything below `index` is kept here as durably as the link asks."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """The disk refused a write; what was not flushed before is lost to this process."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReady:
+    """Master: the slave's stream is open, and both hold the same up to this position."""
+
+    index: Index
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfirmed:
+    """Master: the slave says that all below `index` is durable there, with this hash."""
+
+    index: Index
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """Master: the slave's stream is broken."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedLearnt:
+    """Slave: the master says that all below `index` is committed."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class SealAsked:
+    """A coordinator, or the member itself, closes the link."""
+
+    chain_version: ChainVersion
+
+
+@dataclass(frozen=True, slots=True)
+class SealWritten:
+    """The seal is on disk, behind all that was taken."""
+
+
+Event = (
+    Opened
+    | BatchArrived
+    | BatchCopied
+    | Flushed
+    | WriteFailed
+    | PeerReady
+    | PeerConfirmed
+    | PeerGone
+    | CommittedLearnt
+    | SealAsked
+    | SealWritten
+)
+
+
+# ---- effects -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Pass the batch of this event to the slave, before storing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write the batch of this event, with the position after it and what was committed by then, in one write."""
+
+    first_index: Index
+    position: Position
+    committed_index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the sender that all below `index` is committed."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Slave: tell the master what is durable here."""
+
+    index: Index
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TellCommitted:
+    """Master: tell the slave, within milliseconds, also when nothing follows (H19)."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class PushCommitted:
+    """Readers may have what is below `index`."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End the stream that the event came from with this error; nothing behind it is taken."""
+
+    error: SeriatimError
+
+
+@dataclass(frozen=True, slots=True)
+class EndStreams:
+    """End every stream that brings or passes on records of this link."""
+
+    error: SeriatimError
+
+
+@dataclass(frozen=True, slots=True)
+class DropPeer:
+    """Master: the slave contradicts itself; end its stream."""
+
+    error: SeriatimError
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRecord:
+    """Write the link's record, flushed, before anything that is answered."""
+
+    record: LinkRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSeal:
+    """Write the link's record with the seal in it, flushed, behind all batches; then SealWritten."""
+
+    record: LinkRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSeal:
+    """Whoever waits for the seal may be answered."""
+
+
+Effect = (
+    Forward
+    | Store
+    | Acknowledge
+    | Confirm
+    | TellCommitted
+    | PushCommitted
+    | Refuse
+    | EndStreams
+    | DropPeer
+    | KeepRecord
+    | WriteSeal
+    | AnswerSeal
+)
+Step = tuple[Replica, tuple[Effect, ...]]
+
+
+# ---- steps ---------------------------------------------------------------------------------------------------------
+
+
+def step(state: Replica, event: Event) -> Step:
+    """The next state, and the effects in the order in which they must run."""
+    match event:
+        case BatchArrived():
+            return _take(state, event)
+        case Flushed():
+            return _flushed(state, event.index)
+        case PeerConfirmed():
+            return _confirmed(state, event)
+        case CommittedLearnt():
+            return _committed_learnt(state, event.index)
+        case BatchCopied():
+            return _copied(state, event)
+        case Opened():
+            return _opened(state, event)
+        case PeerReady():
+            return _peer_ready(state, event)
+        case PeerGone():
+            return _peer_gone(state, event)
+        case SealAsked():
+            return _seal_asked(state, event)
+        case SealWritten():
+            return _seal_written(state)
+        case WriteFailed():
+            return _write_failed(state, event)
+
+
+def reason_not_to_take(state: Replica, now_s: float, lease_until_s: float, *, has_room: bool) -> SeriatimError | None:
+    """Why this member takes no record of this link now, whatever it is; None where it does."""
+    record = state.record
+    details = {"queue": record.queue, "epoch": record.epoch}
+    if state.phase is not SealPhase.OPEN:
+        return Sealed("this link takes no more records", **details)
+    if state.failure:
+        return DiskFailed(f"this member's disk failed: {state.failure}", **details)
+    if now_s >= lease_until_s:
+        return LeaseOver("this member can't tell whether its ZooKeeper session still lives", **details)
+    if record.role is Role.MASTER and not state.is_peer_ready:
+        return PeerLost("the other member of this link can't be reached", **details)
+    if not has_room:
+        return DiskFull("this member's disk has no room for more records", **details)
+    return None
+
+
+def _take(state: Replica, event: BatchArrived) -> Step:
+    record, header, token = state.record, event.header, event.token
+    details = {"queue": record.queue, "epoch": record.epoch}
+    error = reason_not_to_take(state, event.now_s, event.lease_until_s, has_room=event.has_room)
+    if error is not None:
+        return state, (Refuse(error),)
+    if token is not None and token != record.token:
+        if token < record.token:
+            return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **details)),)
+        return state, (Refuse(OlderVersion("this member wasn't told of this sender's token", **details)),)
+    if header.first_index != state.tail.index:
+        return _at_used_index(state, event)
+    if header.payload_size > header.count * (record.max_record_bytes + ROW_OVERHEAD_BYTES) + ROW_OVERHEAD_BYTES:
+        limit = record.max_record_bytes
+        error = RecordTooLarge("a record is over the queue's limit", limit_bytes=limit, **details)
+        return state, (Refuse(error),)
+    error = _resend_error(state, header)
+    if error is not None:
+        return state, (Refuse(error),)
+    after, store = _stored(state, header, event.header_bytes)
+    return after, ((Forward(), store) if record.role is Role.MASTER else (store,))
+
+
+def _stored(state: Replica, header: BatchHeader, header_bytes: bytes) -> tuple[Replica, Store]:
+    tail = state.tail
+    position = Position(header.end_index, hash_after_batch(tail.hash, header_bytes), raised(tail.marks, header.spans))
+    after = replace(state, tail=position, flight=(*state.flight, position))
+    return after, Store(header.first_index, position, state.committed.index)
+
+
+def _copied(state: Replica, event: BatchCopied) -> Step:
+    """Only between streams: a batch that the sender passes on meanwhile would be in its place."""
+    if state.phase is not SealPhase.OPEN or state.failure:
+        return state, (Refuse(Sealed("this link takes no more records", epoch=state.record.epoch)),)
+    if state.is_peer_ready or event.header.first_index != state.tail.index:
+        error = WrongIndex(f"the slave's copy doesn't continue at {state.tail.index}", epoch=state.record.epoch)
+        return state, (Refuse(error),)
+    after, store = _stored(state, event.header, event.header_bytes)
+    return after, (store,)
+
+
+def _at_used_index(state: Replica, event: BatchArrived) -> Step:
+    """A batch that doesn't continue the link: the one that is there is acknowledged again, anything else refused."""
+    header = event.header
+    before = _hash_at(state, header.first_index) or event.hash_before
+    after = _hash_at(state, header.end_index) or event.hash_after
+    if (
+        header.first_index < state.tail.index
+        and before is not None
+        and after is not None
+        and hash_after_batch(before, event.header_bytes) == after
+    ):
+        if state.record.role is Role.MASTER:
+            return state, (Acknowledge(state.committed.index),)
+        position = _position_at(state, state.durable)
+        return state, () if position is None else (Confirm(position.index, position.hash),)
+    error = WrongIndex(
+        f"this link takes index {state.tail.index} next, not {header.first_index}",
+        next_index=state.tail.index,
+        queue=state.record.queue,
+        epoch=state.record.epoch,
+    )
+    return state, (Refuse(error),)
+
+
+def _resend_error(state: Replica, header: BatchHeader) -> SeriatimError | None:
+    """The error of a batch with records taken before.
+
+    Only what two members hold may count as stored (H2); the rest of what was taken makes a seq that doesn't rise.
+    """
+    on_two = _Marks(state.record.start_marks, state.committed.marks)
+    details = {"queue": state.record.queue, "epoch": state.record.epoch, "next_index": state.tail.index}
+    if overlaps(on_two.of(header.spans), header.spans):
+        marks = on_two.of(header.spans)
+        if is_resend(marks, header.spans):
+            return Resend("every record of this batch was stored before", marks=marks, **details)
+        return PartlyResend("some records of this batch were stored before", marks=marks, **details)
+    if overlaps(state.tail.marks, header.spans):
+        return SeqNotRising("this batch repeats a seq that is on its way", **details)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Two marks looked at as one, without merging them: a link may have many sources, a batch has few."""
+
+    one: Mapping[str, int]
+    other: Mapping[str, int]
+
+    def of(self, spans: tuple[SourceSpan, ...]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for marks in (self.one, self.other):
+            for span in spans:
+                seq = marks.get(span.source)
+                if seq is not None and seq > found.get(span.source, -1):
+                    found[span.source] = seq
+        return found
+
+
+def _position_at(state: Replica, index: Index) -> Position | None:
+    if index == state.tail.index:
+        return state.tail
+    if index == state.committed.index:
+        return state.committed
+    return next((position for position in state.flight if position.index == index), None)
+
+
+def _hash_at(state: Replica, index: Index) -> bytes | None:
+    if index == 0:
+        return START.hash
+    position = _position_at(state, index)
+    return None if position is None else position.hash
+
+
+def _flushed(state: Replica, index: Index) -> Step:
+    if index > state.tail.index:
+        raise InvariantBroken(f"flushed {index}, beyond what was taken: {state.tail.index}")
+    if index <= state.durable:
+        return state, ()
+    state = replace(state, durable=index)
+    if state.phase is SealPhase.WAITING:
+        return _write_seal_when_quiet(state)
+    if state.phase is not SealPhase.OPEN:
+        return state, ()
+    if state.record.role is Role.MASTER:
+        return _commit(state)
+    position = _position_at(state, index)
+    if position is None:
+        raise InvariantBroken(f"flushed {index}, which is not the end of a batch")
+    return state, (Confirm(position.index, position.hash),)
+
+
+def _confirmed(state: Replica, event: PeerConfirmed) -> Step:
+    if state.phase is not SealPhase.OPEN or not state.is_peer_ready or event.index <= state.confirmed:
+        return state, ()
+    position = _position_at(state, event.index)
+    if position is None or position.hash != event.hash:
+        error = PeerLost(
+            f"the slave confirmed {event.index} with a hash that isn't the master's, or beyond what it was sent",
+            queue=state.record.queue,
+            epoch=state.record.epoch,
+        )
+        return replace(state, is_peer_ready=False), (DropPeer(error), EndStreams(error))
+    return _commit(replace(state, confirmed=event.index))
+
+
+def _commit(state: Replica) -> Step:
+    """Master: what both hold is committed."""
+    state, is_new = _with_committed(state, min(state.durable, state.confirmed))
+    if not is_new:
+        return state, ()
+    index = state.committed.index
+    return state, (Acknowledge(index), TellCommitted(index), PushCommitted(index))
+
+
+def _with_committed(state: Replica, index: Index) -> tuple[Replica, bool]:
+    """With all positions up to `index` committed; batches end where they end, so it may be one before `index`."""
+    passed = 0
+    for position in state.flight:
+        if position.index > index:
+            break
+        passed += 1
+    if passed == 0:
+        return state, False
+    return replace(state, committed=state.flight[passed - 1], flight=state.flight[passed:]), True
+
+
+def _committed_learnt(state: Replica, index: Index) -> Step:
+    # Beyond what is durable here nothing can be committed, whatever the master says.
+    state, is_new = _with_committed(state, min(index, state.durable))
+    return state, (PushCommitted(state.committed.index),) if is_new else ()
+
+
+def _opened(state: Replica, event: Opened) -> Step:
+    record = state.record
+    details = {"queue": record.queue, "epoch": record.epoch}
+    if state.phase is not SealPhase.OPEN:
+        return state, (Refuse(Sealed("this link takes no more records", **details)),)
+    if event.token < record.token:
+        return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **details)),)
+    if event.chain_version < record.chain_version:
+        return state, (Refuse(OlderVersion("the chain has changed", chain_version=record.chain_version, **details)),)
+    if event.token == record.token and event.chain_version == record.chain_version:
+        return state, ()
+    record = replace(record, token=event.token, chain_version=event.chain_version)
+    return replace(state, record=record), (KeepRecord(record),)
+
+
+def _peer_ready(state: Replica, event: PeerReady) -> Step:
+    if state.phase is not SealPhase.OPEN:
+        return state, (DropPeer(Sealed("this link takes no more records")),)
+    if _hash_at(state, event.index) != event.hash:
+        error = PeerLost("the two copies of this link differ", queue=state.record.queue, epoch=state.record.epoch)
+        return state, (DropPeer(error),)
+    return _commit(replace(state, is_peer_ready=True, confirmed=event.index))
+
+
+def _peer_gone(state: Replica, event: PeerGone) -> Step:
+    if not state.is_peer_ready:
+        return state, ()
+    error = PeerLost(f"the slave is lost: {event.reason}", queue=state.record.queue, epoch=state.record.epoch)
+    return replace(state, is_peer_ready=False), (EndStreams(error),)
+
+
+def _seal_asked(state: Replica, event: SealAsked) -> Step:
+    if event.chain_version < state.record.chain_version:
+        older = OlderVersion("the chain has changed", chain_version=state.record.chain_version)
+        return state, (Refuse(older),)
+    if state.phase is SealPhase.SEALED:
+        return state, (AnswerSeal(),)
+    if state.phase is not SealPhase.OPEN:
+        return state, ()
+    record = replace(state.record, chain_version=event.chain_version)
+    error = Sealed("this link takes no more records", queue=record.queue, epoch=record.epoch)
+    state = replace(state, record=record, phase=SealPhase.WAITING, is_peer_ready=False)
+    state, effects = _write_seal_when_quiet(state)
+    return state, (EndStreams(error), *effects)
+
+
+def _write_seal_when_quiet(state: Replica) -> Step:
+    if state.durable < state.tail.index and not state.failure:
+        return state, ()
+    record = replace(state.record, is_sealed=True, is_whole=state.record.is_whole and not state.failure)
+    return replace(state, record=record, phase=SealPhase.WRITING), (WriteSeal(record),)
+
+
+def _seal_written(state: Replica) -> Step:
+    if state.phase is not SealPhase.WRITING:
+        raise InvariantBroken(f"a seal was written in phase {state.phase}")
+    return replace(state, phase=SealPhase.SEALED), (AnswerSeal(),)
+
+
+def _write_failed(state: Replica, event: WriteFailed) -> Step:
+    """What was taken but not kept is gone: the position falls back to what is durable, and the link takes no more."""
+    state = replace(state, failure=event.reason or "unknown", is_peer_ready=False)
+    error = DiskFailed(f"this member's disk failed: {state.failure}", epoch=state.record.epoch)
+    if state.phase is SealPhase.WAITING:
+        state, effects = _write_seal_when_quiet(state)
+        return state, (EndStreams(error), *effects)
+    return state, (EndStreams(error),)
+
+
+def sealed_positions(state: Replica) -> tuple[Position, ...]:
+    """What a seal is answered with: from the committed position to the last durable one. Raises where it isn't sealed."""
+    if state.phase is not SealPhase.SEALED:
+        raise BugError("a seal is answered only when it is written")
+    return (state.committed, *(position for position in state.flight if position.index <= state.durable))

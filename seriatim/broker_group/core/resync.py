@@ -1,0 +1,132 @@
+"""What a returning or blank member has to do to hold again all that it should (protocol.md 7).
+
+The measure is the chain document with its certificates, never the peer (H5). Every action is repeated until the plan is
+empty, and each is one atomic write or a run of them that can stop anywhere, so a crash in between costs nothing but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.core.retention import droppable
+from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.names import Epoch, Index, QueueId
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the disk has of a link. `hash_at_end`: running hash at the recorded end, None where no batch ends there."""
+
+    record: LinkRecord
+    next_index: Index
+    hash_at_end: bytes | None = None
+
+    @property
+    def has_it(self) -> bool:
+        """Exactly the records below the end, with the hash of the certificate. What was abandoned may have more (H21)."""
+        record = self.record
+        if record.end is None or self.hash_at_end != record.end_hash:
+            return False
+        return self.next_index == record.end or record.is_abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The chain no longer keeps it."""
+
+    queue_id: QueueId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Record the end that the chain has."""
+
+    queue_id: QueueId
+    epoch: Epoch
+    end: Index
+    end_hash: bytes
+    is_abandoned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Remove what lies at or beyond the end."""
+
+    queue_id: QueueId
+    epoch: Epoch
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Take from the peer what is missing, and compare with the certificate.
+
+    `from_index` 0 where what is here can't be the start of what the certificate names.
+    """
+
+    queue_id: QueueId
+    epoch: Epoch
+    from_index: Index
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCursors:
+    """Take the further cursors from the peer."""
+
+    queue_id: QueueId
+    epoch: Epoch
+
+
+Action = Drop | Adopt | Cut | Copy | TakeCursors
+
+
+def plan(group: str, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]) -> tuple[Action, ...]:
+    """What has to be done now, given the chain documents of all queues; empty: in sync.
+
+    None stands for a queue whose node is gone. Links whose end isn't recorded are left alone.
+    """
+    by_queue: dict[QueueId, dict[Epoch, Holding]] = {}
+    for holding in held:
+        by_queue.setdefault(holding.record.queue_id, {})[holding.record.epoch] = holding
+    actions: list[Action] = []
+    for queue_id in sorted(set(by_queue) | set(documents)):
+        document = documents.get(queue_id)
+        of_queue = by_queue.get(queue_id, {})
+        if document is None and queue_id not in documents:
+            continue  # not read yet: nothing is known of it
+        gone = droppable(document, sorted(of_queue))
+        actions += [Drop(queue_id, epoch) for epoch in gone]
+        if document is not None and not document.is_deleted:
+            for link in document.links:
+                certificate = link.certificate
+                if link.group == group and link.state is LinkState.SEALED and certificate is not None:
+                    wanted = Adopt(
+                        queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
+                    )
+                    actions += _for_link(wanted, of_queue.get(link.epoch))
+    return tuple(actions)
+
+
+def _for_link(wanted: Adopt, holding: Holding | None) -> list[Action]:
+    queue_id, epoch, end = wanted.queue_id, wanted.epoch, wanted.end
+    if holding is None:
+        return [wanted]
+    record = holding.record
+    if record.end != end or record.end_hash != wanted.end_hash or record.is_abandoned != wanted.is_abandoned:
+        return [wanted]
+    if not holding.has_it:
+        return [_towards_end(holding, end)]
+    return [] if record.has_cursors else [TakeCursors(queue_id, epoch)]
+
+
+def _towards_end(holding: Holding, end: Index) -> Action:
+    queue_id, epoch = holding.record.key
+    if holding.next_index > end and holding.hash_at_end == holding.record.end_hash:
+        return Cut(queue_id, epoch, end)
+    if holding.next_index < end:
+        return Copy(queue_id, epoch, holding.next_index, end)
+    return Copy(queue_id, epoch, Index(0), end)

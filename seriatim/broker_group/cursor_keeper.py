@@ -1,0 +1,259 @@
+"""Cursors at run time: told, committed on both members, drained, and brought up again on a member that missed some.
+
+A commit is answered when both members have it. When the other one can't be reached, a coordinator first notes in the
+chain document that its cursors of this link are stale; the note is taken back by the member that wrote it, after it has passed
+on every cursor of the link. Note and take-back run under one lock with the commits, so neither can overtake a commit (H7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.core import cursors
+from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.store import LinkKey
+from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import (
+    DeadlineOver,
+    OlderGeneration,
+    SeriatimError,
+    UnknownLink,
+    Unreachable,
+    WrongIncarnation,
+)
+from seriatim.protocol.names import Generation, Incarnation, Index, SubscriptionId, Token
+
+_log = log.logger("broker.cursors")
+
+RELAY_TIMEOUT_S = 0.5
+NOTE_TIMEOUT_S = 2.0
+REPEAT_S = 1.0
+
+
+class CursorKeeper:
+    """See the module. Cursors of a link are read from disk once, when they are first asked for."""
+
+    def __init__(self, broker: Broker, coordinators: Coordinators) -> None:
+        self._broker = broker
+        self._coordinators = coordinators
+        self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
+        self._locks: dict[LinkKey, asyncio.Lock] = {}
+        self._noted: dict[LinkKey, Incarnation | None] = {}
+        self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
+
+    def _lock(self, key: LinkKey) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def of_link(self, key: LinkKey) -> dict[SubscriptionId, CursorRecord]:
+        records = self._records.get(key)
+        if records is None:
+            records = {record.subscription_id: record for record in self._broker.store.cursors(key)}
+            self._records[key] = records
+        return records
+
+    def get(self, key: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
+        return self.of_link(key).get(subscription_id)
+
+    def forget(self, key: LinkKey) -> None:
+        """The link was dropped."""
+        self._records.pop(key, None)
+        self._noted.pop(key, None)
+        self._locks.pop(key, None)
+
+    async def _keep(self, key: LinkKey, record: CursorRecord) -> None:
+        await self._broker.store.keep_cursor(key, record)
+        self.of_link(key)[record.subscription_id] = record
+
+    async def tell(
+        self, runner: LinkRunner, subscription_id: SubscriptionId, generation: Generation, token: Token
+    ) -> CursorRecord:
+        """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced."""
+        key = runner.key
+        async with self._lock(key):
+            before = self.get(key, subscription_id) or CursorRecord(subscription_id)
+            record = cursors.told(before, generation, token)
+            if record != before:
+                await self._keep(key, record)
+        for wake in runner.readers:
+            wake()
+        return record
+
+    async def commit(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> None:
+        """A reader's commit, or one relayed by the peer. Raises Fenced, OlderGeneration, Unreachable."""
+        key = runner.key
+        subscription_id = SubscriptionId(request.subscription_id)
+        async with self._lock(key):
+            record = cursors.committed(
+                self.get(key, subscription_id) or CursorRecord(subscription_id),
+                Generation(request.generation),
+                Token(request.token),
+                Index(request.index),
+                is_relayed=request.is_relayed,
+                limit=runner.readable_end,
+            )
+            if record != self.get(key, subscription_id):
+                await self._keep(key, record)
+            if not request.is_relayed:
+                await self._on_both(runner, record, request.cause_id)
+        if cursors.is_drained(record, runner.record.end):
+            self._broker.drained_wanted.set()
+
+    async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+        try:
+            await self._relay(runner, record, cause_id)
+        except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink):
+            await self._note(runner, is_stale=True)
+
+    async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+        present = self._broker.peer.present
+        if present is None or self._broker.peer.connected != present[0]:
+            raise Unreachable("the other member can't be reached")
+        incarnation, stub = present
+        request = pb.CommitCursorRequest(
+            link=link_name(runner, self._broker.cluster, incarnation),
+            subscription_id=record.subscription_id,
+            generation=record.generation,
+            token=record.token,
+            index=record.index or 0,
+            is_relayed=True,
+            cause_id=cause_id,
+        )
+        await rpc.call(stub.CommitCursor, request, RELAY_TIMEOUT_S)
+
+    async def _note(self, runner: LinkRunner, *, is_stale: bool) -> None:
+        """Let a coordinator note that the peer's cursors of a link are stale, or no longer. Once per outage."""
+        key = runner.key
+        if is_stale and key in self._noted:
+            return
+        me = self._broker.incarnation
+        note = pb.StaleCursorsNote(
+            cluster=self._broker.cluster,
+            queue_id=key[0],
+            epoch=key[1],
+            member="b" if self._broker.name.member == "a" else "a",
+            is_stale=is_stale,
+            cause_id=log.new_cause_id("stale-cursors"),
+            **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
+        )
+        await self._coordinators.ask(lambda stub: rpc.call(stub.NoteStaleCursors, note, NOTE_TIMEOUT_S))
+        _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=is_stale, cause_id=note.cause_id)
+        if is_stale:
+            self._noted[key] = None
+        else:
+            self._noted.pop(key, None)
+
+    @property
+    def has_noted(self) -> bool:
+        """Some link's cursors have to be brought up on the peer."""
+        return bool(self._noted)
+
+    def found_stale(self, key: LinkKey) -> None:
+        """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
+        self._noted.setdefault(key, None)
+
+    async def bring_up_peer(self) -> None:
+        """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers."""
+        for key in list(self._noted):
+            runner = self._broker.find(key)
+            if runner is None:
+                self._noted.pop(key, None)
+                continue
+            async with self._lock(key):
+                for record in self.of_link(key).values():
+                    if record.index is not None:
+                        await self._relay(runner, record, "bring-up")
+                await self._note(runner, is_stale=False)
+
+    async def take_from_peer(self, runner: LinkRunner) -> None:
+        """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""
+        present = self._broker.peer.present
+        if present is None:
+            raise Unreachable("the other member isn't registered")
+        incarnation, stub = present
+        async with self._lock(runner.key):
+            name = link_name(runner, self._broker.cluster, incarnation)
+            reply = await rpc.call(stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
+            for cursor in reply.cursors:
+                theirs = CursorRecord(
+                    SubscriptionId(cursor.subscription_id),
+                    Generation(cursor.generation),
+                    Token(cursor.token),
+                    Index(cursor.index - 1) if cursor.index else None,
+                )
+                mine = self.get(runner.key, theirs.subscription_id)
+                record = cursors.further(mine, theirs)
+                if record != mine:
+                    await self._keep(runner.key, record)
+        async with self._broker.lock(runner.key):
+            await self._broker.keep(runner, replace(runner.record, has_cursors=True))
+        self._broker.drained_wanted.set()
+
+    def listed(self, key: LinkKey) -> pb.ListCursorsReply:
+        """Every cursor of a link for the peer. The index travels one higher, so that 0 says that none was committed."""
+        return pb.ListCursorsReply(
+            cursors=[
+                pb.Cursor(
+                    subscription_id=record.subscription_id,
+                    generation=record.generation,
+                    token=record.token,
+                    index=0 if record.index is None else record.index + 1,
+                )
+                for record in self.of_link(key).values()
+            ]
+        )
+
+    # ---- drained
+
+    async def report_drained(self) -> None:
+        """Report what is drained until a coordinator has noted it; runs as long as the process."""
+        wanted = self._broker.drained_wanted
+        while True:
+            wanted.clear()
+            is_done = await self._report_once()
+            try:
+                async with asyncio.timeout(None if is_done else REPEAT_S):
+                    await wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def _report_once(self) -> bool:
+        for record in self._broker.links():
+            # A member that is still refilling reports nothing.
+            if record.end is None or not record.has_cursors:
+                continue
+            for cursor in self.of_link(record.key).values():
+                report = (record.key, cursor.subscription_id, cursor.generation)
+                if report in self._reported or not cursors.is_drained(cursor, record.end):
+                    continue
+                try:
+                    await self._report(*report)
+                except OlderGeneration:
+                    pass  # sought meanwhile: nothing is left to say
+                except SeriatimError as error:
+                    _log.info("drained report failed", queue_id=record.queue_id, epoch=record.epoch, reason=error)
+                    if isinstance(error, (Unreachable, DeadlineOver)):
+                        return False
+                    if error.can_retry:
+                        continue
+                self._reported.add(report)
+        return True
+
+    async def _report(self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation) -> None:
+        me = self._broker.incarnation
+        report = pb.DrainedReport(
+            cluster=self._broker.cluster,
+            queue_id=key[0],
+            epoch=key[1],
+            subscription_id=subscription_id,
+            generation=generation,
+            cause_id=log.new_cause_id("drained"),
+            **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
+        )
+        await self._coordinators.ask(lambda stub: rpc.call(stub.ReportDrained, report, NOTE_TIMEOUT_S))
+        _log.info("drained reported", queue_id=key[0], epoch=key[1], subscription=subscription_id)

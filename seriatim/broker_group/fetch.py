@@ -1,0 +1,126 @@
+"""The Fetch stream: committed batches to a reader, pushed as they commit, within its credit. Only a recorded end ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import cursors
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.streams import read
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.errors import (
+    BadChecksum,
+    InvalidArgument,
+    MalformedFrame,
+    MemberBehind,
+    SeriatimError,
+    UnknownLink,
+)
+from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+
+READ_BYTES = 1024 * 1024
+
+
+class FetchStream:
+    """One Fetch call."""
+
+    def __init__(self, broker: Broker, keeper: CursorKeeper, context: Any) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._context = context
+        self._credit_bytes = 0
+        self._failure: SeriatimError | None = None
+        self._is_over = False
+        self._wake = asyncio.Event()
+        self._read_ahead: list[EncodedBatch] = []
+
+    async def run(self) -> None:
+        """Until the link's end is sent or the reader leaves. Raises the error that ends it."""
+        message = await read(self._context)
+        if message is None or message.WhichOneof("kind") != "open":
+            raise MalformedFrame("a Fetch stream starts with what it is for")
+        opened = message.open
+        runner = self._broker.link(self._broker.check_name(opened.link))
+        self._check(runner, opened)
+        self._credit_bytes = opened.credit_bytes
+        wake = self._wake.set
+        runner.readers.add(wake)
+        reading = asyncio.ensure_future(self._read_credit())
+        try:
+            start = self._start(runner, Index(opened.from_index))
+            await self._context.write(pb.FetchReply(start=start, committed_index=runner.state.committed.index))
+            await self._push(runner, opened, Index(start.index))
+        finally:
+            runner.readers.discard(wake)
+            reading.cancel()
+
+    def _check(self, runner: LinkRunner, opened: pb.FetchOpen) -> None:
+        """Whether this reader may have this link from here. Raises why not."""
+        if runner.is_dropped:
+            raise UnknownLink("this link is no longer kept", epoch=runner.record.epoch)
+        if opened.subscription_id:
+            record = self._keeper.get(runner.key, SubscriptionId(opened.subscription_id))
+            cursors.check_reader(record, Generation(opened.generation), Token(opened.token))
+        if runner.record.end is not None and not runner.holding().has_it:
+            raise MemberBehind("this member doesn't hold this link whole", epoch=runner.record.epoch)
+
+    def _start(self, runner: LinkRunner, from_index: Index) -> pb.Position:
+        if from_index > runner.readable_end:
+            raise MemberBehind(
+                f"this member knows records up to {runner.readable_end} to be committed", epoch=runner.record.epoch
+            )
+        position = self._broker.store.position_before(runner.key, from_index).position
+        for recent in (runner.state.committed, *runner.state.flight):
+            if position.index < recent.index <= from_index:
+                position = recent
+        return pb.Position(index=position.index, hash=position.hash, marks=position.marks)
+
+    async def _read_credit(self) -> None:
+        while True:
+            message = await read(self._context)
+            if message is None:
+                self._is_over = True
+                self._wake.set()
+                return
+            if message.WhichOneof("kind") != "credit_bytes":
+                self._failure = InvalidArgument("a Fetch stream goes on with credit")
+            self._credit_bytes += message.credit_bytes
+            self._wake.set()
+
+    async def _push(self, runner: LinkRunner, opened: pb.FetchOpen, index: Index) -> None:
+        while not self._is_over:
+            if self._failure is not None:
+                raise self._failure
+            self._check(runner, opened)
+            end = runner.readable_end
+            while index < end and self._credit_bytes > 0:
+                encoded = await self._next(runner, index, end)
+                self._credit_bytes -= encoded.size_bytes
+                index = encoded.header.end_index
+                message = pb.Batch(header=encoded.header_bytes, payload=encoded.payload)
+                await self._context.write(pb.FetchReply(batch=message, committed_index=runner.state.committed.index))
+            if runner.record.end is not None and index >= runner.record.end:
+                await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
+                return
+            if index >= runner.readable_end or self._credit_bytes <= 0:
+                await self._wake.wait()
+                self._wake.clear()
+
+    async def _next(self, runner: LinkRunner, index: Index, end: Index) -> EncodedBatch:
+        found = self._broker.cache.get(runner.key, index)
+        if found is not None:
+            self._read_ahead.clear()
+            return found
+        if not self._read_ahead or self._read_ahead[0].header.first_index != index:
+            try:
+                self._read_ahead = await asyncio.to_thread(
+                    self._broker.store.batches, runner.key, index, end, READ_BYTES
+                )
+            except BadChecksum as error:
+                self._broker.note_damage(runner.key, Index(int(str(error.details.get("index", index)))))
+                raise
+        return self._read_ahead.pop(0)

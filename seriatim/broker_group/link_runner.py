@@ -1,0 +1,287 @@
+"""One link on this member, at run time: feeds events to the replica core and runs the effects that it orders.
+
+All of it runs on the loop; a step and its effects are never interrupted, so what the core says in order happens in order.
+An idle link has no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from seriatim.broker_group.batch_cache import BatchCache
+from seriatim.broker_group.core import replica
+from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.core.replica import Replica, SealPhase
+from seriatim.broker_group.core.resync import Holding
+from seriatim.broker_group.store import LinkKey, Store, StoredPosition
+from seriatim.protocol import log
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.errors import DiskFailed, SeriatimError, UnknownLink
+from seriatim.protocol.names import ChainVersion, Index
+
+_log = log.logger("broker.link")
+
+FLIGHT_BYTES: Final = 16 * 1024 * 1024
+FLIGHT_BATCHES: Final = 512
+"""Bounds of what one link may have taken and not committed; beyond them its stream isn't read."""
+
+
+class Sender(Protocol):
+    """The stream that brings a link's batches: from the sender on the master, from the master on the slave."""
+
+    def acknowledge(self, index: Index) -> None: ...
+
+    def confirm(self, index: Index, digest: bytes) -> None: ...
+
+    def end(self, error: SeriatimError) -> None: ...
+
+
+class SlaveLink(Protocol):
+    """The master's stream to the slave."""
+
+    def forward(self, encoded: EncodedBatch) -> None: ...
+
+    def tell_committed(self, index: Index) -> None: ...
+
+    def end(self, error: SeriatimError) -> None: ...
+
+
+class LinkRunner:
+    """See the module. `source` is the stream that brings batches, `slave` the one that passes them on."""
+
+    def __init__(self, record: LinkRecord, store: Store, cache: BatchCache) -> None:
+        self._store = store
+        self._cache = cache
+        self._changed: asyncio.Event | None = None
+        self._batch: EncodedBatch | None = None
+        self._flight_bytes: dict[Index, int] = {}
+        self._kept: asyncio.Future[None] | None = None
+        self.flight_bytes = 0
+        self.size_bytes = 0
+        self.source: Sender | None = None
+        self.slave: SlaveLink | None = None
+        self.readers: set[Callable[[], None]] = set()
+        self._committed_learnt = Index(0)
+        self.is_dropped = False
+        self.seal_failure: DiskFailed | None = None
+        self.state = self._loaded(record)
+
+    def _loaded(self, record: LinkRecord) -> Replica:
+        link = record.key
+        last = self._store.last_position(link)
+        self.size_bytes = last.size_bytes
+        committed = self._store.position_before(link, last.committed_index).position
+        flight = tuple(self._store.positions(link, committed.index))
+        tail = flight[-1] if flight else committed
+        phase = SealPhase.SEALED if record.is_sealed else SealPhase.OPEN
+        return Replica(record, committed, tail.index, tail, Index(0), flight, phase=phase)
+
+    def reload(self, record: LinkRecord) -> None:
+        """The disk was changed beneath a sealed link (cut, or copied from the peer): start from what it has now."""
+        self._cache.forget(record.key)
+        self.state = self._loaded(record)
+        self._tell_change()
+
+    @property
+    def record(self) -> LinkRecord:
+        return self.state.record
+
+    @property
+    def key(self) -> LinkKey:
+        return self.state.record.key
+
+    @property
+    def readable_end(self) -> Index:
+        """Readers may have what is below: what is known to be committed, or all up to a recorded end."""
+        record = self.record
+        if record.end is not None:
+            return Index(min(record.end, self.state.durable))
+        return self.state.committed.index
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing taken waits for the disk."""
+        return self.state.durable == self.state.tail.index
+
+    @property
+    def is_full(self) -> bool:
+        """The bound on what is in flight is reached."""
+        return self.flight_bytes >= FLIGHT_BYTES or len(self.state.flight) >= FLIGHT_BATCHES
+
+    def holding(self) -> Holding:
+        """What the disk has, for resync. Raises DiskFailed."""
+        record = self.record
+        hash_at_end: bytes | None = None
+        if record.end is not None:
+            position = self._store.position_at(record.key, record.end)
+            hash_at_end = None if position is None else position.hash
+        return Holding(record, self.state.durable, hash_at_end)
+
+    def hash_at(self, index: Index) -> bytes | None:
+        """Running hash at `index`; None where no batch ends there. Raises DiskFailed."""
+        position = self.position_at(index)
+        return None if position is None else position.hash
+
+    def position_at(self, index: Index) -> Position | None:
+        for position in (self.state.committed, *self.state.flight):
+            if position.index == index:
+                return position
+        return self._store.position_at(self.key, index)
+
+    # ---- events
+
+    def take(self, encoded: EncodedBatch, event: replica.BatchArrived | replica.BatchCopied) -> SeriatimError | None:
+        """Feed the event of a batch together with its bytes. Returns the error with which it was refused."""
+        self._batch = encoded
+        try:
+            return self.apply(event)
+        finally:
+            self._batch = None
+
+    def apply(self, event: replica.Event) -> SeriatimError | None:
+        """Step and run the effects. Returns the error with which the event was refused."""
+        before = self.state
+        self.state, effects = replica.step(before, event)
+        refused: SeriatimError | None = None
+        for effect in effects:
+            if isinstance(effect, replica.Refuse):
+                refused = effect.error
+            else:
+                self._run(effect)
+        if self.state is not before:
+            self._tell_change()
+        return refused
+
+    def _run(self, effect: replica.Effect) -> None:
+        match effect:
+            case replica.Forward():
+                if self.slave is not None and self._batch is not None:
+                    self.slave.forward(self._batch)
+            case replica.Store():
+                self._store_batch(effect)
+            case replica.Acknowledge():
+                if self.source is not None:
+                    self.source.acknowledge(effect.index)
+            case replica.Confirm():
+                if self.source is not None:
+                    self.source.confirm(effect.index, effect.hash)
+            case replica.TellCommitted():
+                if self.slave is not None:
+                    self.slave.tell_committed(effect.index)
+            case replica.PushCommitted():
+                self._committed(effect.index)
+            case replica.EndStreams():
+                self._end_streams(effect.error)
+            case replica.DropPeer():
+                if self.slave is not None:
+                    self.slave.end(effect.error)
+            case replica.KeepRecord():
+                self._keep(effect.record)
+            case replica.WriteSeal():
+                self._store.put_link(effect.record, self._seal_written)
+            case replica.AnswerSeal() | replica.Refuse():
+                pass  # whoever waits looks at the state, which has changed; a refusal is returned
+
+    def _store_batch(self, effect: replica.Store) -> None:
+        encoded = self._batch
+        if encoded is None:
+            return
+        index = effect.position.index
+        self._flight_bytes[index] = encoded.size_bytes
+        self.flight_bytes += encoded.size_bytes
+        self._cache.add(self.key, encoded)
+        self.size_bytes += encoded.size_bytes
+        stored = StoredPosition(effect.position, effect.committed_index, self.size_bytes)
+        self._store.append(self.record, encoded, stored, self._flushed)
+
+    def _flushed(self, index: int, error: DiskFailed | None) -> None:
+        if error is None:
+            self.apply(replica.Flushed(Index(index)))
+            if self._committed_learnt > self.state.committed.index:
+                self.apply(replica.CommittedLearnt(self._committed_learnt))
+        else:
+            self.apply(replica.WriteFailed(error.message))
+
+    def _seal_written(self, _: int, error: DiskFailed | None) -> None:
+        if error is None:
+            self.apply(replica.SealWritten())
+            _log.info("link sealed", queue=self.record.queue, epoch=self.record.epoch, next_index=self.state.durable)
+        else:
+            self.seal_failure = error
+            self._tell_change()
+            _log.error("seal can't be written", queue=self.record.queue, epoch=self.record.epoch, reason=error)
+
+    def _committed(self, index: Index) -> None:
+        sizes = self._flight_bytes
+        for passed in [position for position in sizes if position <= index]:
+            self.flight_bytes -= sizes.pop(passed)
+        for wake in self.readers:
+            wake()
+
+    def _end_streams(self, error: SeriatimError) -> None:
+        source, self.source = self.source, None
+        if source is not None:
+            source.end(error)
+        if self.slave is not None:
+            self.slave.end(error)
+
+    def _keep(self, record: LinkRecord) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(_: int, error: DiskFailed | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._kept = future
+        self._store.put_link(record, done)
+
+    def learn_committed(self, index: Index) -> None:
+        """Slave: the master says what is committed; what isn't durable here yet counts when it is."""
+        self._committed_learnt = max(index, self._committed_learnt)
+        self.apply(replica.CommittedLearnt(self._committed_learnt))
+
+    # ---- waiting
+
+    async def kept(self) -> None:
+        """Wait until the record that a step asked to keep is on disk. Raises DiskFailed."""
+        if self._kept is not None:
+            await asyncio.shield(self._kept)
+
+    def _tell_change(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        """Wait until `claim` holds; it is looked at after each step. The caller sets the deadline."""
+        while not claim():
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            await self._changed.wait()
+
+    async def sealed(self, chain_version: ChainVersion) -> SeriatimError | None:
+        """Seal, and wait until the seal is on disk. Returns the error with which it was refused."""
+        refused = self.apply(replica.SealAsked(chain_version))
+        if refused is not None:
+            return refused
+        await self.until(lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None)
+        return self.seal_failure
+
+    def apply_drop(self) -> None:
+        """The link is being forgotten: end its streams and wake its readers."""
+        self._end_streams(UnknownLink("this link is no longer kept", epoch=self.record.epoch))
+        self.is_dropped = True
+        for wake in self.readers:
+            wake()
+
+    def changed_record(self, record: LinkRecord) -> None:
+        """What was written of the link beside the replica's own steps: end, cursors."""
+        self.state = replace(self.state, record=record)
+        self._tell_change()
+        for wake in self.readers:
+            wake()

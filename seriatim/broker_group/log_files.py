@@ -1,0 +1,63 @@
+"""Makes what RocksDB wrote to its write-ahead log durable, without asking RocksDB to.
+
+Problem: a synced write of rocksdict holds the interpreter lock for as long as the disk takes, and stalls the loop.
+
+Idea: write without sync, which puts the bytes into the log file in the operating system's cache, and then call
+fdatasync on that file from a worker thread, where Python lets the lock go. One call makes every write before it durable.
+
+Algorithm, after the writes returned: list the live `*.log` files. Bytes not yet synced can lie in the newest log of the
+last call, and in those that came after it; sync them all, oldest first (recovery reads them in order and stops at
+the first hole). A log older than the last call's newest was synced then, or later, when it had already been superseded,
+and gets no writes any more. When a log is new, sync its directory, too. A log that is gone was superseded by a table
+file, which RocksDB itself syncs before it removes the log; such a file counts as synced. RocksDB must not recycle log files.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class LogFiles:
+    """The write-ahead log of one database directory. Used by one thread at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._newest = -1
+        self._open: dict[int, int] = {}
+
+    def sync(self) -> None:
+        """Everything that was written before the call is durable after it. Raises OSError; then nothing is known."""
+        names = {int(name[:-4]): name for name in os.listdir(self._directory) if name.endswith(".log")}  # noqa: PTH208 - per flush
+        numbers = sorted(number for number in names if number >= self._newest)
+        for number in [number for number in self._open if number not in names]:
+            os.close(self._open.pop(number))
+        is_new = False
+        for number in numbers:
+            descriptor = self._open.get(number)
+            if descriptor is None:
+                try:
+                    descriptor = os.open(self._directory / names[number], os.O_RDONLY)
+                except FileNotFoundError:
+                    continue  # its table file was written and synced meanwhile
+                self._open[number] = descriptor
+                is_new = True
+            os.fdatasync(descriptor)
+        if is_new:
+            self._sync_directory()
+        if numbers:
+            self._newest = numbers[-1]
+        for number in [number for number in self._open if number < self._newest]:
+            os.close(self._open.pop(number))
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()

@@ -1,0 +1,267 @@
+"""This member in ZooKeeper: session, registration, lease; the peer's registration; the chains of links not ended here.
+
+A new session gives no lease, and no registration, before every open link is sealed (protocol.md 5.5). A lease is renewed by
+writes of this session to its own node, and by nothing else (H10). Links that are closing while no coordinator comes are sealed
+by the member itself, and the answer is written beside the chain document (5.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import disk, lease
+from seriatim.broker_group.store import LinkKey
+from seriatim.protocol import chain, log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import Unreachable, WorldError
+from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.zookeeper import (
+    NodeExists,
+    NoNode,
+    Paths,
+    Registration,
+    SessionState,
+    ZooKeeperSession,
+)
+
+_log = log.logger("broker.membership")
+
+RETRY_S = 0.1
+GRACE_S = 0.5
+"""How long a link may be closing without a coordinator's Seal before the member seals it by itself."""
+
+SealAnswer = Callable[[pb.SealRequest], Awaitable[pb.SealReply]]
+Sync = Callable[[], tuple[bool, str]]
+
+
+class Membership:
+    """See the module. `sync_state` tells whether the member is in sync and what it lacks; `seal` answers a Seal."""
+
+    def __init__(self, broker: Broker, session: ZooKeeperSession, address: str, sync_state: Sync) -> None:
+        self._broker = broker
+        self._session = session
+        self._paths = Paths(broker.cluster)
+        self._address = address
+        self._sync_state = sync_state
+        self._state_changed = asyncio.Event()
+        self._is_dirty = asyncio.Event()
+        self._peer_changed = asyncio.Event()
+        self._chains: set[QueueId] = {record.queue_id for record in broker.links() if record.end is None}
+        self._chains_changed = asyncio.Event()
+        self._late: set[LinkKey] = set()
+        self._seals_written: set[LinkKey] = set()
+        self.is_registered = asyncio.Event()
+        self.seal: SealAnswer | None = None
+        session.on_state(self._session_changed)
+        broker.opened = self._link_opened
+        broker.peer.changed = self.changed
+
+    def changed(self) -> None:
+        """What the registration says may have changed."""
+        self._is_dirty.set()
+        self._broker.resync_wanted.set()
+
+    def registration_changed(self) -> None:
+        self._is_dirty.set()
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._broker.lease = lease.session_began(0)
+            self.is_registered.clear()
+        self._state_changed.set()
+        self._peer_changed.set()
+        self._chains_changed.set()
+
+    def _link_opened(self, key: LinkKey) -> None:
+        self._watch(key[0])
+
+    # ---- session and lease
+
+    async def run_session(self) -> None:
+        """Seal, register, renew; again for each session."""
+        while True:
+            try:
+                await self._serve_session()
+            except WorldError as error:
+                _log.info("session interrupted", reason=error.message)
+            except NodeExists:
+                _log.info("another process is registered as this member; waiting until its session is gone")
+            self.is_registered.clear()
+            await asyncio.sleep(RETRY_S)
+
+    async def _serve_session(self) -> None:
+        if self._session.state is not SessionState.CONNECTED:
+            raise Unreachable("ZooKeeper isn't connected")
+        session_id, broker = self._session.session_id, self._broker
+        if broker.lease.session_id != session_id:
+            broker.lease = lease.session_began(session_id)
+            await broker.seal_open_links()
+        group = broker.name.group
+        with contextlib.suppress(NodeExists):
+            await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
+        await self._session.ensure(self._paths.members(group))
+        await self._renew(session_id, is_first=True)
+        await self._register(session_id)
+        broker.lease = lease.admitted(broker.lease) if broker.lease.session_id == session_id else broker.lease
+        self.is_registered.set()
+        self._peer_changed.set()
+        self._chains_changed.set()
+        _log.info("registered", member=broker.name, incarnation=broker.incarnation, address=self._address)
+        while self._session.session_id == session_id:
+            await self._renew(session_id, is_first=False)
+            interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
+            until_s = boottime_s() + interval_s
+            while (left_s := until_s - boottime_s()) > 0:
+                try:
+                    async with asyncio.timeout(left_s):
+                        await self._is_dirty.wait()
+                except TimeoutError:
+                    break
+                await self._register(session_id)
+            room = disk.seen(broker.room, broker.store.free_bytes())
+            if room.has_room != broker.room.has_room:
+                self._is_dirty.set()
+                _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
+            broker.room = room
+
+    async def _renew(self, session_id: int, *, is_first: bool) -> None:
+        path = self._paths.lease(self._broker.name.group, self._broker.name.member)
+        sent_at_s = boottime_s()
+        if is_first:
+            await self._own(path, b"", session_id)
+        else:
+            await self._session.set(path, b"")
+        if self._session.session_id == session_id:
+            timeout_s = self._session.session_timeout_s
+            self._broker.lease = lease.renewed(self._broker.lease, session_id, sent_at_s, timeout_s)
+
+    async def _own(self, path: str, data: bytes, session_id: int) -> None:
+        """Make an ephemeral node of this session. Raises NodeExists where another session has it."""
+        try:
+            await self._session.create(path, data, ephemeral=True, parents=True)
+        except NodeExists:
+            if await self._session.owner(path) != session_id:
+                raise
+            await self._session.set(path, data)
+
+    async def _register(self, session_id: int) -> None:
+        self._is_dirty.clear()
+        broker = self._broker
+        is_in_sync, problem = self._sync_state()
+        if not broker.room.has_room:
+            problem = problem or "no room on the disk for more records"
+        registration = Registration(
+            broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem
+        )
+        await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
+
+    # ---- the peer
+
+    async def watch_peer(self) -> None:
+        """Follow the other member's registration."""
+        name = self._broker.name
+        path = self._paths.member(name.group, "b" if name.member == "a" else "a")
+        while True:
+            self._peer_changed.clear()
+            try:
+                try:
+                    data, _ = await self._session.get(path, self._peer_changed.set)
+                    registration = Registration.decode(data)
+                    self._broker.peer.register((registration.incarnation, registration.address))
+                except NoNode:
+                    self._broker.peer.register(None)
+                    if await self._session.exists(path, self._peer_changed.set):
+                        continue
+            except WorldError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._peer_changed.wait()
+
+    # ---- chains
+
+    def _watch(self, queue_id: QueueId) -> None:
+        self._chains.add(queue_id)
+        self._chains_changed.set()
+
+    async def watch_chains(self) -> None:
+        """Follow the chains of the queues of which a link hasn't ended here."""
+        await self.is_registered.wait()
+        while True:
+            await self._chains_changed.wait()
+            self._chains_changed.clear()
+            for queue_id in list(self._chains):
+                self._chains.discard(queue_id)
+                try:
+                    await self._look_at(queue_id)
+                except NoNode:
+                    continue
+                except WorldError:
+                    self._chains.add(queue_id)
+                    await asyncio.sleep(RETRY_S)
+                    self._chains_changed.set()
+
+    async def _look_at(self, queue_id: QueueId) -> None:
+        mine = [record for record in self._broker.links() if record.queue_id == queue_id and record.end is None]
+        if not mine:
+            return
+        data, version = await self._session.get(self._paths.chain(queue_id), lambda: self._watch(queue_id))
+        document = chain.decode(data)
+        for record in mine:
+            link = document.link(record.epoch)
+            if link is None:
+                continue
+            certificate = link.certificate
+            if certificate is not None:
+                await self._broker.record_end(
+                    self._broker.link(record.key),
+                    ChainVersion(version),
+                    certificate.end,
+                    certificate.link_hash,
+                    is_abandoned=certificate.is_abandoned,
+                )
+            elif link.state in (LinkState.CLOSING, LinkState.LOST) and record.key not in self._seals_written:
+                asyncio.get_running_loop().call_later(GRACE_S, self._watch, queue_id)
+                if record.key in self._late:
+                    await self._seal_by_itself(document, link, ChainVersion(version))
+                self._late.add(record.key)
+
+    async def _seal_by_itself(self, document: ChainDocument, link: Link, version: ChainVersion) -> None:
+        """No coordinator got the answer so far: seal, and write the answer beside the chain document."""
+        if self.seal is None:
+            return
+        request = pb.SealRequest(
+            link=pb.LinkName(cluster=self._broker.cluster, queue_id=document.queue_id, epoch=link.epoch),
+            chain_version=version,
+            master=_message(link.master),
+            slave=_message(link.slave),
+            durability=link.durability.value,
+            cause_id=log.new_cause_id("self-seal"),
+        )
+        reply = await self.seal(request)
+        path = self._paths.seal(document.queue_id, link.epoch, self._broker.name.member)
+        try:
+            await self._session.create(path, reply.SerializeToString(), parents=True)
+        except NodeExists:
+            await self._session.set(path, reply.SerializeToString())
+        self._seals_written.add((document.queue_id, link.epoch))
+        _log.info("seal written beside the chain", queue=document.name, epoch=link.epoch, cause_id=request.cause_id)
+
+    async def is_first_disk(self, key: LinkKey) -> bool:
+        """Whether the chain names this disk for a link, so that every cursor commit of it came here, or was noted. Raises Unreachable."""
+        try:
+            data, _ = await self._session.get(self._paths.chain(key[0]))
+        except NoNode:
+            return False
+        link = chain.decode(data).link(key[1])
+        side = None if link is None or link.group != self._broker.name.group else link.side(self._broker.name.member)
+        return side is not None and side.incarnation.disk_id == self._broker.incarnation.disk_id
+
+
+def _message(member: ChainMember) -> pb.LinkMember:
+    incarnation = pb.Incarnation(disk_id=member.incarnation.disk_id, start=member.incarnation.start)
+    return pb.LinkMember(group=member.name.group, member=member.name.member, incarnation=incarnation)

@@ -1,0 +1,105 @@
+"""The other member of the group: who it is, and whether it can be reached.
+
+Each member keeps one Connect stream open to the other and says something on it twice a second. A broken connection is
+seen at once, a silent one after `SILENCE_S`. `connected` is shown in this member's registration, so that a coordinator
+sees whether both can reach each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from seriatim.broker_group.streams import read
+from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.names import Incarnation
+from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+
+_log = log.logger("broker.peer")
+
+BEAT_S = 0.5
+SILENCE_S = 1.5
+RETRY_S = 0.1
+
+
+class Peer:
+    """See the module. `changed` is called when `connected` changed."""
+
+    def __init__(self, cluster: str, me: Incarnation) -> None:
+        self._cluster = cluster
+        self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._found = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.registered: tuple[Incarnation, str] | None = None
+        self.connected: Incarnation | None = None
+        self.changed: Callable[[], None] = lambda: None
+
+    def stub(self, address: str) -> Any:
+        """A stub for an address; one channel each."""
+        if address not in self._channels:
+            self._channels[address] = rpc.channel(address)
+        return BrokerStub(self._channels[address])
+
+    @property
+    def present(self) -> tuple[Incarnation, Any] | None:
+        """The peer that is registered now, connected or not."""
+        if self.registered is None:
+            return None
+        incarnation, address = self.registered
+        return incarnation, self.stub(address)
+
+    def register(self, registered: tuple[Incarnation, str] | None) -> None:
+        """What ZooKeeper says of the peer: incarnation and address; None: not registered."""
+        if registered == self.registered:
+            return
+        self.registered = registered
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._disconnected()
+        if registered is not None:
+            self._task = asyncio.get_running_loop().create_task(self._keep_connected(*registered), name="peer")
+
+    def _disconnected(self) -> None:
+        if self.connected is not None:
+            _log.info("peer lost", peer=self.connected)
+            self.connected = None
+            self.changed()
+
+    async def _keep_connected(self, incarnation: Incarnation, address: str) -> None:
+        while True:
+            try:
+                await self._converse(incarnation, self.stub(address))
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                _log.debug("peer doesn't answer", peer=incarnation, reason=error)
+            self._disconnected()
+            await asyncio.sleep(RETRY_S)
+
+    async def _converse(self, incarnation: Incarnation, stub: Any) -> None:
+        call = stub.Connect()
+        to = pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)
+        message = pb.ConnectRequest(cluster=self._cluster, to=to, **{"from": self._me})
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    await call.write(message)
+                    reply = await read(call)
+                if reply is None:
+                    return
+                if self.connected is None:
+                    self.connected = incarnation
+                    _log.info("peer connected", peer=incarnation)
+                    self.changed()
+                await asyncio.sleep(BEAT_S)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        self.register(None)
+        for channel in self._channels.values():
+            await channel.close(None)

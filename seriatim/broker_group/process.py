@@ -1,0 +1,123 @@
+"""One broker process: settings, the parts and their tasks, from the lock on the directory to the last flush."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.membership import Membership
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.resyncer import Resyncer
+from seriatim.broker_group.service import BrokerService
+from seriatim.broker_group.store import open_store
+from seriatim.protocol import log, rpc
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.names import MemberName
+from seriatim.protocol.seriatim_pb2_grpc import add_BrokerServicer_to_server
+from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+
+_log = log.logger("broker.process")
+
+STOP_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What one broker is told. `advertise`: the address that others are given, if it isn't the one listened on.
+
+    `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
+    """
+
+    zookeeper: str
+    cluster: str
+    group: str
+    member: str
+    dir: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    session_timeout_ms: int = 4000
+    reserve_mb: int = 256
+
+
+async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
+    """Run a broker until `stop` is set; `ready(name, address)` is called when it is registered and serves.
+
+    Raises InvalidArgument for settings that can't be, DiskFailed where the directory can't be read, Unreachable where no
+    ZooKeeper answers.
+    """
+    if settings.member not in ("a", "b"):
+        raise InvalidArgument(f"a member of a group is a or b, not {settings.member!r}")
+    name = MemberName(settings.group, settings.member)
+    store = open_store(settings.dir, f"{settings.cluster}/{name}")
+    try:
+        session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
+        await session.start()
+        try:
+            peer = Peer(settings.cluster, store.incarnation)
+            broker = Broker(settings.cluster, name, store, peer, settings.reserve_mb * 1024 * 1024)
+            await _serve(broker, session, settings, ready, stop)
+        finally:
+            await session.stop()
+    finally:
+        await store.close()
+
+
+async def _serve(
+    broker: Broker,
+    session: ZooKeeperSession,
+    settings: BrokerSettings,
+    ready: Callable[[str, str], None],
+    stop: asyncio.Event,
+) -> None:
+    paths = Paths(settings.cluster)
+    coordinators = Coordinators(session, paths)
+    keeper = CursorKeeper(broker, coordinators)
+    server = rpc.server()
+    host = settings.listen.rsplit(":", 1)[0]
+    address = settings.advertise or f"{host}:{rpc.listen(server, settings.listen)}"
+    resyncer = Resyncer(broker, keeper, session, paths)
+    membership = Membership(broker, session, address, lambda: (resyncer.is_in_sync, resyncer.problem))
+    resyncer.changed = membership.registration_changed
+    service = BrokerService(broker, keeper, membership)
+    membership.seal = service.seal
+    add_BrokerServicer_to_server(service, server)
+    # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).
+    await broker.seal_open_links()
+    await server.start()
+    try:
+        async with _tasks(
+            membership.run_session(),
+            membership.watch_peer(),
+            membership.watch_chains(),
+            resyncer.run(),
+            keeper.report_drained(),
+        ) as group:
+            announcing = group.create_task(_announce(membership, ready, str(broker.name), address))
+            await stop.wait()
+            announcing.cancel()
+    finally:
+        await server.stop(STOP_S)
+        await broker.peer.close()
+        await coordinators.close()
+
+
+async def _announce(membership: Membership, ready: Callable[[str, str], None], name: str, address: str) -> None:
+    await membership.is_registered.wait()
+    ready(name, address)
+
+
+@contextlib.asynccontextmanager
+async def _tasks(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.TaskGroup]:
+    """Run the parts while the block runs; the first that fails ends it."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(part) for part in parts]
+        yield group
+        for task in tasks:
+            task.cancel()

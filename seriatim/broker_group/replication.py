@@ -1,0 +1,221 @@
+"""The stream of a link's batches from master to slave: both ends.
+
+The master opens it when a coordinator opens the link, makes the two copies equal, and from then passes on each batch before it
+stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears what is committed within a
+moment even when nothing follows (H19).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import grpc.aio
+
+from seriatim.broker_group.core import replica
+from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.store import Store
+from seriatim.broker_group.streams import read, status_of
+from seriatim.protocol import batch, log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.errors import MemberBehind, PeerLost, SeriatimError, UnknownLink
+from seriatim.protocol.names import Incarnation, Index
+
+_log = log.logger("broker.replication")
+
+COPY_BYTES = 1024 * 1024
+RETRY_S = 0.005
+
+
+class SlaveStream:
+    """The master's end. `run` lives as long as the stream; it ends by `end`, or when the slave is lost."""
+
+    def __init__(
+        self, runner: LinkRunner, store: Store, stub: Any, cluster: str, me: Incarnation, slave: Incarnation
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._stub = stub
+        self._name = link_name(runner, cluster, slave)
+        self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
+        self._outgoing: deque[EncodedBatch] = deque()
+        self._committed = Index(0)
+        self._committed_told = Index(0)
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_ended = False
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="slave-stream")
+
+    def forward(self, encoded: EncodedBatch) -> None:
+        self._outgoing.append(encoded)
+        self._wake.set()
+
+    def tell_committed(self, index: Index) -> None:
+        self._committed = index
+        self._wake.set()
+
+    def end(self, error: SeriatimError) -> None:
+        if not self.is_ended:
+            self.is_ended = True
+            _log.info("stream to the slave ends", epoch=self._runner.record.epoch, reason=error.message)
+            if self._task is not None:
+                self._task.cancel()
+
+    async def _run(self) -> None:
+        reason = "it ended the stream"
+        try:
+            await self._serve()
+        except SeriatimError as error:
+            reason = error.message
+        except grpc.aio.AioRpcError as error:
+            reason = rpc.translated(error).message
+        except asyncio.CancelledError:
+            reason = "the stream was ended"
+            if not self.is_ended:
+                raise
+        finally:
+            self.is_ended = True
+            if self._runner.slave is self:
+                self._runner.slave = None
+                self._runner.apply(replica.PeerGone(reason))
+
+    async def _serve(self) -> None:
+        while True:
+            call: Any = self._stub.Replicate()
+            try:
+                await call.write(pb.ReplicateRequest(open=self._open()))
+                first = await read(call)
+                if first is None:
+                    raise await status_of(call)
+                await self._equalise(call, Index(first.next_index), first.hash)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._send(call))
+                    tasks.create_task(self._receive(call))
+            except grpc.aio.AioRpcError as error:
+                # The slave gets its OpenLink at the same moment; until then it doesn't know the link.
+                if not isinstance(rpc.translated(error), UnknownLink):
+                    raise
+                await asyncio.sleep(RETRY_S)
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from group
+            else:
+                return
+            finally:
+                call.cancel()
+
+    def _open(self) -> pb.ReplicateOpen:
+        return pb.ReplicateOpen(link=self._name, from_master=self._me, token=self._runner.record.token)
+
+    async def _equalise(self, call: Any, index: Index, digest: bytes) -> None:
+        """Whichever has more passes the rest to the other, so that a grant finds two equal copies (H3)."""
+        runner = self._runner
+        await runner.until(lambda: runner.is_quiet)
+        mine = runner.state.tail.index
+        if index > mine:
+            await self._fetch(index)
+        elif runner.hash_at(index) != digest:
+            raise PeerLost(f"the two copies of this link differ before index {index}")
+        else:
+            sent = index
+            while sent < mine:
+                for encoded in self._store.batches(runner.key, sent, mine, COPY_BYTES):
+                    await call.write(pb.ReplicateRequest(batch=_wire(encoded)))
+                    sent = encoded.header.end_index
+            while index < mine:
+                reply = await read(call)
+                if reply is None:
+                    raise await status_of(call)
+                index, digest = Index(reply.next_index), reply.hash
+        refused = runner.apply(replica.PeerReady(index, digest))
+        if refused is not None:
+            raise refused
+
+    async def _fetch(self, end: Index) -> None:
+        runner = self._runner
+        request = pb.CopyLinkRequest(link=self._name, from_index=runner.state.tail.index, to_index=end)
+        async for message in self._stub.CopyLink(request):
+            encoded = batch.parse(message.header, message.payload)
+            refused = runner.take(encoded, replica.BatchCopied(encoded.header, encoded.header_bytes))
+            if refused is not None:
+                raise refused
+        if runner.state.tail.index != end:
+            raise MemberBehind(f"the slave said it has {end}, and sent up to {runner.state.tail.index}")
+        await runner.until(lambda: runner.is_quiet)
+
+    async def _send(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outgoing:
+                encoded = self._outgoing.popleft()
+                self._committed_told = committed = self._committed
+                await call.write(pb.ReplicateRequest(batch=_wire(encoded), committed_index=committed))
+            if self._committed > self._committed_told:
+                self._committed_told = self._committed
+                await call.write(pb.ReplicateRequest(committed_index=self._committed_told))
+
+    async def _receive(self, call: Any) -> None:
+        while True:
+            reply = await read(call)
+            if reply is None:
+                raise await status_of(call)
+            self._runner.apply(replica.PeerConfirmed(Index(reply.next_index), reply.hash))
+
+
+class MasterStream:
+    """The slave's end: a Replicate call. `confirm` keeps only the newest, which says all before it."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._newest: tuple[Index, bytes] | None = None
+        self._wake = asyncio.Event()
+        self.error: SeriatimError | None = None
+
+    def acknowledge(self, index: Index) -> None:
+        """A slave has no sender."""
+
+    def confirm(self, index: Index, digest: bytes) -> None:
+        self._newest = (index, digest)
+        self._wake.set()
+
+    def end(self, error: SeriatimError) -> None:
+        self.error = self.error or error
+        self._wake.set()
+
+    async def write_confirmations(self) -> None:
+        """Until the stream is ended; raises the error with which it was."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self.error is not None:
+                raise self.error
+            if self._newest is not None:
+                index, digest = self._newest
+                self._newest = None
+                await self._context.write(pb.ReplicateReply(next_index=index, hash=digest))
+
+
+async def first_confirmation(runner: LinkRunner, context: Any) -> None:
+    """Tell the master what is durable here, when nothing is being written."""
+    await runner.until(lambda: runner.is_quiet or runner.state.phase is not SealPhase.OPEN)
+    tail = runner.state.tail
+    await context.write(pb.ReplicateReply(next_index=tail.index, hash=tail.hash))
+
+
+def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
+    record = runner.record
+    return pb.LinkName(
+        cluster=cluster,
+        queue_id=record.queue_id,
+        epoch=record.epoch,
+        to=pb.Incarnation(disk_id=to.disk_id, start=to.start),
+    )
+
+
+def _wire(encoded: EncodedBatch) -> pb.Batch:
+    return pb.Batch(header=encoded.header_bytes, payload=encoded.payload)

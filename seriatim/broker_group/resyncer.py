@@ -1,0 +1,219 @@
+"""Brings this member to hold again all that it should: after a return, on a blank disk, after a cut, after damage.
+
+It compares the disk with the chain documents, does what `core.resync` plans, and repeats that until nothing is left; then
+the member is in sync. Nothing of it is remembered between passes, so it may be stopped at any step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import resync
+from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.store import LinkKey, StoredPosition
+from seriatim.protocol import batch, chain, log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.chain import ChainDocument, Durability
+from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError, Unreachable
+from seriatim.protocol.hashing import hash_after_batch
+from seriatim.protocol.marks import raised
+from seriatim.protocol.names import Epoch, Index, QueueId
+from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession
+
+_log = log.logger("broker.resync")
+
+UNFLUSHED_BYTES = 4 * 1024 * 1024
+DESCRIBE_TIMEOUT_S = 1.0
+BUSY_S = 0.3
+IDLE_S = 30.0
+
+
+class Resyncer:
+    """See the module. `changed` is called when `is_in_sync` or `problem` may have changed."""
+
+    def __init__(self, broker: Broker, keeper: CursorKeeper, session: ZooKeeperSession, paths: Paths) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._session = session
+        self._paths = paths
+        self.changed: Callable[[], None] = lambda: None
+        self.is_in_sync = False
+        self.problem = "not compared with the chain yet"
+
+    async def run(self) -> None:
+        """Passes, one after the other, as long as the process lives."""
+        wanted = self._broker.resync_wanted
+        while True:
+            wanted.clear()
+            try:
+                problem = await self._pass()
+            except (SeriatimError, grpc.aio.AioRpcError) as error:
+                problem = str(error)
+            if problem != self.problem or (not problem) != self.is_in_sync:
+                _log.info("in sync" if not problem else "not in sync", problem=problem or None)
+                self.is_in_sync, self.problem = not problem, problem
+                self.changed()
+            try:
+                async with asyncio.timeout(BUSY_S if problem or self._keeper.has_noted else IDLE_S):
+                    await wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def _pass(self) -> str:
+        """Do what is planned. Returns what is still missing, "" for nothing."""
+        documents = await self._documents()
+        held = [self._holding(record) for record in self._broker.links()]
+        problem = ""
+        for action in resync.plan(self._broker.name.group, documents, held):
+            try:
+                await self._do(action)
+            except (SeriatimError, grpc.aio.AioRpcError) as error:
+                found = rpc.translated(error) if isinstance(error, grpc.aio.AioRpcError) else error
+                problem = (
+                    f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found.message}"
+                )
+                _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
+        for key, index in list(self._broker.damaged):
+            await self._mend(key, index)
+        await self._bring_up_peer(documents)
+        held = [self._holding(record) for record in self._broker.links()]
+        left = resync.plan(self._broker.name.group, documents, held)
+        return problem or (f"{len(left)} steps left" if left else "")
+
+    async def _documents(self) -> dict[QueueId, ChainDocument | None]:
+        try:
+            names = await self._session.children(self._paths.queues)
+        except NoNode:
+            return {}
+        found: dict[QueueId, ChainDocument | None] = {}
+        for name in names:
+            queue_id = QueueId(int(name))
+            try:
+                data, _ = await self._session.get(self._paths.chain(queue_id))
+            except NoNode:
+                continue  # being made, or being removed: nothing is decided about it here
+            found[queue_id] = chain.decode(data)
+        return found
+
+    def _holding(self, record: LinkRecord) -> resync.Holding:
+        if record.end is None:
+            return resync.Holding(record, Index(0))
+        return self._broker.link(record.key).holding()
+
+    async def _do(self, action: resync.Action) -> None:
+        key = (action.queue_id, action.epoch)
+        match action:
+            case resync.Drop():
+                await self._broker.drop(key)
+                self._keeper.forget(key)
+            case resync.Adopt():
+                runner = self._broker.find(key) or self._broker.made(LinkRecord(*key, is_sealed=True))
+                version = runner.record.chain_version
+                await self._broker.record_end(
+                    runner, version, action.end, action.end_hash, is_abandoned=action.is_abandoned
+                )
+            case resync.Cut():
+                record = self._broker.link(key).record
+                await self._broker.record_end(
+                    self._broker.link(key), record.chain_version, action.end, record.end_hash, is_abandoned=False
+                )
+            case resync.Copy():
+                await self._copy(self._broker.link(key), action.from_index, action.end)
+            case resync.TakeCursors():
+                await self._keeper.take_from_peer(self._broker.link(key))
+
+    # ---- copying
+
+    def _peer(self) -> tuple[Any, Any]:
+        present = self._broker.peer.present
+        if present is None:
+            raise Unreachable("the other member isn't registered")
+        return present
+
+    async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+        incarnation, stub = self._peer()
+        name = link_name(runner, self._broker.cluster, incarnation)
+        request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end)
+        async for message in stub.CopyLink(request):
+            yield batch.parse(message.header, message.payload)
+
+    async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
+        """Take what is missing below the end. What is here is thrown away only when the peer has all of it (H5)."""
+        record = runner.record
+        if from_index == 0 and runner.state.durable > 0:
+            await self._check_peer_has(runner, end)
+            async with self._broker.lock(runner.key):
+                await self._broker.store.cut(record, Index(0))
+                runner.reload(record)
+        last = self._broker.store.last_position(runner.key)
+        position, size_bytes, unflushed = last.position, last.size_bytes, 0
+        if end > position.index:
+            async for encoded in self._fetch(runner, position.index, end):
+                if encoded.header.first_index != position.index:
+                    raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
+                position = _after(position, encoded)
+                size_bytes += encoded.size_bytes
+                unflushed += encoded.size_bytes
+                stored = StoredPosition(position, position.index, size_bytes)
+                self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, _ignore)
+                if unflushed > UNFLUSHED_BYTES:
+                    await self._broker.store.flushed()
+                    unflushed = 0
+        await self._broker.store.flushed()
+        runner.reload(runner.record)
+        _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
+
+    async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
+        incarnation, stub = self._peer()
+        name = link_name(runner, self._broker.cluster, incarnation)
+        reply = await rpc.call(stub.DescribeLink, pb.DescribeLinkRequest(link=name), DESCRIBE_TIMEOUT_S)
+        if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
+            raise MemberBehind("the peer doesn't hold what the certificate names either", epoch=runner.record.epoch)
+
+    async def _mend(self, key: LinkKey, index: Index) -> None:
+        """Replace a damaged batch by the peer's, if that is what the link's hash says it must be."""
+        runner = self._broker.link(key)
+        end = self._broker.store.positions(key, index)[0].index
+        async for encoded in self._fetch(runner, index, end):
+            before, after = runner.hash_at(index), runner.hash_at(end)
+            if (
+                encoded.header.first_index != index
+                or before is None
+                or hash_after_batch(before, encoded.header_bytes) != after
+            ):
+                raise BadChecksum(f"the peer's batch at index {index} isn't the one that was stored here", epoch=key[1])
+            self._broker.store.repair(key, encoded, _ignore)
+        await self._broker.store.flushed()
+        self._broker.damaged.discard((key, index))
+        _log.info("damaged batch mended", queue_id=key[0], epoch=key[1], index=index)
+
+    async def _bring_up_peer(self, documents: dict[QueueId, ChainDocument | None]) -> None:
+        name = self._broker.name
+        for queue_id, document in documents.items():
+            for epoch, member in document.stale_cursors if document is not None else ():
+                link = None if document is None else document.link(epoch)
+                if link is not None and link.group == name.group and member != name.member:
+                    self._keeper.found_stale((queue_id, Epoch(epoch)))
+        if self._keeper.has_noted and self._broker.peer.connected is not None:
+            await self._keeper.bring_up_peer()
+
+
+def _after(position: Position, encoded: EncodedBatch) -> Position:
+    header = encoded.header
+    return Position(
+        header.end_index, hash_after_batch(position.hash, encoded.header_bytes), raised(position.marks, header.spans)
+    )
+
+
+def _ignore(_: int, error: DiskFailed | None) -> None:
+    """The next wait for a flush raises what this write met."""

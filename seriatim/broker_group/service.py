@@ -1,0 +1,280 @@
+"""The broker's gRPC service: reads a request, calls what decides, writes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from seriatim.broker_group.append import AppendStream, take
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core.link_record import LinkRecord, Position, Role
+from seriatim.broker_group.core.replica import SealPhase, sealed_positions
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.fetch import FetchStream
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.membership import Membership
+from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
+from seriatim.broker_group.streams import read
+from seriatim.protocol import log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Durability
+from seriatim.protocol.errors import (
+    BadChecksum,
+    DiskFailed,
+    MalformedFrame,
+    MemberBehind,
+    OlderVersion,
+    Sealed,
+    UnknownLink,
+    WrongIncarnation,
+)
+from seriatim.protocol.marks import merged
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.rpc import answers_errors
+from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
+
+_log = log.logger("broker.service")
+
+
+class BrokerService(BrokerServicer):
+    """See the module."""
+
+    def __init__(self, broker: Broker, keeper: CursorKeeper, membership: Membership) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._membership = membership
+
+    # ---- links
+
+    @answers_errors
+    async def OpenLink(self, request: pb.OpenLinkRequest, context: Any) -> pb.OpenLinkReply:
+        runner = await self._broker.open_link(request)
+        return pb.OpenLinkReply(next=position_message(runner, runner.state.tail))
+
+    @answers_errors
+    async def Append(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await AppendStream(self._broker, context).run()
+
+    @answers_errors
+    async def Replicate(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        message = await read(context)
+        if message is None or message.WhichOneof("kind") != "open":
+            raise MalformedFrame("a Replicate stream starts with what it is for")
+        runner = self._broker.link(self._broker.check_name(message.open.link))
+        record, master = runner.record, _incarnation(message.open.from_master)
+        if runner.state.phase is not SealPhase.OPEN:
+            raise Sealed("this link takes no more records", epoch=record.epoch)
+        if record.role is not Role.SLAVE or record.opened_start == 0:
+            raise UnknownLink("this member isn't the slave of this link", epoch=record.epoch)
+        if master != record.peer:
+            raise WrongIncarnation(f"{master} isn't the master of this link", epoch=record.epoch)
+        if runner.source is not None:
+            runner.source.end(OlderVersion("the master opened another stream for this link"))
+        stream = MasterStream(context)
+        runner.source = stream
+        await first_confirmation(runner, context)
+        writing = asyncio.ensure_future(stream.write_confirmations())
+        reading = asyncio.ensure_future(self._replicated(runner, stream, context))
+        try:
+            done, _ = await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            writing.cancel()
+            reading.cancel()
+            if runner.source is stream:
+                runner.source = None
+
+    async def _replicated(self, runner: LinkRunner, stream: MasterStream, context: Any) -> None:
+        while True:
+            message = await read(context)
+            if message is None or stream.error is not None:
+                return
+            if message.WhichOneof("kind") == "batch":
+                error = take(self._broker, runner, message.batch, None)
+                if error is not None:
+                    raise error
+            if message.committed_index > runner.state.committed.index:
+                runner.learn_committed(Index(message.committed_index))
+
+    @answers_errors
+    async def Seal(self, request: pb.SealRequest, context: Any) -> pb.SealReply:
+        self._broker.check_cluster(request.link.cluster)
+        return await self.seal(request)
+
+    async def seal(self, request: pb.SealRequest) -> pb.SealReply:
+        """Take no more records for a link, for good, and say what is durable; also for a link never heard of (H11)."""
+        broker = self._broker
+        key = QueueId(request.link.queue_id), Epoch(request.link.epoch)
+        version = ChainVersion(request.chain_version)
+        try:
+            durability = Durability(request.durability or "sync")
+            async with broker.lock(key):
+                runner = broker.find(key)
+                if runner is None:
+                    record = LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True)
+                    await broker.store.keep_link(record)
+                    runner = broker.made(record)
+                refused = await runner.sealed(version)
+        except DiskFailed as error:
+            return self._unknown(error.message)
+        if isinstance(refused, DiskFailed):
+            return self._unknown(refused.message)
+        if refused is not None:
+            raise refused
+        mine = request.master if broker.side_of(request.master) else request.slave
+        if not broker.side_of(mine) or mine.incarnation.disk_id != broker.incarnation.disk_id:
+            return self._unknown("this is another disk than the one that the link was made with")
+        is_damaged = any(damaged == key for damaged, _ in broker.damaged)
+        is_whole = runner.record.is_whole and not is_damaged
+        _log.info("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
+        return pb.SealReply(
+            answer=pb.SealReply.WHOLE if is_whole else pb.SealReply.PARTIAL,
+            incarnation=_message(broker.incarnation),
+            committed_index=runner.state.committed.index,
+            positions=[position_message(runner, position) for position in sealed_positions(runner.state)],
+            reason="" if is_whole else "this member may have lost records that it acknowledged",
+        )
+
+    def _unknown(self, reason: str) -> pb.SealReply:
+        return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=_message(self._broker.incarnation), reason=reason)
+
+    @answers_errors
+    async def RecordEnd(self, request: pb.RecordEndRequest, context: Any) -> pb.RecordEndReply:
+        broker = self._broker
+        key = broker.check_name(request.link)
+        runner = broker.find(key)
+        version = ChainVersion(request.chain_version)
+        if runner is None:
+            durability = Durability(request.durability or "sync")
+            runner = broker.made(LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True))
+        has_it = await broker.record_end(
+            runner, version, Index(request.end), request.link_hash, is_abandoned=request.is_abandoned
+        )
+        reason = "" if has_it else "this member doesn't hold what the certificate names (yet)"
+        return pb.RecordEndReply(has_it=has_it, next_index=runner.state.durable, reason=reason)
+
+    @answers_errors
+    async def CopyLink(self, request: pb.CopyLinkRequest, context: Any) -> None:  # type: ignore[override] # reads and writes
+        runner = self._broker.link(self._broker.check_name(request.link))
+        index, end = Index(request.from_index), Index(request.to_index)
+        if end > runner.state.durable:
+            raise MemberBehind(f"this member has records up to {runner.state.durable}", epoch=runner.record.epoch)
+        while index < end:
+            for encoded in await asyncio.to_thread(self._read, runner, index, end):
+                await context.write(pb.Batch(header=encoded.header_bytes, payload=encoded.payload))
+                index = encoded.header.end_index
+
+    def _read(self, runner: LinkRunner, index: Index, end: Index) -> Any:
+        try:
+            return self._broker.store.batches(runner.key, index, end, COPY_BYTES)
+        except BadChecksum as error:
+            self._broker.note_damage(runner.key, Index(int(str(error.details.get("index", index)))))
+            raise
+
+    @answers_errors
+    async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:
+        broker = self._broker
+        broker.check_cluster(request.cluster)
+        if _incarnation(request.to) != broker.incarnation:
+            raise WrongIncarnation(f"this is {broker.incarnation}", incarnation=str(broker.incarnation))
+        for record in broker.links():
+            if record.queue_id == request.queue_id and (request.below_epoch == 0 or record.epoch < request.below_epoch):
+                await broker.drop(record.key)
+                self._keeper.forget(record.key)
+        return pb.DropLinksReply()
+
+    # ---- reading
+
+    @answers_errors
+    async def Fetch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await FetchStream(self._broker, self._keeper, context).run()
+
+    @answers_errors
+    async def TellReader(self, request: pb.TellReaderRequest, context: Any) -> pb.TellReaderReply:
+        broker = self._broker
+        key = broker.check_name(request.link)
+        runner = broker.find(key)
+        if runner is None:
+            # Listed and not opened here yet, or this disk is new: the chain document knows.
+            runner = broker.made(LinkRecord(*key))
+            await broker.keep(runner, replace(runner.record, has_cursors=await self._membership.is_first_disk(key)))
+        cursor = await self._keeper.tell(
+            runner, SubscriptionId(request.subscription_id), Generation(request.generation), Token(request.token)
+        )
+        is_stale = not runner.record.has_cursors
+        index = None if is_stale else cursor.index
+        return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale)
+
+    @answers_errors
+    async def CommitCursor(self, request: pb.CommitCursorRequest, context: Any) -> pb.CommitCursorReply:
+        broker = self._broker
+        key = broker.check_name(request.link)
+        runner = broker.find(key)
+        if runner is None:
+            if not request.is_relayed:
+                raise UnknownLink("this member doesn't have this link", epoch=key[1])
+            runner = broker.made(LinkRecord(*key))
+            await broker.keep(runner, runner.record)
+        await self._keeper.commit(runner, request)
+        return pb.CommitCursorReply()
+
+    @answers_errors
+    async def ListCursors(self, request: pb.ListCursorsRequest, context: Any) -> pb.ListCursorsReply:
+        runner = self._broker.link(self._broker.check_name(request.link))
+        if not runner.record.has_cursors:
+            raise MemberBehind("this member's cursors aren't whole either", epoch=runner.record.epoch)
+        return self._keeper.listed(runner.key)
+
+    @answers_errors
+    async def DescribeLink(self, request: pb.DescribeLinkRequest, context: Any) -> pb.DescribeLinkReply:
+        key = self._broker.check_name(request.link)
+        runner = self._broker.find(key)
+        if runner is None:
+            return pb.DescribeLinkReply(is_known=False)
+        record, state = runner.record, runner.state
+        return pb.DescribeLinkReply(
+            is_known=True,
+            next_index=state.durable,
+            committed_index=runner.readable_end,
+            is_sealed=record.is_sealed,
+            has_end=record.end is not None,
+            end=record.end or 0,
+            hash=runner.hash_at(state.durable) or b"",
+            size_bytes=runner.size_bytes,
+            cursors=[
+                pb.Cursor(
+                    subscription_id=one.subscription_id,
+                    generation=one.generation,
+                    token=one.token,
+                    index=one.index or 0,
+                )
+                for one in self._keeper.of_link(key).values()
+                if one.index is not None
+            ],
+        )
+
+    @answers_errors
+    async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # reads and writes
+        broker = self._broker
+        while (message := await read(context)) is not None:
+            broker.check_cluster(message.cluster)
+            if _incarnation(message.to) != broker.incarnation:
+                raise WrongIncarnation(f"this is {broker.incarnation}", incarnation=str(broker.incarnation))
+            await context.write(pb.ConnectReply(**{"from": _message(broker.incarnation)}))
+
+
+def position_message(runner: LinkRunner, position: Position) -> pb.Position:
+    """A position with all marks that this member knows up to there, those from before the link included."""
+    marks = merged(runner.record.start_marks, position.marks)
+    return pb.Position(index=position.index, hash=position.hash, marks=marks)
+
+
+def _incarnation(message: pb.Incarnation) -> Incarnation:
+    return Incarnation(message.disk_id, message.start)
+
+
+def _message(incarnation: Incarnation) -> pb.Incarnation:
+    return pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)

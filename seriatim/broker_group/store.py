@@ -1,0 +1,360 @@
+"""A member's disk: RocksDB, and nothing else of Seriatim imports it.
+
+Keys, big-endian so that they sort: `B` queue epoch first-index → the batch, header and payload end to end (large ones go to
+blob files); `P` queue epoch end-index → committed index, size, hash and marks after that batch; `L` queue epoch → link record;
+`C` queue epoch subscription → cursor; `M` name → identity of the disk. A batch and its position are one atomic write,
+and so are an end and the cut that it asks for.
+
+How writes become durable without holding up the loop: see `writer` and `log_files`. Reads hold the interpreter lock
+for as long as they take, so they are kept short: at most a few batches a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import rocksdict
+
+from seriatim.broker_group.core import cursors, link_record
+from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.link_record import START, LinkRecord, Position
+from seriatim.broker_group.log_files import LogFiles
+from seriatim.broker_group.writer import Deletion, Done, Write, Writer
+from seriatim.protocol import batch
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.chain import Durability
+from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame
+from seriatim.protocol.names import Epoch, Incarnation, Index, QueueId, SubscriptionId
+
+LinkKey = tuple[QueueId, Epoch]
+
+BLOB_BYTES: Final = 4096
+MEMORY_BYTES: Final = 64 * 1024 * 1024
+_POSITION = struct.Struct(">QQ32s")
+_LAST = (1 << 64) - 1
+
+
+def _key(kind: bytes, link: LinkKey, number: int | None = None) -> bytes:
+    name = kind + link[0].to_bytes(8, "big") + link[1].to_bytes(8, "big")
+    return name if number is None else name + number.to_bytes(8, "big")
+
+
+def _after(kind: bytes, link: LinkKey) -> bytes:
+    """The first key behind all of a link's."""
+    return _key(kind, (link[0], Epoch(link[1] + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """A position, what was known to be committed when its batch was written, and the size of all batches before it."""
+
+    position: Position
+    committed_index: Index
+    size_bytes: int
+
+
+class Store:
+    """One member's disk. Made by `open_store`; used from the loop's thread."""
+
+    def __init__(self, directory: Path, database: rocksdict.Rdict, lock: int, incarnation: Incarnation) -> None:
+        self.directory = directory
+        self.incarnation = incarnation
+        self._database = database
+        self._lock = lock
+        self._logs = LogFiles(directory / "data")
+        self._writer = Writer(_Sink(database, self._logs), asyncio.get_running_loop())
+
+    @property
+    def pending_bytes(self) -> int:
+        """Submitted and not complete."""
+        return self._writer.pending_bytes
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.close()
+        self._logs.close()
+        self._database.close()
+        os.close(self._lock)
+
+    # ---- writing
+
+    def append(self, record: LinkRecord, encoded: EncodedBatch, stored: StoredPosition, done: Done) -> None:
+        """Write a batch and the position after it. `done` is called with the position's index when it is kept as the link's durability asks."""
+        link, position = record.key, stored.position
+        durability = record.durability
+        flush_s = record.flush_ms / 1000
+        value = b"".join((encoded.header_bytes, encoded.payload))
+        self._writer.submit(
+            Write(
+                puts=(
+                    (_key(b"B", link, encoded.header.first_index), value),
+                    (_key(b"P", link, position.index), _encode_position(stored)),
+                ),
+                done=done,
+                tag=position.index,
+                flush_within_s={Durability.SYNC: 0.0, Durability.MEMORY: None}.get(durability, flush_s),
+                waits_for_flush=durability in (Durability.SYNC, Durability.INTERVAL),
+                uses_log=durability is not Durability.MEMORY,
+                size_bytes=len(value),
+            )
+        )
+
+    def put_link(self, record: LinkRecord, done: Done) -> None:
+        """Write a link's record; `done` when it is flushed, and with it all that was written before."""
+        empties_memory = record.is_sealed and record.durability is Durability.MEMORY
+        value = link_record.encode(record)
+        self._writer.submit(Write(((_key(b"L", record.key), value),), done, empties_memory=empties_memory))
+
+    async def keep_link(self, record: LinkRecord) -> None:
+        """Write a link's record and wait until it is flushed. Raises DiskFailed."""
+        await self._wait(((_key(b"L", record.key), link_record.encode(record)),))
+
+    async def keep_cursor(self, link: LinkKey, cursor: CursorRecord) -> None:
+        """Write a cursor and wait until it is flushed. Raises DiskFailed."""
+        await self._wait(((_key(b"C", link, cursor.subscription_id), cursors.encode(cursor)),))
+
+    async def cut(self, record: LinkRecord, end: Index) -> None:
+        """In one write: the record, and no batch or position at or beyond `end`. Raises DiskFailed."""
+        link = record.key
+        deletions = (
+            Deletion(_key(b"B", link, end), _after(b"B", link)),
+            Deletion(_key(b"P", link, end + 1), _after(b"P", link)),
+        )
+        await self._wait(((_key(b"L", link), link_record.encode(record)),), deletions)
+
+    async def drop(self, link: LinkKey) -> None:
+        """Forget a link: batches, positions, cursors and record. Raises DiskFailed."""
+        deletions = tuple(Deletion(_key(kind, link), _after(kind, link)) for kind in (b"B", b"P", b"C", b"L"))
+        await self._wait((), deletions)
+
+    async def flushed(self) -> None:
+        """Wait until all that was written before is flushed. Raises DiskFailed."""
+        await self._wait(())
+
+    async def _wait(self, puts: tuple[tuple[bytes, bytes], ...], deletions: tuple[Deletion, ...] = ()) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(_: int, error: DiskFailed | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._writer.submit(Write(puts, done, deletions=deletions))
+        await future
+
+    # ---- reading; each raises DiskFailed where the disk can't be read
+
+    def links(self) -> list[LinkRecord]:
+        """Every link's record."""
+        return [link_record.decode(value) for _, value in self._scan(b"L", b"M")]
+
+    def cursors(self, link: LinkKey) -> list[CursorRecord]:
+        return [cursors.decode(value) for _, value in self._scan(_key(b"C", link), _after(b"C", link))]
+
+    def cursor(self, link: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
+        value = self._get(_key(b"C", link, subscription_id))
+        return None if value is None else cursors.decode(value)
+
+    def last_position(self, link: LinkKey) -> StoredPosition:
+        """After the link's last batch; START for none."""
+        return self.position_before(link, Index(_LAST))
+
+    def position_before(self, link: LinkKey, index: Index) -> StoredPosition:
+        """The last position at or before `index`."""
+        found = self._seek_back(_key(b"P", link, index), _key(b"P", link))
+        return StoredPosition(START, Index(0), 0) if found is None else _decode_position(*found)
+
+    def position_at(self, link: LinkKey, index: Index) -> Position | None:
+        """The position at exactly `index`; None where no batch ends there."""
+        if index == 0:
+            return START
+        value = self._get(_key(b"P", link, index))
+        return None if value is None else _decode_position(_key(b"P", link, index), value).position
+
+    def positions(self, link: LinkKey, after: Index) -> list[Position]:
+        """All positions behind `after`, in rising order."""
+        found = self._scan(_key(b"P", link, after + 1), _after(b"P", link))
+        return [_decode_position(key, value).position for key, value in found]
+
+    def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
+        """Batches from the one that holds `from_index` on, all below `end`, until `limit_bytes` are reached (at least one).
+
+        Raises BadChecksum where one was damaged; what comes before it is given first, so the next call raises. Raises it
+        also where batches are missing: what the positions promise can't be absent (never *not there* of something
+        that can't be read).
+        """
+        if from_index >= end:
+            return []
+        start = self.position_before(link, from_index).position.index
+        found: list[EncodedBatch] = []
+        size_bytes, expected = 0, int(start)
+        for key, value in self._scan(_key(b"B", link, start), _key(b"B", link, end)):
+            index = int.from_bytes(key[-8:], "big")
+            try:
+                encoded = batch.parse(*batch.split(value))
+                if index != expected or encoded.header.first_index != index:
+                    raise BadChecksum(f"the batch at index {expected} can't be found on this disk", epoch=link[1])
+            except (BadChecksum, MalformedFrame) as error:
+                if found:
+                    return found
+                raise BadChecksum(
+                    f"the batch at index {expected} is damaged on this disk: {error.message}",
+                    epoch=link[1],
+                    index=expected,
+                ) from error
+            found.append(encoded)
+            expected = encoded.header.end_index
+            size_bytes += encoded.size_bytes
+            if size_bytes >= limit_bytes:
+                break
+        if not found:
+            raise BadChecksum(
+                f"the batch at index {expected} can't be found on this disk", epoch=link[1], index=expected
+            )
+        return found
+
+    def repair(self, link: LinkKey, encoded: EncodedBatch, done: Done) -> None:
+        """Write a batch again, as the peer has it; its position is there already."""
+        value = b"".join((encoded.header_bytes, encoded.payload))
+        key = _key(b"B", link, encoded.header.first_index)
+        self._writer.submit(Write(((key, value),), done, size_bytes=len(value)))
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._database.get(key)
+        except Exception as error:
+            raise DiskFailed(f"the disk can't be read: {error}") from error
+        return value
+
+    def _scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        try:
+            found = self._database.iter(options)
+            found.seek(first)
+            while found.valid():
+                yield found.key(), found.value()
+                found.next()
+            found.status()
+        except Exception as error:
+            raise DiskFailed(f"the disk can't be read: {error}") from error
+
+    def _seek_back(self, key: bytes, first: bytes) -> tuple[bytes, bytes] | None:
+        options = rocksdict.ReadOptions()
+        options.set_iterate_lower_bound(first)
+        try:
+            found = self._database.iter(options)
+            found.seek_for_prev(key)
+            pair = (found.key(), found.value()) if found.valid() else None
+            found.status()
+        except Exception as error:
+            raise DiskFailed(f"the disk can't be read: {error}") from error
+        return pair
+
+
+class _Sink:
+    """RocksDB, as the writer's thread sees it."""
+
+    def __init__(self, database: rocksdict.Rdict, logs: LogFiles) -> None:
+        self._database = database
+        self._logs = logs
+        self._unlogged = rocksdict.WriteOptions()
+        self._unlogged.disable_wal(True)
+
+    def write(self, writes: Sequence[Write], *, uses_log: bool) -> None:
+        changes = rocksdict.WriteBatch(raw_mode=True)
+        for write in writes:
+            for deletion in write.deletions:
+                changes.delete_range(deletion.first, deletion.end)
+            for key, value in write.puts:
+                changes.put(key, value)
+        self._database.write(changes, None if uses_log else self._unlogged)
+
+    def flush(self) -> None:
+        self._logs.sync()
+
+    def empty_memory(self) -> None:
+        self._database.flush(True)
+
+
+def _encode_position(stored: StoredPosition) -> bytes:
+    marks = json.dumps(dict(stored.position.marks), separators=(",", ":")).encode()
+    return _POSITION.pack(stored.committed_index, stored.size_bytes, stored.position.hash) + marks
+
+
+def _decode_position(key: bytes, value: bytes) -> StoredPosition:
+    committed_index, size_bytes, digest = _POSITION.unpack_from(value)
+    index = Index(int.from_bytes(key[-8:], "big"))
+    return StoredPosition(
+        Position(index, digest, json.loads(value[_POSITION.size :])), Index(committed_index), size_bytes
+    )
+
+
+def open_store(directory: Path, place: str) -> Store:
+    """Open a member's directory, making it where it isn't there, and begin a new start on it.
+
+    `place`: cluster, group and member; a directory serves one place for ever. The start is on disk before anything else
+    is done. Raises InvalidArgument where another process has it, or where it belongs to another place; DiskFailed where it can't be read.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InvalidArgument(f"can't use the directory {directory}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise InvalidArgument(f"another broker runs on the directory {directory}") from error
+    try:
+        database = rocksdict.Rdict(str(directory / "data"), _options())
+    except Exception as error:
+        os.close(lock)
+        raise DiskFailed(f"can't open the data in {directory}: {error}") from error
+    found = database.get(b"Midentity")
+    identity: dict[str, Any] = json.loads(found) if found else {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
+    if identity["place"] != place:
+        database.close()
+        os.close(lock)
+        raise InvalidArgument(f"the directory {directory} belongs to {identity['place']}, not to {place}")
+    identity["start"] += 1
+    synced = rocksdict.WriteOptions()
+    synced.sync = True
+    database.put(b"Midentity", json.dumps(identity).encode(), synced)
+    return Store(directory, database, lock, Incarnation(identity["disk_id"], identity["start"]))
+
+
+def _options() -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(BLOB_BYTES)
+    options.set_blob_file_size(256 * 1024 * 1024)
+    options.set_enable_blob_gc(True)
+    options.set_compression_type(rocksdict.DBCompressionType.none())
+    options.set_write_buffer_size(MEMORY_BYTES)
+    options.set_max_write_buffer_number(4)
+    options.set_recycle_log_file_num(0)
+    # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently.
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_max_open_files(512)
+    options.set_keep_log_file_num(3)
+    return options

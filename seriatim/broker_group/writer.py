@@ -1,0 +1,166 @@
+"""The thread that writes: it collects what waits, writes it in a few calls, and flushes once for all of it.
+
+While one flush runs the next writes gather, so the slower the disk, the larger the group. Completions are handed to the
+loop, one call a group. A disk that failed once is not trusted again: everything after it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from seriatim.protocol import log
+from seriatim.protocol.errors import DiskFailed
+
+_log = log.logger("broker.writer")
+
+GROUP_BYTES: Final = 256 * 1024
+"""At most so much in one call of the database, which holds the interpreter lock."""
+
+Done = Callable[[int, DiskFailed | None], None]
+"""Called on the loop with the tag of a write, or of the last of several with the same callback; or with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """All keys from `first` (inclusive) to `end` (exclusive)."""
+
+    first: bytes
+    end: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One atomic change.
+
+    `flush_within_s`: 0 at once; None: never for its own sake. `waits_for_flush`: complete only then.
+    `uses_log`: False for what may be lost with the process. `empties_memory`: also what wasn't logged goes to disk.
+    """
+
+    puts: tuple[tuple[bytes, bytes], ...]
+    done: Done
+    tag: int = 0
+    deletions: tuple[Deletion, ...] = ()
+    flush_within_s: float | None = 0.0
+    waits_for_flush: bool = True
+    uses_log: bool = True
+    empties_memory: bool = False
+    size_bytes: int = 0
+
+
+class Sink(Protocol):
+    """What the thread writes to. Called from that thread only."""
+
+    def write(self, writes: Sequence[Write], *, uses_log: bool) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def empty_memory(self) -> None: ...
+
+
+class Writer:
+    """See the module. `submit` may be called from the loop only; it never blocks."""
+
+    def __init__(self, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+        self._sink = sink
+        self._loop = loop
+        self._ready = threading.Condition()
+        self._queue: deque[Write] = deque()
+        self._is_closing = False
+        self._unflushed: list[Write] = []
+        self._due_s: float | None = None
+        self._failure: DiskFailed | None = None
+        self.pending_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Write) -> None:
+        self.pending_bytes += write.size_bytes
+        with self._ready:
+            self._queue.append(write)
+            self._ready.notify()
+
+    def close(self) -> None:
+        """Finish what was submitted, flush, and end the thread. Blocks."""
+        with self._ready:
+            self._is_closing = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._queue and not self._is_closing:
+                    timeout_s = None if self._due_s is None else max(0.0, self._due_s - time.monotonic())
+                    if timeout_s == 0.0 or not self._ready.wait(timeout_s):
+                        break
+                writes = list(self._queue)
+                self._queue.clear()
+                is_closing = self._is_closing
+            try:
+                self._serve(writes, is_last=is_closing)
+            except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
+                _log.exception("write failed")
+                self._fail(writes, error)
+            if is_closing:
+                return
+
+    def _serve(self, writes: list[Write], *, is_last: bool) -> None:
+        if self._failure is not None:
+            self._tell([*self._unflushed, *writes], self._failure)
+            self._unflushed = []
+            return
+        for group in _groups(writes):
+            self._sink.write(group, uses_log=group[0].uses_log)
+        now_s = time.monotonic()
+        for write in writes:
+            if write.flush_within_s is not None:
+                due_s = now_s + write.flush_within_s
+                self._due_s = due_s if self._due_s is None else min(self._due_s, due_s)
+        self._tell([write for write in writes if not write.waits_for_flush], None)
+        self._unflushed += [write for write in writes if write.waits_for_flush]
+        if any(write.empties_memory for write in writes):
+            self._sink.empty_memory()
+        if self._due_s is not None and (is_last or self._due_s <= time.monotonic()):
+            self._sink.flush()
+            self._due_s = None
+            self._tell(self._unflushed, None)
+            self._unflushed = []
+
+    def _fail(self, writes: list[Write], error: Exception) -> None:
+        self._failure = DiskFailed(f"the disk failed: {error}")
+        waiting = [*self._unflushed, *(write for write in writes if write not in self._unflushed)]
+        self._unflushed = []
+        self._due_s = None
+        self._tell(waiting, self._failure)
+
+    def _tell(self, writes: list[Write], error: DiskFailed | None) -> None:
+        if writes and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._complete, writes, error)
+
+    def _complete(self, writes: list[Write], error: DiskFailed | None) -> None:
+        last: dict[Done, int] = {}
+        for write in writes:
+            self.pending_bytes -= write.size_bytes
+            last[write.done] = write.tag
+        for done, tag in last.items():
+            done(tag, error)
+
+
+def _groups(writes: Sequence[Write]) -> list[list[Write]]:
+    """Runs of writes of one kind, none over GROUP_BYTES but for a single larger write."""
+    groups: list[list[Write]] = []
+    size_bytes = 0
+    for write in writes:
+        if groups and groups[-1][0].uses_log is write.uses_log and size_bytes + write.size_bytes <= GROUP_BYTES:
+            groups[-1].append(write)
+            size_bytes += write.size_bytes
+        else:
+            groups.append([write])
+            size_bytes = write.size_bytes
+    return groups

@@ -1,0 +1,51 @@
+"""`seriatim broker`: one member of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from seriatim.broker_group.process import BrokerSettings
+
+
+@click.command(short_help="Run one broker: a member of a group.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; its table [broker] is read."
+)
+@click.option("--zookeeper", help="HOST:PORT[,…] of ZooKeeper.")
+@click.option("--cluster", help="Name of the cluster.")
+@click.option("--group", help="The group it is a member of.")
+@click.option("--member", help="Its place in the group: a or b.")
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="Where its data lies; made if missing."
+)
+@click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
+@click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
+@click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
+@click.option("--reserve-mb", type=int, help="Room kept free of records on the disk. [default: 256]")
+@click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged, to standard error.")
+def broker(config: Path | None, directory: Path | None, log_level: str, **flags: object) -> None:
+    """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
+    from seriatim.broker_group.process import BrokerSettings
+    from seriatim.protocol import log, settings
+
+    log.start_logging(log_level)
+    flags["dir"] = directory
+    loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
+    asyncio.run(_run(loaded))
+
+
+async def _run(settings: BrokerSettings) -> None:
+    from seriatim.broker_group.process import serve
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(settings, lambda name, address: click.echo(f"ready {name} {address}"), stop)
