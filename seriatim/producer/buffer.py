@@ -19,6 +19,7 @@ from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
 from seriatim.protocol.errors import (
+    DeadlineOver,
     InvalidArgument,
     NotElected,
     OutcomeUnknown,
@@ -360,6 +361,7 @@ class Buffer:
         with self._lock:
             self._term += 1
             self._identities = Identities(self._name, token, resume_point)
+            self._problem = DeadlineOver("the buffer is full: records come faster than they are stored")
             self._notify()
 
     def set_record_limit(self, limit_bytes: int) -> None:

@@ -187,7 +187,7 @@ class SendingLoop:
                 self._queue_id = QueueId(view.queue_id)
                 session = ZooKeeperSession(cluster.zookeeper, self._settings.session_timeout_s)
                 await session.start(ACQUIRE_TIMEOUT_S)
-                self._buffer.note(NotElected("another instance is elected; this one stands by"))
+                self._buffer.note(NotElected("standing by: not first in line of the queue's senders"))
                 return session
             except (WorldError, BugError) as error:
                 self._buffer.note(error)

@@ -1,0 +1,409 @@
+"""The whole producer over real gRPC and a real ZooKeeper, against a small coordinator and master that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from seriatim.producer import Acknowledged, Elected, Producer
+from seriatim.protocol import batch as batches
+from seriatim.protocol import errors, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.marks import is_resend, overlaps, raised
+from seriatim.protocol.seriatim_pb2_grpc import (
+    BrokerServicer,
+    CoordinatorServicer,
+    add_BrokerServicer_to_server,
+    add_CoordinatorServicer_to_server,
+)
+
+QUEUE_ID = 7
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    give_up_at_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at_s, "the condition never held"
+        time.sleep(0.005)
+
+
+class SmallCluster(CoordinatorServicer, BrokerServicer):
+    """One coordinator and one master in one process: links follow one another, each is a list of batches.
+
+    Control: `reply_with` answers AcquireSend instead, `refuse_at` refuses the next batch, links in `silent_epochs`
+    acknowledge nothing, `break_streams` ends them.
+    """
+
+    def __init__(self, zookeeper: str) -> None:
+        self.zookeeper = zookeeper
+        self.token = 0
+        self.epoch = 1
+        self.links: dict[int, list[batches.EncodedBatch]] = {1: []}
+        self.marks: dict[str, int] = {}
+        self.marks_on_two: dict[str, int] = {}
+        self.is_resume_known = True
+        self.silent_epochs: set[int] = set()
+        self.reply_with: list[Any] = []
+        self.refuse_with: list[errors.SeriatimError] = []
+        self.acquired: list[pb.AcquireSendRequest] = []
+        self.max_record_bytes = 1000
+        self.streams: set[asyncio.Task[Any]] = set()
+        self.loop = asyncio.new_event_loop()
+        self.port = 0
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: self.loop.run_until_complete(self._serve()))
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self.loop.close()
+
+    async def _serve(self) -> None:
+        self.loop.set_exception_handler(lambda loop, context: None)
+        server = rpc.server()
+        add_CoordinatorServicer_to_server(self, server)
+        add_BrokerServicer_to_server(self, server)
+        self.port = rpc.listen(server, "127.0.0.1:0")
+        await server.start()
+        self._ready.set()
+        await self._stop.wait()
+        await server.stop(0)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def break_streams(self) -> None:
+        def cancel() -> None:
+            for task in self.streams:
+                task.cancel()
+
+        self.loop.call_soon_threadsafe(cancel)
+
+    def values(self) -> list[bytes]:
+        """What a reader would get: all links in order, without re-sends."""
+        values: list[bytes] = []
+        marks: dict[str, int] = {}
+        for epoch in sorted(self.links):
+            for one in self.links[epoch]:
+                columns = batches.decode(one)
+                for row, value in enumerate(columns.values):
+                    if columns.seqs[row] > marks.get(columns.source_of(row), -1):
+                        marks[columns.source_of(row)] = columns.seqs[row]
+                        values.append(value)
+        return values
+
+    def end(self) -> int:
+        link = self.links[self.epoch]
+        return link[-1].header.end_index if link else 0
+
+    # ---- coordinator ---------------------------------------------------------------------------------------
+
+    async def DescribeCluster(self, request: Any, context: Any) -> pb.DescribeClusterReply:  # noqa: N802
+        return pb.DescribeClusterReply(cluster="test", zookeeper=self.zookeeper)
+
+    @rpc.answers_errors
+    async def DescribeQueue(self, request: Any, context: Any) -> pb.QueueView:  # noqa: N802
+        if request.queue != "q":
+            raise errors.UnknownQueue(f"no queue {request.queue!r}")
+        return pb.QueueView(queue_id=QUEUE_ID, queue="q")
+
+    @rpc.answers_errors
+    async def AcquireSend(self, request: Any, context: Any) -> pb.AcquireSendReply:  # noqa: N802
+        self.acquired.append(request)
+        if self.reply_with:
+            answer = self.reply_with.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        if request.token == 0:
+            self.token += 1
+        elif request.token < self.token:
+            raise errors.Fenced("a newer sender was elected")
+        if request.failed_epoch == self.epoch:
+            self.epoch += 1
+            self.links[self.epoch] = []
+        elif request.token == 0:
+            self.marks_on_two = dict(self.marks)
+        member = pb.LinkMember(group="g1", member="a", address=self.address)
+        grant = pb.SendGrant(
+            epoch=self.epoch, master=member, slave=member, next_index=self.end(), is_resume_known=self.is_resume_known,
+            resume_point=self.marks_on_two, max_record_bytes=self.max_record_bytes, has_base=True,
+            base=sum(link[-1].header.end_index for epoch, link in self.links.items() if link and epoch < self.epoch),
+        )  # fmt: skip
+        return pb.AcquireSendReply(grant=grant, queue_id=QUEUE_ID, token=self.token)
+
+    # ---- master --------------------------------------------------------------------------------------------
+
+    @rpc.stream_answers_errors
+    async def Append(self, requests: Any, context: Any) -> AsyncIterator[pb.AppendReply]:  # noqa: N802
+        task = asyncio.current_task()
+        assert task is not None
+        self.streams.add(task)
+        try:
+            async for request in requests:
+                if request.WhichOneof("kind") == "open":
+                    if request.open.token < self.token:
+                        raise errors.Fenced("a newer sender was elected")
+                    continue
+                self._take(batches.parse(request.batch.header, request.batch.payload))
+                if self.epoch not in self.silent_epochs:
+                    self.marks_on_two = dict(self.marks)
+                    yield pb.AppendReply(next_index=self.end())
+        finally:
+            self.streams.discard(task)
+
+    def _take(self, one: batches.EncodedBatch) -> None:
+        if self.refuse_with:
+            raise self.refuse_with.pop(0)
+        if overlaps(self.marks_on_two, one.header.spans):
+            kind = errors.Resend if is_resend(self.marks_on_two, one.header.spans) else errors.PartlyResend
+            raise kind("stored before", marks=self.marks_on_two)
+        if one.header.first_index != self.end():
+            raise errors.WrongIndex("wrong index", next_index=self.end())
+        self.links[self.epoch].append(one)
+        self.marks = raised(self.marks, one.header.spans)
+
+
+@pytest.fixture
+def cluster(zookeeper: str) -> Iterator[SmallCluster]:
+    small = SmallCluster(zookeeper)
+    small.start()
+    yield small
+    small.stop()
+
+
+def new(cluster: SmallCluster, name: str = "p", **settings: Any) -> Producer:
+    return Producer(cluster.address, "q", name, **{"max_block_s": 15, "session_timeout_s": 2, **settings})
+
+
+def test_records_arrive_in_order_with_their_places(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        handles = [producer.send(b"%d" % number) for number in range(20_000)]
+        ends = [handle.result(10) for handle in handles]
+    assert cluster.values() == [b"%d" % number for number in range(20_000)]
+    assert [end.offset for end in ends] == list(range(20_000))
+    assert ends[0] == Acknowledged(1, 0, 0, "p", 1 << 40)
+
+
+def test_a_lone_record_leaves_at_once(cluster: SmallCluster) -> None:
+    with new(cluster, linger_ms=60_000) as producer:
+        producer.send(b"first").result(10)
+        assert producer.send(b"second", key=b"k", headers={"h": b"1"}).result(5).index == 1
+    columns = batches.decode(cluster.links[1][1])
+    assert columns.keys == [b"k"]
+    assert columns.headers == [(("h", b"1"),)]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda cluster: cluster.break_streams(),
+        lambda cluster: cluster.refuse_with.append(errors.PeerLost("no slave")),
+        lambda cluster: cluster.refuse_with.append(errors.WrongIndex("other")),
+        lambda cluster: cluster.refuse_with.append(errors.OlderVersion("older")),
+    ],
+)
+def test_a_failure_loses_and_reorders_nothing(cluster: SmallCluster, harm: Callable[[SmallCluster], None]) -> None:
+    with new(cluster, batch_bytes=2000) as producer:
+        for number in range(10_000):
+            if number in (2000, 5000, 9000):
+                harm(cluster)
+            producer.send(b"%d" % number)
+    assert cluster.values() == [b"%d" % number for number in range(10_000)]
+
+
+def test_a_silent_master_is_given_up_and_its_records_sent_again(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        producer.send(b"1").result(10)
+        cluster.silent_epochs = {1}
+        lost = producer.send(b"2")
+        assert lost.result(10).epoch == 2
+    assert cluster.acquired[1].failed_epoch == 1
+    assert cluster.values() == [b"1", b"2"]
+
+
+def test_waiting_for_a_group_holds_the_sender_back(cluster: SmallCluster) -> None:
+    reasons = [pb.WaitReason(what="g1", reason="not registered")]
+    cluster.reply_with += [pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=300, reasons=reasons), token=1)] * 2
+    cluster.token = 1
+    with new(cluster, max_block_s=0.3) as producer:
+        until(lambda: len(cluster.acquired) > 0)
+        with pytest.raises(errors.Waiting, match="g1: not registered"):
+            producer.send(b"1")
+        producer.wait_until_elected(10)
+        producer.send(b"1")
+    assert cluster.values() == [b"1"]
+
+
+def test_seqs_of_the_users_go_on_from_the_resume_point(cluster: SmallCluster) -> None:
+    with new(cluster) as first:
+        for seq in range(10):
+            first.send(b"%d" % seq, seq=seq)
+        with pytest.raises(errors.SeqNotRising):
+            first.send(b"again", seq=9)
+    with new(cluster) as second:
+        assert second.wait_until_elected(10) == Elected(2, {"p": 9})
+        ends = [second.send(b"%d" % seq, seq=seq).result(10) for seq in range(5, 15)]
+    assert [end.epoch for end in ends] == [None] * 5 + [1] * 5
+    assert [end.seq for end in ends] == list(range(5, 15))
+    assert cluster.values() == [b"%d" % seq for seq in range(15)]
+
+
+def test_an_unknown_resume_point_is_settled_by_the_master(cluster: SmallCluster) -> None:
+    with new(cluster) as first:
+        first.send_many([b"0", b"1", b"2"], seqs=[0, 1, 2])
+    cluster.is_resume_known = False
+    with new(cluster) as second:
+        assert second.wait_until_elected(10).resume_point is None
+        handles = second.send_many([b"%d" % seq for seq in range(6)], seqs=range(6))
+        ends = [handle.result(10) for handle in handles]
+    assert [end.seq for end in ends] == list(range(6))
+    assert cluster.values() == [b"%d" % seq for seq in range(6)]
+
+
+def test_an_overtaken_sender_ends_its_records_as_unknown_and_never_sends_them_again(cluster: SmallCluster) -> None:
+    told: list[str] = []
+    with new(cluster, on_elected=lambda elected: told.append(f"elected {elected.token}"),
+             on_deposed=lambda reason: told.append("deposed")) as producer:  # fmt: skip
+        producer.send(b"0", seq=0).result(10)
+        cluster.silent_epochs = {1}
+        lost = producer.send(b"1", seq=1)
+        until(lambda: cluster.end() == 2)
+        cluster.token = 5
+        cluster.refuse_with.append(errors.Fenced("token 5"))
+        also_lost = producer.send(b"2", seq=2)
+        for handle in (lost, also_lost):
+            with pytest.raises(errors.OutcomeUnknown):
+                handle.result(10)
+        cluster.silent_epochs = set()
+        with pytest.raises(errors.NotElected, match="resume point"):
+            producer.send(b"3", seq=3)
+        elected = producer.wait_until_elected(10)
+        assert elected.token == 6
+        assert elected.resume_point == {"p": 1}
+        assert producer.send(b"2", seq=2).result(10).source == "p"
+        with pytest.raises(errors.OutcomeUnknown):
+            producer.flush(10)
+    assert cluster.values() == [b"0", b"1", b"2"]
+    assert told == ["elected 1", "deposed", "elected 6", "deposed"]
+
+
+def test_two_instances_one_sends_the_other_takes_over(cluster: SmallCluster) -> None:
+    first = new(cluster, "first")
+    first.send(b"1").result(10)
+    second = new(cluster, "second", max_block_s=0.2)
+    with pytest.raises(errors.NotElected):
+        second.send(b"2")
+    assert first.is_elected
+    assert not second.is_elected
+    first.close()
+    second.wait_until_elected(10)
+    second.send(b"2").result(10)
+    second.close()
+    assert cluster.values() == [b"1", b"2"]
+
+
+def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, zookeeper: str) -> None:
+    client = KazooClient(zookeeper)
+    client.start(timeout=10)
+    with new(cluster) as producer:
+        producer.wait_until_elected(10)
+        path = f"/seriatim/test/queues/{QUEUE_ID}/senders"
+        (node,) = client.get_children(path)
+        client.delete(f"{path}/{node}")
+        until(lambda: cluster.token == 2)
+        assert producer.wait_until_elected(10).token == 2
+    client.stop()
+    client.close()
+
+
+def test_bad_records_are_refused_at_once_and_harm_nothing(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        producer.send(b"1").result(10)
+        with pytest.raises(errors.RecordTooLarge, match="over the limit of 1000"):
+            producer.send(b"x" * 1001)
+        with pytest.raises(errors.InvalidArgument):
+            producer.send("text")  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidArgument):
+            producer.send(b"1", source="s")
+        with pytest.raises(errors.InvalidArgument, match="automatic"):
+            producer.send(b"1", seq=1)
+        producer.send(b"x" * 1000, seq=1, source="s").result(10)
+    assert len(cluster.values()) == 2
+
+
+def test_the_buffer_is_bounded_and_its_room_comes_back(cluster: SmallCluster) -> None:
+    settings = {"max_buffer_bytes": 4000, "batch_bytes": 1000, "acknowledgement_deadline_s": 5}
+    with new(cluster, max_block_s=0.3, **settings) as producer:
+        producer.send(b"first").result(10)
+        cluster.silent_epochs = {1}
+        sent = 0
+        with contextlib.suppress(errors.DeadlineOver):
+            while sent < 100:
+                producer.send(b"x" * 100)
+                sent += 1
+        with pytest.raises(errors.DeadlineOver, match="buffer is full"):
+            producer.send(b"x" * 100)
+        assert sent * 132 <= 4000
+        cluster.break_streams()
+        producer.flush(10)
+    assert len(cluster.values()) == sent + 1
+
+
+def test_unknown_queues_and_dead_addresses_are_told_apart(cluster: SmallCluster) -> None:
+    with pytest.raises(errors.UnknownQueue), Producer(cluster.address, "none") as producer:
+        producer.wait_until_elected(10)
+    producer = Producer("127.0.0.1:1", "q", max_block_s=0.5)
+    with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1"):
+        producer.send(b"1")
+    producer.abort()
+    with pytest.raises(errors.InvalidArgument):
+        Producer("nowhere", "q")
+
+
+def test_from_asyncio(cluster: SmallCluster) -> None:
+    async def main() -> list[int | None]:
+        async with new(cluster, batch_bytes=1000, max_buffer_bytes=3000) as producer:
+            elected = await producer.wait_until_elected_async()
+            assert elected.token == 1
+            handles = [await producer.send_async(b"%d" % number) for number in range(500)]
+            await producer.flush_async()
+            return [(await handle).offset for handle in handles]
+
+    assert asyncio.run(main()) == list(range(500))
+    assert cluster.values() == [b"%d" % number for number in range(500)]
+
+
+def test_many_at_once_from_many_threads(cluster: SmallCluster) -> None:
+    with new(cluster, batch_bytes=3000) as producer:
+        producer.wait_until_elected(10)
+
+        def work(who: int) -> None:
+            for start in range(0, 2000, 100):
+                many = producer.send_many([b"%d %d" % (who, number) for number in range(start, start + 100)])
+                assert len(many) == 100
+                many[-1].result(10)
+
+        threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    values = cluster.values()
+    assert len(values) == 8000
+    for who in range(4):
+        own = [int(value.split()[1]) for value in values if value.startswith(b"%d " % who)]
+        assert own == list(range(2000))

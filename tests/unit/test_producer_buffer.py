@@ -1,0 +1,387 @@
+"""Batches, identities, handles and the bound on memory, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from seriatim.producer.buffer import Buffer
+from seriatim.producer.core.batching import BatchLimits, closes_in_s
+from seriatim.producer.core.sequencing import Identities
+from seriatim.producer.core.timing import AcknowledgementTiming
+from seriatim.producer.handle import Acknowledged, Handle, SharedBatch
+from seriatim.producer.sources.lines import Line, chunks, parsed
+from seriatim.protocol import errors
+from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
+from seriatim.protocol.names import Epoch, Index, Token
+
+FIRST = 1 << 40
+
+
+def new(**settings: Any) -> Buffer:
+    limits = BatchLimits(settings.pop("batch_bytes", 1000), settings.pop("linger_s", 0.005))
+    buffer = Buffer("p", limits, settings.pop("max_buffer_bytes", 1 << 20), settings.pop("max_block_s", 0.05))
+    buffer.elect(Token(1), settings.pop("resume_point", {}))
+    assert not settings
+    return buffer
+
+
+def send(buffer: Buffer, value: bytes = b"v", **parts: Any) -> Handle:
+    parts = {"key": None, "headers": None, "seq": None, "source": None, "timestamp_ms": None, **parts}
+    return buffer.send(value, **parts)
+
+
+def taken(buffer: Buffer) -> list[RecordColumns]:
+    """Everything, as batches; each can be encoded."""
+    found = []
+    while (one := buffer.take(0)) is not None:
+        encode(one[1], Index(0))
+        found.append(one[1])
+    return found
+
+
+def complete(buffer: Buffer, shared: SharedBatch, first_index: int = 0) -> None:
+    shared.epoch, shared.first_index, shared.base = Epoch(3), Index(first_index), 100
+    buffer.complete(shared)
+
+
+def test_usual_records_share_a_batch_and_get_consecutive_seqs() -> None:
+    buffer = new()
+    handles = [send(buffer, b"%d" % number) for number in range(20)]
+    shared, columns = buffer.take(0) or pytest.fail("nothing to take")
+    assert columns.values == [b"%d" % number for number in range(20)]
+    assert columns.seqs == list(range(FIRST, FIRST + 20))
+    complete(buffer, shared, 5)
+    assert handles[2].result() == Acknowledged(Epoch(3), Index(7), 107, "p", FIRST + 2)
+    assert buffer.used_bytes == 0
+
+
+def test_a_batch_holds_no_more_than_its_bytes() -> None:
+    buffer = new()
+    for _ in range(50):
+        send(buffer, b"x" * 68)
+    assert [len(columns) for columns in taken(buffer)] == [10] * 5
+
+
+def test_a_large_record_has_a_batch_of_its_own() -> None:
+    buffer = new()
+    for size in (10, 5000, 10):
+        send(buffer, b"x" * size)
+    assert [len(columns) for columns in taken(buffer)] == [1, 1, 1]
+
+
+def test_all_kinds_of_records_in_one_batch_keep_their_parts() -> None:
+    buffer = new()
+    send(buffer, b"a")
+    send(buffer, b"b", key=b"k")
+    send(buffer, b"c", headers=[("h", b"1"), ("h", b"2")])
+    send(buffer, b"d", seq=4, source="s", timestamp_ms=-5)
+    send(buffer, b"e")
+    (columns,) = taken(buffer)
+    assert columns.values == [b"a", b"b", b"c", b"d", b"e"]
+    assert columns.keys == [None, b"k", None, None, None]
+    assert columns.headers == [(), (), (("h", b"1"), ("h", b"2")), (), ()]
+    assert columns.seqs == [FIRST, FIRST + 1, FIRST + 2, 4, FIRST + 3]
+    assert columns.sources == ["p", "p", "p", "s", "p"]
+    assert columns.timestamps_ms[3] == -5
+
+
+def test_automatic_seqs_rise_from_batch_to_batch_whatever_is_between() -> None:
+    buffer = new(batch_bytes=200)
+    for number in range(40):
+        send(buffer, b"x" * 20, **({"seq": number, "source": "s"} if number % 7 == 3 else {}))
+    automatic = [
+        seq for columns in taken(buffer) for row, seq in enumerate(columns.seqs) if columns.source_of(row) == "p"
+    ]
+    assert automatic == list(range(FIRST, FIRST + len(automatic)))
+
+
+def test_more_sources_than_a_batch_takes_go_into_the_next() -> None:
+    buffer = new(batch_bytes=1 << 16)
+    for number in range(2 * MAX_SOURCES):
+        send(buffer, b"v", seq=1, source=f"s{number}")
+    assert sum(len(columns) for columns in taken(buffer)) == 2 * MAX_SOURCES
+
+
+def test_many_at_once_are_cut_into_batches_in_order() -> None:
+    buffer = new()
+    send(buffer, b"first")
+    handles = buffer.send_many([b"%02d" % number + b"x" * 66 for number in range(35)])
+    batches = taken(buffer)
+    values = [value for columns in batches for value in columns.values]
+    assert values == [b"first"] + [b"%02d" % number + b"x" * 66 for number in range(35)]
+    assert max(len(columns) for columns in batches) == 10
+    assert [handle.batch.identity(handle.row)[1] for handle in handles] == list(range(FIRST + 1, FIRST + 36))
+    assert handles[-1].row == handles[34].row
+    assert [handle.row for handle in handles[2:4]] == [handles[2].row, handles[3].row]
+    with pytest.raises(IndexError):
+        handles[35]
+
+
+def test_a_seq_that_does_not_rise_is_refused_and_the_next_goes_on() -> None:
+    buffer = new()
+    send(buffer, b"a", seq=5)
+    for seq in (5, 4, 0):
+        with pytest.raises(errors.SeqNotRising):
+            send(buffer, b"b", seq=seq)
+    send(buffer, b"c", seq=6)
+    assert taken(buffer)[0].seqs == [5, 6]
+
+
+def test_a_seq_is_not_used_up_by_a_record_that_was_not_sent() -> None:
+    buffer = new(max_buffer_bytes=1000)
+    send(buffer, b"x" * 900, seq=1, source="fill")
+    with pytest.raises(errors.DeadlineOver, match="full"):
+        send(buffer, b"x" * 900, seq=1)
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    complete(buffer, shared)
+    send(buffer, b"x" * 900, seq=1)
+
+
+def test_a_record_at_or_below_the_resume_point_is_complete_at_once() -> None:
+    buffer = new(resume_point={"p": 7})
+    handle = send(buffer, b"v", seq=7)
+    assert handle.done()
+    assert handle.result() == Acknowledged(None, None, None, "p", 7)
+    assert not send(buffer, b"v", seq=8).done()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"source": "s"},
+        {"seq": -1},
+        {"seq": 1 << 64},
+        {"seq": 1, "source": ""},
+        {"seq": 1, "source": "s" * 201},
+        {"seq": "1"},
+        {"key": "text"},
+        {"headers": {"h": "text"}},
+        {"headers": [(1, b"")]},
+        {"timestamp_ms": 1 << 63},
+        {"value": "text"},
+        {"value": None},
+    ],
+)
+def test_what_cannot_be_a_record_is_refused_and_harms_nothing(parts: dict[str, Any]) -> None:
+    buffer = new()
+    send(buffer, b"before")
+    with pytest.raises(errors.InvalidArgument):
+        send(buffer, **parts)
+    send(buffer, b"after")
+    assert taken(buffer)[0].values == [b"before", b"after"]
+
+
+def test_a_source_has_automatic_seqs_or_the_users() -> None:
+    buffer = new()
+    send(buffer, b"a")
+    with pytest.raises(errors.InvalidArgument):
+        send(buffer, b"b", seq=1)
+    other = new()
+    send(other, b"a", seq=1)
+    with pytest.raises(errors.InvalidArgument):
+        send(other, b"b")
+
+
+def test_the_records_limit_counts_key_and_headers() -> None:
+    buffer = new()
+    buffer.set_record_limit(100)
+    send(buffer, b"x" * 100)
+    for parts in ({"value": b"x" * 101}, {"value": b"x" * 99, "key": b"kk"}, {"headers": {"h": b"x" * 100}}):
+        with pytest.raises(errors.RecordTooLarge):
+            send(buffer, **parts)
+    with pytest.raises(errors.RecordTooLarge):
+        buffer.send_many([b"1", b"x" * 101])
+    assert len(taken(buffer)[0]) == 1
+
+
+def test_a_full_buffer_holds_the_sender_back_until_there_is_room() -> None:
+    buffer = new(max_buffer_bytes=2000, max_block_s=10)
+    for _ in range(20):
+        send(buffer, b"x" * 68)
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    threading.Timer(0.05, complete, (buffer, shared)).start()
+    send(buffer, b"x" * 68)
+    assert shared.is_done
+
+
+def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
+    buffer = new()
+    handles = [send(buffer, b"x" * 68, seq=seq) for seq in range(25)]
+    first, _ = buffer.take(0) or pytest.fail("nothing to take")
+    ends: list[Handle] = []
+    for handle in handles:
+        handle.add_done_callback(ends.append)
+    buffer.depose("fenced", [first])
+    assert ends == handles
+    for handle in handles:
+        with pytest.raises(errors.OutcomeUnknown, match="fenced"):
+            handle.result(0)
+    assert isinstance(buffer.take_failure(), errors.OutcomeUnknown)
+    assert buffer.take_failure() is None
+    assert buffer.take(0) is None
+
+
+def test_after_a_deposal_seqs_of_the_users_wait_for_the_resume_point_to_be_read() -> None:
+    """A thread that didn't notice must not send behind the records that ended as unknown."""
+    buffer = new()
+    send(buffer, b"1", seq=1)
+    buffer.depose("fenced", [])
+    buffer.elect(Token(2), {"p": 0})
+    with pytest.raises(errors.NotElected, match="resume point"):
+        send(buffer, b"2", seq=2)
+    buffer.take_up()
+    send(buffer, b"1", seq=1)
+
+
+def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> None:
+    buffer = new(max_buffer_bytes=1000, max_block_s=10)
+    send(buffer, b"x" * 900, seq=1)
+    failure: list[BaseException] = []
+
+    def wait_and_send() -> None:
+        try:
+            send(buffer, b"x" * 900, seq=2)
+        except errors.SeriatimError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=wait_and_send)
+    thread.start()
+    while not buffer._changed._waiters:  # type: ignore[attr-defined]
+        pass
+    buffer.depose("fenced", [])
+    buffer.elect(Token(2), {"p": 0})
+    buffer.take_up()
+    thread.join(10)
+    assert isinstance(failure[0], errors.NotElected)
+
+
+def test_a_stopped_buffer_says_why() -> None:
+    buffer = new()
+    buffer.stop(errors.UnknownQueue("deleted"))
+    with pytest.raises(errors.UnknownQueue):
+        send(buffer)
+
+
+def test_a_callback_on_the_producers_thread_never_waits() -> None:
+    buffer = new()
+    buffer.depose("suspended", [])
+    buffer.own_thread = threading.get_ident()
+    with pytest.raises(errors.InvalidArgument, match="callback"):
+        send(buffer)
+
+
+def test_rows_that_were_stored_before_have_no_place_and_those_after_move_up() -> None:
+    shared = SharedBatch(1, threading.Lock())
+    shared.source, shared.seqs, shared.count = "s", 10, 5
+    shared.resume({"s": 11})
+    shared.epoch, shared.first_index = Epoch(2), Index(40)
+    shared.finish()
+    ends = [shared.result(row) for row in range(5)]
+    assert [end.index for end in ends] == [None, None, 40, 41, 42]
+    assert [end.seq for end in ends] == [10, 11, 12, 13, 14]
+    assert ends[3].offset is None
+
+
+def test_rows_that_were_stored_before_stay_acknowledged_when_the_rest_is_lost() -> None:
+    shared = SharedBatch(1, threading.Lock())
+    shared.source, shared.seqs, shared.count = ["a", "b"], [1, 1], 2
+    shared.resume({"b": 3})
+    shared.finish(errors.OutcomeUnknown("deposed"))
+    assert shared.result(1).seq == 1
+    with pytest.raises(errors.OutcomeUnknown):
+        shared.result(0)
+
+
+def test_a_handle_times_out_with_a_word_about_it() -> None:
+    with pytest.raises(errors.DeadlineOver):
+        send(new()).result(0.01)
+
+
+def test_a_callback_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = new()
+    handle = send(buffer)
+    ends: list[Handle] = []
+    handle.add_done_callback(lambda _: 1 // 0)
+    handle.add_done_callback(ends.append)
+    complete(buffer, (buffer.take(0) or pytest.fail("nothing to take"))[0])
+    assert ends == [handle]
+    assert "callback" in caplog.text
+
+
+def test_a_handle_is_awaited_from_another_threads_loop() -> None:
+    buffer = new()
+
+    async def main() -> Acknowledged:
+        handle = send(buffer)
+        shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+        threading.Timer(0.02, complete, (buffer, shared)).start()
+        return await handle
+
+    assert asyncio.run(main()).offset == 100
+
+
+def test_when_a_batch_closes() -> None:
+    limits = BatchLimits(1000, 0.005)
+    assert closes_in_s(records=0, age_s=9, in_flight=0, limits=limits) is None
+    assert closes_in_s(records=1, age_s=0, in_flight=0, limits=limits) == 0
+    assert closes_in_s(records=1, age_s=0.002, in_flight=1, limits=limits) == pytest.approx(0.003)
+    assert closes_in_s(records=1, age_s=9, in_flight=1, limits=limits) == 0
+
+
+def test_identities_end_with_their_bits() -> None:
+    identities = Identities("p", Token(1), None)
+    identities.automatic((1 << 40) - 1)
+    identities.automatic(1)
+    with pytest.raises(OverflowError):
+        identities.automatic(1)
+
+
+def test_the_deadline_follows_what_is_seen_within_its_bounds() -> None:
+    timing = AcknowledgementTiming()
+    assert timing.deadline_s(0.3, 5) == 0.3
+    for _ in range(100):
+        timing = timing.after(0.001)
+    assert timing.deadline_s(0.3, 5) == 0.3
+    for _ in range(100):
+        timing = timing.after(1.0)
+    assert 1.0 < timing.deadline_s(0.3, 5) < 1.2
+    assert timing.after(100.0).deadline_s(0.3, 5) == 5
+
+
+def test_lines_come_whole_and_a_stop_loses_none() -> None:
+    reading, writing = os.pipe()
+    stop_reading, stop_writing = os.pipe()
+    os.write(writing, b"one\n\ntwo\nthr")
+    lines = chunks(reading, stop_reading)
+    assert next(lines) == [b"one", b"", b"two"]
+    os.write(writing, b"ee\n")
+    assert next(lines) == [b"three"]
+    os.write(stop_writing, b"x")
+    assert list(lines) == []
+    for descriptor in (reading, writing, stop_reading, stop_writing):
+        os.close(descriptor)
+
+
+def test_the_last_line_needs_no_line_end() -> None:
+    reading, writing = os.pipe()
+    stop_reading, stop_writing = os.pipe()
+    os.write(writing, b"one\ntwo")
+    os.close(writing)
+    assert list(chunks(reading, stop_reading)) == [[b"one"], [b"two"]]
+    for descriptor in (reading, stop_reading, stop_writing):
+        os.close(descriptor)
+
+
+def test_the_parts_of_a_line() -> None:
+    assert parsed(b"v\t1", 1, key_separator=None, has_seq=False) == Line(b"v\t1", None, None)
+    assert parsed(b"12\tv\t1", 1, key_separator=None, has_seq=True) == Line(b"v\t1", None, 12)
+    assert parsed(b"12\tk:v:w", 1, key_separator=b":", has_seq=True) == Line(b"v:w", b"k", 12)
+    assert parsed(b"v", 1, key_separator=b":", has_seq=False) == Line(b"v", None, None)
+    for text in (b"v", b"\tv", b"x\tv", b"-1\tv", b"18446744073709551616\tv"):
+        with pytest.raises(errors.InvalidArgument, match="line 3"):
+            parsed(text, 3, key_separator=None, has_seq=True)
