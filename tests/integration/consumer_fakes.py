@@ -1,3 +1,4 @@
+# ruff: noqa: N802 - the methods have the names of the wire's calls
 """A coordinator and members in one process, with just enough in them to read from; their chain is the test's to write."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 
@@ -71,7 +72,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self._servers: dict[str, grpc.aio.Server] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> FakeCluster:
+    def __enter__(self) -> Self:
         self._thread.start()
         self._run(self._start())
         return self

@@ -1,0 +1,187 @@
+"""Golden traces of the reader's core: events in, orders out, as text."""
+
+from __future__ import annotations
+
+from seriatim.consumer.core import reading
+from seriatim.consumer.core.reading import (
+    BatchArrived,
+    CloseFetch,
+    Deliver,
+    Discard,
+    EndReached,
+    Event,
+    FetchFailed,
+    GiveCredit,
+    OpenFetch,
+    ReadFrom,
+    Reading,
+    RowsTaken,
+    StartArrived,
+    Tick,
+    ViewChanged,
+    WakeAt,
+)
+from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.protocol.batch import RecordColumns, encode
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+
+
+def line(effect: reading.Effect) -> str:
+    match effect:
+        case OpenFetch():
+            return f"open {effect.fetch_id}: link {effect.epoch} at {effect.side} from {effect.from_index}"
+        case CloseFetch(fetch_id):
+            return f"close {fetch_id}"
+        case GiveCredit(fetch_id, size_bytes):
+            return f"credit {fetch_id}: {size_bytes}"
+        case Deliver(delivery):
+            resends = "" if delivery.marks is None else " with re-sends"
+            return f"deliver link {delivery.epoch} {delivery.start}..{delivery.stop}{resends}"
+        case Discard():
+            return "discard"
+        case WakeAt(at_s):
+            return f"wake at {at_s:g}"
+
+
+class Trace:
+    def __init__(self, limit_bytes: int = 1_000_000) -> None:
+        self.state = Reading(limit_bytes)
+
+    def __call__(self, event: Event, now_s: float = 0.0) -> list[str]:
+        self.state, effects = reading.decide(self.state, event, now_s)
+        return [line(effect) for effect in effects]
+
+
+def side(member: str, start: int | None = 1) -> Side:
+    return Side("g1", member, f"{member}:1", None if start is None else Incarnation(member, start))
+
+
+def link(epoch: int, state: LinkState, base: int | None = 0, end: int | None = None, **sides: int | None) -> LinkView:
+    return LinkView(
+        Epoch(epoch),
+        state,
+        None if base is None else Offset(base),
+        None if end is None else Index(end),
+        side("a", sides.get("a", 1)),
+        side("b", sides.get("b", 1)),
+        {},
+        are_marks_known=base is not None,
+    )
+
+
+def chain(*links: LinkView, version: int = 1) -> ChainView:
+    return ChainView("c", 1, "q", ChainVersion(version), links)
+
+
+def batch(fetch_id: int, first_index: int, seqs: list[int]) -> BatchArrived:
+    columns = RecordColumns([b"v" * 100] * len(seqs), seqs, "s", [1] * len(seqs))
+    encoded = encode(columns, Index(first_index))
+    return BatchArrived(fetch_id, encoded, encoded.header.end_index)
+
+
+START = Place(Epoch(1), Index(0))
+
+
+def test_from_one_link_to_the_next_with_a_resend() -> None:
+    trace = Trace()
+    opened = chain(link(1, LinkState.OPEN))
+    assert trace(ReadFrom(opened, START)) == ["discard", "open 1: link 1 at g1-b from 0"]
+    assert trace(StartArrived(1, Index(0), {})) == []
+    assert trace(batch(1, 0, [1, 2, 3])) == ["deliver link 1 0..3"]
+    sealed = link(1, LinkState.SEALED, end=3)
+    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPENING, base=3), version=2))) == ["close 1"]
+    assert trace.state.waiting_for == "link 2 to be opened"
+    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPEN, base=3), version=3))) == [
+        "open 2: link 2 at g1-b from 0"
+    ]
+    assert trace(StartArrived(2, Index(0), {"s": 1})) == []
+    assert trace(batch(2, 0, [3, 4])) == ["deliver link 2 0..2 with re-sends"]
+
+
+def test_start_in_the_middle_of_a_batch() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), Place(Epoch(1), Index(5))))
+    trace(StartArrived(1, Index(4), {"s": 4}))
+    assert trace(batch(1, 4, [5, 6, 7])) == ["deliver link 1 5..7"]
+
+
+def test_to_the_other_member_at_once_and_back_after_a_while() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(FetchFailed(1, "gone"), 10.0) == ["open 2: link 1 at g1-a from 0"]
+    assert trace(FetchFailed(2, "gone too"), 10.0) == ["wake at 10.1"]
+    assert trace.state.waiting_for == "g1-a: gone too"
+    assert trace(Tick(), 10.1) == ["open 3: link 1 at g1-b from 0"]
+
+
+def test_a_member_that_left_or_came_back_changed_is_left() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN, b=None)))) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN, a=None, b=None)))) == ["close 2"]
+    assert trace.state.waiting_for == "g1-a or g1-b: neither is registered"
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN, a=None, b=2)))) == ["open 3: link 1 at g1-b from 0"]
+
+
+def test_a_lost_link_stops_the_reading_until_its_end_is_known() -> None:
+    trace = Trace()
+    lost = chain(link(1, LinkState.LOST), link(2, LinkState.OPEN, base=None))
+    assert trace(ReadFrom(lost, START)) == ["discard"]
+    assert "lost" in trace.state.waiting_for
+    found = chain(link(1, LinkState.SEALED, end=0), link(2, LinkState.OPEN), version=2)
+    assert trace(ViewChanged(found)) == ["open 1: link 2 at g1-b from 0"]
+
+
+def test_without_the_base_of_its_link_nothing_is_read() -> None:
+    trace = Trace()
+    lost = chain(link(1, LinkState.LOST), link(2, LinkState.OPEN, base=None))
+    assert trace(ReadFrom(lost, Place(Epoch(2), Index(0)))) == ["discard"]
+    assert "earlier link is lost" in trace.state.waiting_for
+
+
+def test_a_cursor_beyond_the_end_counts_as_the_end() -> None:
+    # H22
+    trace = Trace()
+    view = chain(link(1, LinkState.SEALED, end=3), link(2, LinkState.OPEN, base=3))
+    assert trace(ReadFrom(view, Place(Epoch(1), Index(9)))) == ["discard", "open 1: link 2 at g1-b from 0"]
+
+
+def test_a_member_that_ends_early_or_leaves_a_gap_is_not_believed() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    assert trace(EndReached(1, Index(3))) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    trace(StartArrived(2, Index(0), {}))
+    assert trace(batch(2, 2, [3, 4]))[0] == "close 2"
+    assert trace.state.at == START
+
+
+def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    sealed = chain(link(1, LinkState.SEALED, end=3), version=2)
+    assert trace(ViewChanged(sealed), 50.0) == ["wake at 51"]
+    assert trace(Tick(), 51.0) == ["close 1", "open 2: link 1 at g1-a from 0", "wake at 52"]
+
+
+def test_credit_bounds_what_is_fetched_ahead() -> None:
+    trace = Trace(limit_bytes=1000)
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    arrived = [batch(1, 3 * number, [3 * number + 1, 3 * number + 2, 3 * number + 3]) for number in range(3)]
+    for one in arrived:
+        assert trace(one) == [f"deliver link 1 {one.batch.header.first_index}..{one.batch.header.end_index}"]
+    size = arrived[0].batch.size_bytes
+    assert trace(RowsTaken(size)) == []  # less than a quarter of the limit is free: not worth a message
+    assert trace(RowsTaken(size)) == [f"credit 1: {1000 - size}"]
+    assert trace.state.buffered_bytes == size
+
+
+def test_an_older_view_changes_nothing() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.SEALED, end=0), version=5), START))
+    assert trace.state.waiting_for == "the next link"
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN), version=4))) == []
+    assert trace.state.view is not None
+    assert trace.state.view.version == 5
