@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -16,7 +17,10 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
-from seriatim.protocol.seriatim_pb2_grpc import BrokerAsyncStub, BrokerStub
+from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+
+if TYPE_CHECKING:
+    from seriatim.protocol.seriatim_pb2_grpc import BrokerAsyncStub  # the stubs' file knows it, the module doesn't
 
 IDLE_CHANNELS = 64
 

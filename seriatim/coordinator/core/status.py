@@ -17,7 +17,7 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
             )
         if link.state is LinkState.CLOSING:
             reasons[f"link {link.epoch}"] = f"being closed on {link.group}"
-    if len(readmission.candidates(document, registry)) < 2:
+    if len(readmission.candidates(document, registry)) == 1:
         reasons["queue"] = "it has one group only: when that fails, sending waits for it"
     return reasons
 
