@@ -26,10 +26,14 @@ PREFETCH_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """`earliest`: offset of the first record kept. `end`: offset up to which records can be read now, exclusive."""
+    """`earliest`: offset of the first record kept. `end`: offset up to which records can be read now, exclusive.
+
+    `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
+    """
 
     earliest: Offset
     end: Offset
+    spans: tuple[range, ...] = ()
 
 
 class RangeReader:
@@ -84,7 +88,13 @@ class RangeReader:
     def positions(self) -> Positions:
         """What can be read now, asked of the members."""
         view = self._thread.run(self._coordinators.describe(self.queue, log.new_cause_id("positions")))
-        return Positions(view.earliest, view.latest)
+        latest = view.latest
+        spans = [
+            range(link.base, min(latest, link.base + (link.committed or 0 if link.end is None else link.end)))
+            for link in view.links
+            if link.base is not None
+        ]
+        return Positions(view.earliest, latest, tuple(span for span in spans if span))
 
     def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.

@@ -103,6 +103,12 @@ class Subscriber:
         return self._term if boottime_s() < self._valid_until_s else None
 
     @property
+    def queue_id(self) -> int:
+        """Of the queue; 0 before the first term."""
+        view = None if self._session is None else self._session.view
+        return 0 if view is None else view.queue_id
+
+    @property
     def waiting_for(self) -> str:
         """What keeps it from being elected, for a person."""
         return "" if self._session is None else self._session.waits

@@ -1,0 +1,164 @@
+"""`seriatim replay`: apply a queue of captured changes to another database, with Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from seriatim.cli import exits
+
+if TYPE_CHECKING:
+    from seriatim.consumer.spark.progress import Event
+
+
+@click.command(short_help="Apply a captured database log to another database.")
+@click.option("--queue", required=True, metavar="QUEUE", help="Queue that a capture fills.")
+@click.option("--target", required=True, metavar="DSN", help="PostgreSQL database to apply to; it needs the tables.")
+@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators of the cluster.")
+@click.option(
+    "--subscription",
+    default="replay",
+    show_default=True,
+    metavar="NAME",
+    help="Of those with one name one is elected; it also names the position in the target.",
+)
+@click.option(
+    "--master",
+    default="local[*]",
+    show_default=True,
+    metavar="URL",
+    help="Where Spark runs, such as spark://HOST:7077.",
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="DIR",
+    help="Folder for Spark's checkpoints; the target alone says where to go on. [default: a temporary one]",
+)
+@click.option(
+    "--trigger-ms",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="A micro-batch starts at most so often.",
+)
+@click.option(
+    "--max-records",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    help="A micro-batch has at most so many records.",
+)
+@click.option(
+    "--until-idle",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="End when all is applied and nothing came for so long.",
+)
+@click.option(
+    "--session-timeout-ms",
+    type=click.IntRange(min=500),
+    default=4000,
+    show_default=True,
+    help="How long after its death another replay is elected.",
+)
+@click.option(
+    "--spark-log",
+    type=click.Choice(["off", "fatal", "error", "warn", "info"]),
+    default="fatal",
+    show_default=True,
+    help="What Spark itself logs to standard error.",
+)
+@click.option("--json", "is_json", is_flag=True, help="One JSON object a line: waiting, started, progress, stopped.")
+def replay(
+    *,
+    queue: str,
+    target: str,
+    coordinator: str,
+    subscription: str,
+    master: str,
+    checkpoint: str,
+    trigger_ms: int,
+    max_records: int,
+    until_idle: float | None,
+    session_timeout_ms: int,
+    spark_log: str,
+    is_json: bool,
+) -> int:
+    """Apply a queue of captured changes to a PostgreSQL database, transaction by transaction, each exactly once.
+
+    Goes on from the position that the target holds. Several may run: one is elected, the others stand by. Ends with 0
+    on Ctrl-C or SIGTERM, after the micro-batch under way; needs Java 17 or newer.
+    """
+    try:
+        from seriatim.consumer.spark.replay import Replay
+        from seriatim.consumer.spark.run import ReplaySettings
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing: install seriatim with its extras, pip install 'seriatim[spark,postgres]'"
+        ) from error
+    settings = ReplaySettings(
+        coordinators=coordinator,
+        queue=queue,
+        target=target,
+        subscription=subscription,
+        master=master,
+        checkpoint=checkpoint,
+        trigger_ms=trigger_ms,
+        max_records=max_records,
+        until_idle_s=until_idle,
+        session_timeout_s=session_timeout_ms / 1000,
+        spark_log_level=spark_log,
+    )
+    running = Replay(settings, reporter(is_json=is_json))
+
+    def stop(_number: int, _frame: Any) -> None:
+        running.stop()
+
+    signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        running.run()
+    finally:
+        for number, before in signals.items():
+            signal.signal(number, before)
+    return exits.DONE
+
+
+def reporter(*, is_json: bool) -> Callable[[Event], None]:
+    """Prints what a replay tells: as JSON with the event's name, or as a line for a person."""
+
+    def print_json(event: Event) -> None:
+        print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
+
+    def print_text(event: Event) -> None:
+        line = as_text(event)
+        if line:
+            print(line, flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
+
+    return print_json if is_json else print_text
+
+
+def as_text(event: Event) -> str:
+    """One line for a person; empty for a micro-batch that completed nothing."""
+    from seriatim.consumer.spark.progress import Progress, Started, Stopped, Waiting
+
+    match event:
+        case Waiting(reason):
+            return f"waiting: {reason}"
+        case Started():
+            return f"replaying queue {event.queue} from offset {event.offset:,} (token {event.token})"
+        case Progress():
+            lag = "lag unknown" if event.lag_records is None else f"lag {event.lag_records:,} records"
+            seconds = "" if event.lag_s is None else f", {event.lag_s:.2f} s"
+            return (
+                f"offset {event.offset:,}  {event.records:,} records, {event.changes:,} changes of "
+                f"{event.transactions:,} transactions in {event.batch_s:.2f} s  {lag}{seconds}"
+            )
+        case Stopped():
+            return f"stopped: {event.records:,} records, {event.changes:,} changes applied"

@@ -1,0 +1,68 @@
+"""Commits the subscription's cursor behind the target, on a thread of its own, so that no micro-batch waits for it."""
+
+from __future__ import annotations
+
+import threading
+
+from seriatim.consumer.subscriber import Subscriber
+from seriatim.protocol import log
+from seriatim.protocol.errors import SeriatimError
+
+_log = log.logger("replay")
+
+_TIMEOUT_S = 5.0
+_EVERY_S = 0.2
+_FINISH_S = 2.0
+
+
+class CursorKeeper:
+    """`want(offset)` after the target has everything below it. Only the newest wish counts.
+
+    A cursor that stays behind costs nothing but disk at the members: the target knows the position.
+    """
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+        self._changed = threading.Condition()
+        self._wanted = 0
+        self._committed = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="seriatim-cursor", daemon=True)
+        self._thread.start()
+
+    def want(self, offset: int) -> None:
+        """Commit everything below `offset`, some time soon."""
+        with self._changed:
+            if offset > self._wanted:
+                self._wanted = offset
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait a little for what was wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._committed >= self._wanted, _FINISH_S)
+
+    def close(self) -> None:
+        """Stop, without waiting for what is still wanted."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._wanted > self._committed)
+                if self._is_closed:
+                    return
+                offset = self._wanted
+            try:
+                self._subscriber.commit(offset, timeout_s=_TIMEOUT_S)
+            except SeriatimError as error:
+                _log.debug("cursor not committed", offset=offset, reason=error.message)
+            else:
+                with self._changed:
+                    self._committed = max(self._committed, offset)
+                    self._changed.notify_all()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, _EVERY_S)

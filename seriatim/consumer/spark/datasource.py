@@ -1,0 +1,230 @@
+"""The Python data source ``seriatim``: a queue as a DataFrame, in batch and in stream.
+
+    spark.dataSource.register(SeriatimDataSource)
+    spark.readStream.format("seriatim").option("coordinators", "host:7000").option("queue", "orders").load()
+
+A position is an offset of the queue, ``{"offset": n}``: the first record not yet read. Every record has its offset, so a
+range of offsets is the same records whoever reads it, and any number of tasks may read parts of one range. Rows come in
+order within a task; across tasks the offset column has the order. Re-sends aren't handed out, so offsets may have gaps.
+
+Options are described in `options.SourceOptions`, the schema in `columns.SCHEMA`. The source commits nothing: the checkpoint
+of the query is its memory.
+
+The partitioned stream reader is used, not the simple one: the latter fetches on the driver, in one piece, as Python tuples.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from seriatim.consumer.range_reader import Positions, RangeReader
+from seriatim.consumer.spark.columns import SCHEMA, arrow_batch
+from seriatim.consumer.spark.options import Place, SourceOptions, read_options
+from seriatim.protocol.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_log = logging.getLogger(__name__)
+
+NAME: Final = "seriatim"
+
+
+@dataclass(frozen=True)
+class OffsetRange(InputPartition):
+    """What one task reads: `start` <= offset < `end`."""
+
+    start: int
+    end: int
+
+
+class SeriatimDataSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As in ``format("seriatim")``."""
+        return NAME
+
+    def schema(self) -> str:
+        """`columns.SCHEMA`, whatever the queue."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``. Raises InvalidArgument for a wrong option."""
+        del schema
+        return _BatchReader(read_options(self.options, is_stream=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
+        """For ``spark.readStream``. Raises InvalidArgument for a wrong option."""
+        del schema
+        return _StreamReader(read_options(self.options, is_stream=True))
+
+
+def offset_ranges(spans: Sequence[range], start: int, end: int, records_per_partition: int) -> list[OffsetRange]:
+    """What tasks read of start <= offset < end: parts of links, each at most `records_per_partition` offsets long.
+
+    A link that was given up leaves a gap of a million million offsets, which nobody reads.
+    """
+    found = []
+    for span in spans:
+        first, stop = max(start, span.start), min(end, span.stop)
+        if first < stop:
+            parts = -(-(stop - first) // records_per_partition)
+            bounds = [first + (stop - first) * part // parts for part in range(parts + 1)]
+            found += [OffsetRange(*pair) for pair in pairwise(bounds)]
+    return found
+
+
+def offset_after(spans: Sequence[range], start: int, count: int, end: int) -> int:
+    """The offset behind `count` records from `start` on, at most `end`. Re-sends count, too: nobody knows them yet."""
+    for span in spans:
+        first = max(start, span.start)
+        if first >= span.stop:
+            continue
+        if count <= span.stop - first:
+            return min(end, first + count)
+        count -= span.stop - first
+    return end
+
+
+def _opened(options: SourceOptions) -> RangeReader:
+    return RangeReader(
+        options.coordinators,
+        options.queue,
+        token=options.token,
+        subscription_id=options.subscription_id,
+        generation=options.generation,
+    )
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, OffsetRange):  # Spark's stand-in for "no partitions"
+        return
+    with _opened(options) as reader:
+        for rows in reader.read_columns(partition.start, partition.end):
+            if len(rows.columns):
+                yield arrow_batch(options.queue, rows)
+
+
+def _kept_start(options: SourceOptions, start: int, earliest: int) -> int:
+    """`start`, or what is left of it. Raises InvalidArgument where records are gone and that must not pass unseen."""
+    if start >= earliest:
+        return start
+    if options.fails_on_data_loss:
+        raise InvalidArgument(
+            f"offset {start} of queue {options.queue!r} is no longer kept, the first one is {earliest}; "
+            "start from another offset, or set failOnDataLoss to false to pass over what is gone",
+            queue=options.queue,
+            offset=start,
+            earliest=earliest,
+        )
+    _log.warning("records are gone queue=%s from=%d to=%d", options.queue, start, earliest)
+    return earliest
+
+
+def _resolved(place: Place, earliest: int, end: int) -> int:
+    if place == "earliest":
+        return earliest
+    return end if place == "latest" else place
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with _opened(options) as reader:
+            positions = reader.positions()
+        earliest, latest = positions.earliest, positions.end
+        start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
+        end = _resolved(options.ending_offsets, earliest, latest)
+        for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
+            if offset > latest:
+                raise InvalidArgument(
+                    f"{name} {offset} is behind the end of queue {options.queue!r}, which is {latest}",
+                    queue=options.queue,
+                    offset=offset,
+                    latest=latest,
+                )
+        return offset_ranges(positions.spans, start, end, options.records_per_partition)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process of the driver's, where it keeps one connection; `read` runs in the tasks, on a copy."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._reader: RangeReader | None = None
+        self._last_offset: int | None = None  # with Trigger.AvailableNow
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_reader": None, "_last_offset": None}
+
+    def _positions(self) -> Positions:
+        if self._reader is None:
+            self._reader = _opened(self._options)
+        return self._reader.positions()
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 # Spark's name
+        options = self._options
+        positions = self._positions()
+        earliest, latest = positions.earliest, positions.end
+        start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
+        if start > latest:
+            raise InvalidArgument(
+                f"startingOffsets {start} is behind the end of queue {options.queue!r}, which is {latest}",
+                queue=options.queue,
+                offset=start,
+                latest=latest,
+            )
+        return {"offset": start}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's name
+        return ReadMaxRows(self._options.max_records) if self._options.max_records else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 # Spark's name
+        positions = self._positions()
+        latest: int = positions.end
+        if self._last_offset is not None:
+            latest = min(latest, self._last_offset)
+        if isinstance(limit, ReadMaxRows):
+            latest = offset_after(positions.spans, start["offset"], limit.max_rows, latest)
+        return {"offset": max(latest, start["offset"])}
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 # Spark's name
+        return {"offset": self._positions().end}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's name
+        self._last_offset = self._positions().end
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        options = self._options
+        positions = self._positions()
+        first = _kept_start(options, start["offset"], positions.earliest)
+        return offset_ranges(positions.spans, first, end["offset"], options.records_per_partition)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+    def stop(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

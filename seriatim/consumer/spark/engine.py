@@ -1,0 +1,91 @@
+"""A Spark session for the replay: small, quiet, and quick with small micro-batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from seriatim.consumer.spark.datasource import SeriatimDataSource
+from seriatim.protocol.errors import WorldError
+
+JAVA_VERSION = 17
+"""The oldest Java that Spark 4 runs on."""
+
+_LOGGING = """\
+status = off
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{yy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+
+class JavaMissing(WorldError):
+    """Spark has no Java to run on."""
+
+    code = "java-missing"
+    can_retry = False
+    next_step = "install one, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"
+
+
+def check_java() -> None:
+    """Raises JavaMissing where Spark would not find a Java it runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(java) is None:
+        raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} isn't there")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    found = re.search(r'version "(\d+)', answer.stderr)
+    if answer.returncode != 0 or found is None:
+        raise JavaMissing(f"{java} -version failed: {answer.stderr.strip()[:200]}")
+    if int(found[1]) < JAVA_VERSION:
+        raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} is Java {found[1]}")
+
+
+def spark_session(master: str, directory: Path, *, log_level: str = "fatal") -> SparkSession:
+    """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
+
+    `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
+    """
+    # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    logging = directory / "log4j2.properties"
+    logging.write_text(_LOGGING.format(level=log_level))
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(directory),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.driver.memory": "768m",
+        # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} "
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        # Nothing is shuffled; should a plan ever want to, one partition is in order.
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "4",
+        "spark.sql.streaming.stopTimeout": "10s",
+        "spark.task.maxFailures": "4",
+    }
+    if master.startswith("local"):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    builder = SparkSession.builder.appName("seriatim replay").master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.dataSource.register(SeriatimDataSource)
+    return spark

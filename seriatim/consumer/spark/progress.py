@@ -1,0 +1,56 @@
+"""What a replay tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing is applied now: another replay is elected, or something can't be reached. `reason` is for a person."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Elected with `token`; goes on at `offset`, where the target stands."""
+
+    queue: str
+    token: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A micro-batch is in the target, as far as it was complete.
+
+    offset: where the target stands (exclusive). records: rows of the micro-batch. changes, transactions: carried out.
+    lag_records: committed in the queue and not in the target; None where no coordinator said. lag_s: from the newest
+    commit that was applied, by the source's clock, to now; None until there was one. batch_s: time for the micro-batch.
+    """
+
+    queue: str
+    token: int
+    offset: int
+    records: int
+    changes: int
+    transactions: int
+    lag_records: int | None
+    lag_s: float | None
+    batch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The replay ended well. `records`, `changes`: in all its terms."""
+
+    offset: int | None
+    records: int
+    changes: int
+
+
+Event = Waiting | Started | Progress | Stopped
+Report = Callable[[Event], None]
+"""Is called on any thread, one at a time."""

@@ -1,0 +1,95 @@
+"""The replay: an elected streaming query that applies a queue of captured changes to a target.
+
+Life: stand for election; elected, claim the target with the token and learn where it stands; stream from there, in a
+checkpoint of this run's own; apply each micro-batch on the driver (`application`); commit the subscription's cursor behind
+it. Deposed: stop the query, stand by again. Any failure that waiting can mend ends in the same loop; one that it can't
+ends the replay, with the record's offset and what to do.
+
+Why nothing is lost or repeated: the target compares position and token in the transaction that applies a micro-batch.
+Everything else here (election, checkpoint, cursor) may be late or wrong and costs only time.
+
+`Replay` is the whole, `term.ReplayTerm` one time of being elected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.engine import check_java, spark_session
+from seriatim.consumer.spark.progress import Report, Stopped, Waiting
+from seriatim.consumer.spark.run import ReplaySettings, Run
+from seriatim.consumer.spark.targets.postgres import PostgresTarget
+from seriatim.consumer.spark.term import ReplayTerm
+from seriatim.consumer.subscriber import Subscriber, Term
+from seriatim.protocol import log
+
+_log = log.logger("replay")
+
+
+class Replay:
+    """See the module. `run` in one thread until done; `stop` from any thread or signal handler."""
+
+    def __init__(self, settings: ReplaySettings, report: Report) -> None:
+        self._run = Run(settings, report)
+
+    def stop(self) -> None:
+        """Finish the micro-batch under way, then end. Returns at once."""
+        self._run.stopping.set()
+
+    def run(self) -> None:
+        """Replay until stopped or idle.
+
+        Raises JavaMissing; TargetLost, Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed,
+        BrokenStream or InvalidArgument where going on needs somebody to mend something; Fenced where the target was
+        claimed with a newer token than this election gives.
+        """
+        run, settings = self._run, self._run.settings
+        check_java()
+        with contextlib.ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seriatim-replay-")))
+            target = stack.enter_context(PostgresTarget(settings.target, settings.subscription))
+            for limit in target.limits():
+                _log.warning("target", limit=limit)
+            reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
+            reader.positions()
+            # Spark starts on a thread of its own: it would put its own handler on Ctrl-C, and the election needs no Spark.
+            starting = stack.enter_context(ThreadPoolExecutor(1))
+            started = starting.submit(spark_session, settings.master, directory, log_level=settings.spark_log_level)
+            subscriber = stack.enter_context(self._subscriber())
+            spark = started.result()
+            stack.callback(spark.stop)
+            while not run.stopping.is_set():
+                term = self._elected(subscriber)
+                if term is not None:
+                    with ReplayTerm(run, spark, target, reader, subscriber, term, directory) as elected:
+                        elected.run()
+        run.report(Stopped(run.offset, run.records, run.changes))
+
+    def _subscriber(self) -> Subscriber:
+        run = self._run
+        return Subscriber(
+            run.settings.coordinators,
+            run.settings.queue,
+            run.settings.subscription,
+            session_timeout_s=run.settings.session_timeout_s,
+            on_elected=run.grant,
+            on_deposed=run.depose,
+        )
+
+    def _elected(self, subscriber: Subscriber) -> Term | None:
+        """The term to work in; None when the replay is to stop."""
+        told = ""
+        while not self._run.stopping.is_set():
+            term = subscriber.term
+            if term is not None:
+                return term
+            reason = subscriber.waiting_for or "being elected"
+            if reason != told:
+                told = reason
+                self._run.report(Waiting(f"standing by: {reason}"))
+            self._run.stopping.wait(0.05)
+        return None

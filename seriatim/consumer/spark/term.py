@@ -1,0 +1,317 @@
+"""One time of being elected: queries from the target's position on, one after the other while they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
+from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.cursor import CursorKeeper
+from seriatim.consumer.spark.datasource import NAME
+from seriatim.consumer.spark.progress import Progress, Started, Waiting
+from seriatim.consumer.spark.run import Run
+from seriatim.consumer.spark.targets.postgres import PostgresTarget
+from seriatim.consumer.subscriber import Subscriber, Term
+from seriatim.protocol import log
+from seriatim.protocol.clock import boottime_s, now_ms
+from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, RefusedError, SeriatimError, WorldError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = log.logger("replay")
+
+_PAUSE_FIRST_S = 0.2
+_PAUSE_MAX_S = 5.0
+_LAG_EVERY_S = 0.5
+_FAILURES_MAX = 10
+"""So many failures in a row, without a micro-batch between them and with a queue that answers, are no passing trouble."""
+_FINISH_S = 10.0
+
+
+class _Abandoned(Exception):
+    """The micro-batch is given up because the replay stops or is deposed; nothing of it is in the target, or all."""
+
+
+class QueryFailed(WorldError):
+    """Spark's query ended by itself: a task failed too often, or Spark itself did."""
+
+    code = "query-failed"
+
+
+class ReplayTerm:
+    """See the module. A context manager; `run` returns when the term is over, or all is done."""
+
+    def __init__(
+        self,
+        run: Run,
+        spark: SparkSession,
+        target: PostgresTarget,
+        reader: RangeReader,
+        subscriber: Subscriber,
+        term: Term,
+        directory: Path,
+    ) -> None:
+        self._run = run
+        self._settings = run.settings
+        self._spark = spark
+        self._target = target
+        self._reader = reader
+        self._subscriber = subscriber
+        self._term = term
+        self._queue_id = subscriber.queue_id
+        self._checkpoints = Path(self._settings.checkpoint or directory / "checkpoints")
+        self._cursor = CursorKeeper(subscriber)
+        self._application: Application | None = None
+        self._failure: BaseException | None = None
+        self._failures = 0
+        self._is_busy = threading.Event()
+        self._asked_lag_at_s = 0.0
+        self._end = 0
+        self._commit_ts_ms: int | None = None
+        self._worked_at_s = boottime_s()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cursor.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._run.is_over(self._term)
+
+    def run(self) -> None:
+        """Run queries until the term is over; one that failed is followed by another after a pause."""
+        pause_s = _PAUSE_FIRST_S
+        while not self._is_over:
+            failures = self._failures
+            try:
+                self._stream()
+            except (WorldError, RefusedError) as error:
+                self._judge(error)
+                pause_s = _PAUSE_FIRST_S if self._failures <= failures else min(_PAUSE_MAX_S, pause_s * 2)
+                self._tell_waiting(error)
+                self._run.stopping.wait(pause_s)
+
+    def _judge(self, error: SeriatimError) -> None:
+        """Count a failure; raise what can't be mended by waiting."""
+        if isinstance(error, Fenced) and not self._is_over:
+            raise error
+        self._failures += 1
+        if self._failures >= _FAILURES_MAX and isinstance(error, QueryFailed):
+            with contextlib.suppress(WorldError):
+                self._reader.positions()
+                raise error
+
+    def _stream(self) -> None:
+        settings = self._settings
+        claimed = self._target.claim(self._queue_id, settings.queue, self._term.token, self._start())
+        positions = self._reader.positions()
+        if claimed.offset < positions.earliest:
+            raise InvalidArgument(
+                f"the target stands at offset {claimed.offset} of queue {settings.queue!r}, whose first record kept is "
+                f"{positions.earliest}: what is between is gone. Take a new snapshot into the target",
+                offset=claimed.offset,
+                earliest=positions.earliest,
+            )
+        if claimed.offset > positions.end:
+            # A member that answers for the end may be behind for a moment; a queue that was made anew stays so.
+            raise WorldError(
+                f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, "
+                f"which is {positions.end}"
+            )
+        self._end = positions.end
+        self._application = Application(
+            self._target, self._queue_id, self._term.token, claimed.offset, self._read_range
+        )
+        self._failure = None
+        self._worked_at_s = boottime_s()
+        self._run.report(Started(settings.queue, self._term.token, claimed.offset))
+        with self._checkpoint() as checkpoint:
+            query = self._started(claimed.offset, checkpoint)
+            try:
+                self._follow(query)
+            finally:
+                self._stop(query)
+
+    def _start(self) -> int:
+        """Where a target begins that has no position yet: at the first record that is kept."""
+        return self._reader.positions().earliest
+
+    @contextlib.contextmanager
+    def _checkpoint(self) -> Iterator[str]:
+        """A folder for one query. It is never gone on with: the target says where to start (protocol.md 6)."""
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix=f"run-{self._term.token}-", dir=self._checkpoints)
+        for other in self._checkpoints.glob("run-*"):
+            token = other.name.split("-")[1]
+            if token.isdigit() and int(token) < self._term.token:
+                shutil.rmtree(other, ignore_errors=True)  # left behind by a run that was killed
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _source(self, reader: Any) -> Any:
+        settings, term = self._settings, self._term
+        return (
+            reader.format(NAME)
+            .option("coordinators", settings.coordinators)
+            .option("queue", settings.queue)
+            .option("subscriptionId", term.subscription_id)
+            .option("generation", term.generation)
+            .option("token", term.token)
+        )
+
+    def _started(self, offset: int, checkpoint: str) -> StreamingQuery:
+        settings = self._settings
+        source = self._source(self._spark.readStream)
+        records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", settings.max_records).load()
+        writer = records.select(*COLUMNS).writeStream.foreachBatch(self._apply_batch)
+        query: StreamingQuery = (
+            writer.option("checkpointLocation", checkpoint)
+            .trigger(processingTime=f"{settings.trigger_ms} milliseconds")
+            .start()
+        )
+        return query
+
+    def _read_range(self, start: int, end: int) -> Sequence[ChangeRow]:
+        """What a micro-batch needs of those before it, read again through Spark."""
+        source = self._source(self._spark.read)
+        records: DataFrame = source.option("startingOffsets", start).option("endingOffsets", end).load()
+        return change_rows(records.select(*COLUMNS).toArrow())
+
+    # ---- a micro-batch, on a thread of Spark's
+
+    def _apply_batch(self, records: DataFrame, batch_id: int) -> None:
+        del batch_id  # proves nothing: a run that was killed had other batches
+        application = self._application
+        if self._is_over or application is None:
+            raise _Abandoned
+        self._is_busy.set()
+        try:
+            began_s = boottime_s()
+            rows = change_rows(records.toArrow())
+            outcome = self._applied(application, rows)
+            self._worked_at_s = boottime_s()
+            self._failures = 0
+            self._cursor.want(outcome.position)
+            self._tell(outcome, boottime_s() - began_s)
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._is_busy.clear()
+
+    def _applied(self, application: Application, rows: Sequence[ChangeRow]) -> Outcome:
+        """Apply, and while the target can't be reached, try again: it is where the position says."""
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            try:
+                return application.apply(rows)
+            except WorldError as error:
+                self._tell_waiting(error)
+                if self._is_over or self._run.stopping.wait(pause_s):
+                    raise _Abandoned from error
+                pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+
+    # ---- beside it
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Until the query fails, the term is over, or nothing comes any more."""
+        idle_s = self._settings.until_idle_s
+        while not self._is_over:
+            if not query.isActive:
+                raise self._query_failure(query)
+            if idle_s is not None and not self._is_busy.is_set() and boottime_s() - self._worked_at_s >= idle_s:
+                if self._is_all_read(query):
+                    self._run.stopping.set()
+                    return
+                self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
+            self._run.stopping.wait(0.05)
+
+    def _is_all_read(self, query: StreamingQuery) -> bool:
+        """Whether the query has handed in everything that the queue holds now."""
+        with contextlib.suppress(WorldError):
+            end = self._reader.positions().end
+            if self._application is not None and self._application.position >= end:
+                return True
+            progress = query.lastProgress
+            reached = progress["sources"][0]["endOffset"] if progress else None
+            return reached is not None and int(reached["offset"]) >= end
+        return False
+
+    def _query_failure(self, query: StreamingQuery) -> Exception:
+        failure = self._failure
+        if isinstance(failure, SeriatimError):
+            return failure
+        if isinstance(failure, _Abandoned):
+            return NotElected("the micro-batch was given up")
+        reason = query.exception()
+        return QueryFailed(f"the query ended: {_last_line(str(failure or reason))}")
+
+    def _stop(self, query: StreamingQuery) -> None:
+        """Let the micro-batch under way finish, within reason; what it leaves undone is not in the target at all."""
+        deadline_s = boottime_s() + _FINISH_S
+        while self._is_busy.is_set() and boottime_s() < deadline_s and query.isActive:
+            time.sleep(0.02)
+        try:
+            query.stop()
+        except Exception as error:  # Spark's, of any kind, when the JVM was killed by the same signal
+            _log.debug("query not stopped", error=_last_line(str(error)))
+        if self._application is not None:
+            self._run.offset = self._application.position
+        self._cursor.finish()
+
+    # ---- telling
+
+    def _tell(self, outcome: Outcome, batch_s: float) -> None:
+        run = self._run
+        run.records += outcome.records
+        run.changes += outcome.changes
+        run.offset = outcome.position
+        self._commit_ts_ms = outcome.commit_ts_ms or self._commit_ts_ms
+        lag_s = None if self._commit_ts_ms is None else max(0.0, (now_ms() - self._commit_ts_ms) / 1000)
+        run.report(
+            Progress(
+                self._settings.queue,
+                self._term.token,
+                outcome.position,
+                outcome.records,
+                outcome.changes,
+                outcome.transactions,
+                self._lag_records(outcome.position),
+                None if lag_s is None else round(lag_s, 3),
+                round(batch_s, 4),
+            )
+        )
+
+    def _lag_records(self, position: int) -> int | None:
+        """Asked rarely: a coordinator asks members for it."""
+        if boottime_s() - self._asked_lag_at_s >= _LAG_EVERY_S:
+            self._asked_lag_at_s = boottime_s()
+            try:
+                self._end = self._reader.positions().end
+            except SeriatimError:
+                return None
+        return max(0, self._end - position)
+
+    def _tell_waiting(self, error: SeriatimError) -> None:
+        self._run.report(Waiting(str(error)))
+
+
+def _last_line(text: str) -> str:
+    """The line of a traceback that says what happened; Spark wraps it in many others."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith("seriatim.") or ("Error" in line and "Traceback" not in line)]
+    return (telling or lines or ["no reason given"])[-1][:500]

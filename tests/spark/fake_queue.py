@@ -1,0 +1,201 @@
+"""A queue in memory behind real gRPC: what Spark's tasks need of a coordinator and a member, and a grant for an election.
+
+It holds links as the real ones do (recorded ends, bases, marks for re-sends) but promises nothing when killed: tests of the
+replay kill the replay, not the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.errors import UnknownQueue
+from seriatim.protocol.names import Index
+from seriatim.protocol.seriatim_pb2_grpc import (
+    BrokerServicer,
+    CoordinatorServicer,
+    add_BrokerServicer_to_server,
+    add_CoordinatorServicer_to_server,
+)
+
+QUEUE_ID = 7
+
+
+@dataclass
+class Link:
+    epoch: int
+    base: int
+    marks: dict[str, int] = field(default_factory=dict)
+    batches: list[EncodedBatch] = field(default_factory=list)
+    end: int | None = None
+
+    @property
+    def next_index(self) -> int:
+        return self.batches[-1].header.end_index if self.batches else 0
+
+
+class FakeQueue(CoordinatorServicer, BrokerServicer):
+    """A context manager; `address` is coordinator and member at once."""
+
+    def __init__(self, name: str, *, zookeeper: str = "", cluster: str = "fake") -> None:
+        self.name = name
+        self.cluster = cluster
+        self.zookeeper = zookeeper
+        self.links = [Link(1, 0)]
+        self.dropped_links = 0
+        self.version = 1
+        self.cursors: list[int] = []
+        self.tokens: dict[str, int] = {}
+        self.fetched_tokens: set[int] = set()
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> FakeQueue:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._server = rpc.server()
+        add_CoordinatorServicer_to_server(self, self._server)
+        add_BrokerServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{rpc.listen(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+
+    # ---- what tests do
+
+    def append(self, columns: RecordColumns) -> None:
+        """One batch into the last link."""
+        link = self.links[-1]
+        link.batches.append(encode(columns, Index(link.next_index)))
+
+    def append_values(self, values: Sequence[bytes], first_seq: int, *, per_batch: int = 500, source: str = "s") -> None:
+        for at in range(0, len(values), per_batch):
+            part = list(values[at : at + per_batch])
+            seqs = list(range(first_seq + at, first_seq + at + len(part)))
+            self.append(RecordColumns(part, seqs, source, [1_700_000_000_000] * len(part)))
+
+    def switch(self) -> None:
+        """Seal the last link and open another; its readers know what was delivered before."""
+        last = self.links[-1]
+        last.end = last.next_index
+        marks = dict(last.marks)
+        for batch in last.batches:
+            for span in batch.header.spans:
+                marks[span.source] = max(marks.get(span.source, -1), span.last_seq)
+        self.links.append(Link(last.epoch + 1, last.base + last.end, marks))
+        self.version += 1
+
+    # ---- as coordinator
+
+    def _view(self) -> pb.QueueView:
+        member = pb.LinkMember(group="g1", member="a", address=self.address)
+        slave = pb.LinkMember(group="g1", member="b", address=self.address)
+        now = pb.Incarnation(disk_id="d", start=1)
+        links = [
+            pb.LinkView(
+                epoch=link.epoch,
+                state=(LinkState.OPEN if link.end is None else LinkState.SEALED).value,
+                has_base=True,
+                base=link.base,
+                has_end=link.end is not None,
+                end=link.end or 0,
+                master=member,
+                slave=slave,
+                master_now=now,
+                slave_now=now,
+                marks=link.marks,
+                are_marks_known=True,
+                has_committed=True,
+                committed_index=link.next_index,
+            )
+            for link in self.links[self.dropped_links :]
+        ]
+        subscription = pb.SubscriptionView(
+            subscription="replay", subscription_id=3, generation=1, consume_list=[link.epoch for link in self.links]
+        )
+        return pb.QueueView(
+            queue_id=QUEUE_ID,
+            queue=self.name,
+            cluster=self.cluster,
+            chain_version=self.version,
+            links=links,
+            subscriptions=[subscription],
+        )
+
+    def _check(self, queue: str) -> None:
+        if queue != self.name:
+            raise UnknownQueue(f"there is no queue {queue!r}", queue=queue)
+
+    @rpc.answers_errors
+    async def DescribeCluster(self, request, context):  # noqa: N802
+        return pb.DescribeClusterReply(cluster=self.cluster, zookeeper=self.zookeeper, coordinators=[self.address])
+
+    @rpc.answers_errors
+    async def DescribeQueue(self, request, context):  # noqa: N802
+        self._check(request.queue)
+        return self._view()
+
+    @rpc.stream_answers_errors
+    async def WatchQueue(self, request, context):  # noqa: N802
+        self._check(request.queue)
+        seen = 0
+        while True:
+            if self.version != seen:
+                seen = self.version
+                yield self._view()
+            await asyncio.sleep(0.05)
+
+    @rpc.answers_errors
+    async def AcquireRead(self, request, context):  # noqa: N802
+        self._check(request.queue)
+        token = self.tokens.setdefault(request.election_node, len(self.tokens) + 1)
+        grant = pb.ReadGrant(subscription_id=3, generation=1, epoch=self.links[0].epoch, index=0, view=self._view())
+        return pb.AcquireReadReply(queue_id=QUEUE_ID, token=token, grant=grant)
+
+    # ---- as member
+
+    @rpc.stream_answers_errors
+    async def Fetch(self, request_iterator, context):  # noqa: N802
+        opening = (await anext(aiter(request_iterator))).open
+        self.fetched_tokens.add(opening.token)
+        link = next(link for link in self.links if link.epoch == opening.link.epoch)
+        marks = dict(link.marks)
+        at = 0
+        is_started = False
+        while True:
+            for batch in link.batches[at:]:
+                at += 1
+                if batch.header.end_index > opening.from_index:
+                    if not is_started:
+                        yield pb.FetchReply(start=pb.Position(index=batch.header.first_index, marks=marks))
+                        is_started = True
+                    yield pb.FetchReply(
+                        batch=pb.Batch(header=batch.header_bytes, payload=batch.payload),
+                        committed_index=link.next_index,
+                    )
+                for span in batch.header.spans:
+                    marks[span.source] = max(marks.get(span.source, -1), span.last_seq)
+            if link.end is not None and at == len(link.batches):
+                yield pb.FetchReply(end=link.end, committed_index=link.next_index)
+                return
+            await asyncio.sleep(0.01)
+
+    @rpc.answers_errors
+    async def CommitCursor(self, request, context):  # noqa: N802
+        link = next(link for link in self.links if link.epoch == request.link.epoch)
+        self.cursors.append(link.base + request.index)
+        return pb.CommitCursorReply()
