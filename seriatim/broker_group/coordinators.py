@@ -9,7 +9,7 @@ import grpc.aio
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
-from seriatim.protocol.seriatim_pb2_grpc import CoordinatorAsyncStub, CoordinatorStub
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import CoordinatorRegistration, NoNode, Paths, ZooKeeperSession
 
 Reply = TypeVar("Reply")
@@ -37,13 +37,13 @@ class Coordinators:
             addresses.append(CoordinatorRegistration.decode(data).address)
         return addresses
 
-    async def ask(self, ask: Callable[[CoordinatorAsyncStub], Awaitable[Reply]]) -> Reply:
+    async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
         failure: Exception | None = None
         for address in await self._addresses():
             if address not in self._channels:
                 self._channels[address] = rpc.channel(address)
-            stub: Any = CoordinatorStub(self._channels[address])
+            stub = CoordinatorStub(self._channels[address])
             try:
                 return await ask(stub)
             except (Unreachable, DeadlineOver) as error:

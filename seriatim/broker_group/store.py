@@ -245,25 +245,25 @@ class Store:
         return value
 
     def _scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        options = rocksdict.ReadOptions()
-        options.set_iterate_upper_bound(end)
+        # The library encodes the bounds of its read options even in raw mode, so the range is watched here.
         try:
-            found = self._database.iter(options)
+            found = self._database.iter()
             found.seek(first)
             while found.valid():
-                yield found.key(), found.value()
+                key = found.key()
+                if key >= end:
+                    break
+                yield key, found.value()
                 found.next()
             found.status()
         except Exception as error:
             raise DiskFailed(f"the disk can't be read: {error}") from error
 
     def _seek_back(self, key: bytes, first: bytes) -> tuple[bytes, bytes] | None:
-        options = rocksdict.ReadOptions()
-        options.set_iterate_lower_bound(first)
         try:
-            found = self._database.iter(options)
+            found = self._database.iter()
             found.seek_for_prev(key)
-            pair = (found.key(), found.value()) if found.valid() else None
+            pair = (found.key(), found.value()) if found.valid() and found.key() >= first else None
             found.status()
         except Exception as error:
             raise DiskFailed(f"the disk can't be read: {error}") from error
@@ -277,7 +277,7 @@ class _Sink:
         self._database = database
         self._logs = logs
         self._unlogged = rocksdict.WriteOptions()
-        self._unlogged.disable_wal(True)
+        self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment] # the stub calls it a method
 
     def write(self, writes: Sequence[Write], *, uses_log: bool) -> None:
         changes = rocksdict.WriteBatch(raw_mode=True)

@@ -28,6 +28,8 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "broker": Entry("seriatim.cli.broker:broker", "Run one broker: a member of a group."),
+    "coordinator": Entry("seriatim.cli.coordinator:coordinator", "Run one coordinator."),
     "up": Entry("seriatim.cli.up:up", "Run a whole development cluster in the foreground."),
     "consume": Entry("seriatim.cli.consume:consume", "Print a queue's records in order."),
     "subscription": Entry("seriatim.cli.subscription:subscription", "Make, list, move and delete subscriptions."),

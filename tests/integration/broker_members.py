@@ -1,0 +1,366 @@
+"""Two real broker processes of one group, with the test in the place of coordinator, sender and reader."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from seriatim.broker_group.streams import read
+from seriatim.protocol import batch, chain, rpc, seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch, RecordColumns
+from seriatim.protocol.chain import (
+    Certificate,
+    ChainDocument,
+    ChainMember,
+    Dropped,
+    Durability,
+    Link,
+    LinkState,
+    QueueSettings,
+)
+from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId
+from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
+
+QUEUE = QueueId(7)
+GROUP = "g1"
+READY_S = 20.0
+
+
+class Member:
+    """One broker process; `start` again on the same directory is the next incarnation."""
+
+    def __init__(self, zookeeper: str, cluster: str, member: str, directory: Path, *flags: str) -> None:
+        self.member = member
+        self.directory = directory
+        self.address = ""
+        self.registration: Registration | None = None
+        self._command = [
+            sys.executable, "-m", "seriatim.cli.main", "broker", "--zookeeper", zookeeper, "--cluster", cluster,
+            "--group", GROUP, "--member", member, "--session-timeout-ms", "2000", *flags,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[str] | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    def launch(self) -> None:
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "--dir", str(self.directory)], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory.with_suffix(".log")
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+    async def ready(self) -> None:
+        """Until it says that it serves."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            line = await asyncio.to_thread(self.process.stdout.readline)
+        assert line.startswith(f"ready {GROUP}-{self.member} "), f"{line!r}; log: {self.log_path.read_text()[-3000:]}"
+        self.address = line.split()[2]
+        self._channel = rpc.channel(self.address)
+
+    @property
+    def stub(self) -> Any:
+        assert self._channel is not None
+        return BrokerStub(self._channel)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        assert self.registration is not None
+        return self.registration.incarnation
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+        await self.close()
+
+    async def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(self.process.wait, 15)
+        await self.close()
+        return code
+
+    async def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+
+@dataclass
+class Members:
+    """Both members of a group and a session of the test's own."""
+
+    session: ZooKeeperSession
+    paths: Paths
+    a: Member
+    b: Member
+    version: int = 0
+    chain_members: dict[Epoch, tuple[pb.LinkMember, pb.LinkMember]] = field(default_factory=dict)
+
+    @property
+    def both(self) -> tuple[Member, Member]:
+        return self.a, self.b
+
+    async def registered(self, claim: Callable[[Registration, Registration], bool]) -> None:
+        """Until both are registered as `claim` says."""
+
+        async def holds() -> bool:
+            for member in self.both:
+                try:
+                    data, _ = await self.session.get(self.paths.member(GROUP, member.member))
+                except NoNode:
+                    return False
+                member.registration = Registration.decode(data)
+            assert self.a.registration is not None
+            assert self.b.registration is not None
+            return claim(self.a.registration, self.b.registration)
+
+        await until(holds)
+
+    async def start(self) -> None:
+        for member in self.both:
+            member.launch()
+        for member in self.both:
+            await member.ready()
+        await self.whole()
+
+    async def whole(self) -> None:
+        """Until both are in sync and connected to each other."""
+        await self.registered(
+            lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation and a.is_in_sync and b.is_in_sync
+        )
+
+    def link_members(self) -> tuple[pb.LinkMember, pb.LinkMember]:
+        found = [
+            pb.LinkMember(
+                group=GROUP, member=member.member, incarnation=message(member.incarnation), address=member.address
+            )
+            for member in self.both
+        ]
+        return found[0], found[1]
+
+    def name(self, epoch: int, to: Incarnation) -> pb.LinkName:
+        return pb.LinkName(cluster=self.paths.cluster, queue_id=QUEUE, epoch=epoch, to=message(to))
+
+    async def open(self, epoch: int = 1, token: int = 1, durability: str = "sync", **fields: Any) -> pb.Position:
+        """OpenLink to both, repeated until they agree, as a coordinator does; the position granted."""
+        master, slave = self.chain_members.setdefault(Epoch(epoch), self.link_members())
+        for _ in range(20):
+            requests = [
+                member.stub.OpenLink(
+                    pb.OpenLinkRequest(
+                        link=self.name(epoch, member.incarnation), chain_version=self.version, token=token,
+                        master=master, slave=slave, durability=durability, flush_ms=20, max_record_bytes=1 << 20,
+                        queue="orders", **fields,
+                    ),
+                    timeout=2,
+                )
+                for member in self.both
+            ]  # fmt: skip
+            one, other = await asyncio.gather(*requests)
+            if (one.next.index, one.next.hash) == (other.next.index, other.next.hash):
+                return one.next
+        raise AssertionError(f"the members don't agree: {one} {other}")
+
+    async def seal(self, member: Member, epoch: int = 1, durability: str = "sync") -> pb.SealReply:
+        self.version += 1
+        master, slave = self.chain_members.get(Epoch(epoch)) or self.link_members()
+        request = pb.SealRequest(
+            link=self.name(epoch, member.incarnation), chain_version=self.version, master=master, slave=slave,
+            durability=durability,
+        )  # fmt: skip
+        return await member.stub.Seal(request, timeout=2)
+
+    async def record_end(self, member: Member, end: pb.Position, epoch: int = 1) -> pb.RecordEndReply:
+        master, slave = self.chain_members[Epoch(epoch)]
+        request = pb.RecordEndRequest(
+            link=self.name(epoch, member.incarnation), chain_version=self.version, master=master, slave=slave,
+            end=end.index, link_hash=end.hash, durability="sync",
+        )  # fmt: skip
+        return await member.stub.RecordEnd(request, timeout=2)
+
+    async def write_chain(self, end: pb.Position | None, epoch: int = 1, state: LinkState = LinkState.SEALED) -> None:
+        """The chain document with one link, as a coordinator would have written it."""
+        master, slave = self.chain_members[Epoch(epoch)]
+        sides = [
+            ChainMember(
+                MemberName(one.group, one.member), Incarnation(one.incarnation.disk_id, one.incarnation.start)
+            )
+            for one in (master, slave)
+        ]
+        certificate = None
+        if end is not None:
+            certificate = Certificate(
+                Index(end.index), (sides[0].incarnation,), Durability.SYNC, True, {}, {}, end.hash, None, 0
+            )
+        link = Link(
+            Epoch(epoch), GROUP, sides[0], sides[1], state, Durability.SYNC, 0, Offset(0), {}, 0, certificate
+        )
+        dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
+        document = ChainDocument(
+            self.paths.cluster, QUEUE, "orders", QueueSettings(), 0, dropped, links=(link,), next_epoch=Epoch(epoch + 1)
+        )
+        path = self.paths.chain(QUEUE)
+        if await self.session.exists(path):
+            await self.session.set(path, chain.encode(document))
+        else:
+            await self.session.create(path, chain.encode(document), parents=True)
+
+    def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
+        return Appending(member.stub.Append(), self.name(epoch, member.incarnation), token, next_index)
+
+    async def fetch(self, member: Member, epoch: int = 1, from_index: int = 0, **fields: Any) -> list[pb.FetchReply]:
+        """Everything up to the recorded end."""
+        found = []
+        async for reply in self.fetching(member, epoch, from_index, **fields):
+            found.append(reply)
+        return found
+
+    async def fetching(
+        self, member: Member, epoch: int = 1, from_index: int = 0, credit_bytes: int = 1 << 30, **fields: Any
+    ) -> AsyncIterator[pb.FetchReply]:
+        call = member.stub.Fetch()
+        try:
+            opened = pb.FetchOpen(
+                link=self.name(epoch, member.incarnation), from_index=from_index, credit_bytes=credit_bytes, **fields
+            )
+            await call.write(pb.FetchRequest(open=opened))
+            while (reply := await read(call)) is not None:
+                yield reply
+            if await call.code() is not grpc.StatusCode.OK:
+                raise rpc.translated(await _status(call))
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        for member in self.both:
+            await member.close()
+        await self.session.stop()
+
+
+class Appending:
+    """An Append stream. `acknowledged` is the newest next index that was answered."""
+
+    def __init__(self, call: Any, name: pb.LinkName, token: int, next_index: int) -> None:
+        self._call = call
+        self._open = pb.AppendOpen(link=name, token=token, next_index=next_index)
+        self.acknowledged = -1
+        self._reading: asyncio.Task[None] | None = None
+
+    async def open(self) -> Appending:
+        await self._call.write(pb.AppendRequest(open=self._open))
+        self._reading = asyncio.ensure_future(self._read())
+        return self
+
+    async def send(self, batches: Iterable[EncodedBatch]) -> None:
+        for one in batches:
+            message = pb.Batch(header=one.header_bytes, payload=one.payload)
+            try:
+                await self._call.write(pb.AppendRequest(batch=message))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return
+
+    async def _read(self) -> None:
+        while (reply := await read(self._call)) is not None:
+            assert reply.next_index >= self.acknowledged
+            self.acknowledged = reply.next_index
+
+    async def until_acknowledged(self, index: int, timeout_s: float = 5) -> None:
+        async def holds() -> bool:
+            return self.acknowledged >= index
+
+        await until(holds, timeout_s)
+
+    async def error(self, timeout_s: float = 5) -> Exception:
+        """The error with which the stream ended."""
+        async with asyncio.timeout(timeout_s):
+            assert self._reading is not None
+            try:
+                await self._reading
+            except grpc.aio.AioRpcError as error:
+                return rpc.translated(error)
+            return rpc.translated(await _status(self._call))
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._call.cancel()
+
+
+async def _status(call: Any) -> grpc.aio.AioRpcError:
+    from seriatim.broker_group.streams import status_of
+
+    return await status_of(call)
+
+
+async def until(claim: Callable[[], Awaitable[bool]], timeout_s: float = 15) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(timeout_s):
+        while not await claim():
+            await asyncio.sleep(0.02)
+
+
+def message(incarnation: Incarnation) -> pb.Incarnation:
+    return pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)
+
+
+def batches(
+    count: int, rows: int = 10, first_index: int = 0, first_seq: int | None = None, size_bytes: int = 100
+) -> list[EncodedBatch]:
+    """Batches of records that continue one another; seqs start at the index unless said otherwise."""
+    found = []
+    index, seq = first_index, first_index if first_seq is None else first_seq
+    for _ in range(count):
+        values = [f"{seq + row}:".encode().ljust(size_bytes, b"x") for row in range(rows)]
+        columns = RecordColumns(values, list(range(seq, seq + rows)), "source", [0] * rows)
+        found.append(batch.encode(columns, Index(index)))
+        index += rows
+        seq += rows
+    return found
+
+
+def sent_batches(replies: Iterable[pb.FetchReply]) -> list[tuple[bytes, bytes]]:
+    return [(one.batch.header, one.batch.payload) for one in replies if one.WhichOneof("kind") == "batch"]
+
+
+def as_sent(found: Iterable[EncodedBatch]) -> list[tuple[bytes, bytes]]:
+    return [(one.header_bytes, one.payload) for one in found]
+
+
+async def members(zookeeper: str, cluster: str, directory: Path, *flags: str) -> Members:
+    """A started group."""
+    session = ZooKeeperSession(zookeeper, 4)
+    await session.start()
+    group = Members(
+        session,
+        Paths(cluster),
+        Member(zookeeper, cluster, "a", directory / "a", *flags),
+        Member(zookeeper, cluster, "b", directory / "b", *flags),
+    )
+    await group.start()
+    return group
+
+
