@@ -1,0 +1,140 @@
+"""The producer against real coordinators and brokers, with a kill under load; and the command on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.producer import Producer
+from seriatim.producer.transport import Coordinators, addresses_of
+from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueSettings
+
+pytestmark = pytest.mark.slow
+
+
+def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
+    async def call() -> Any:
+        coordinators = Coordinators(addresses_of(cluster.coordinators))
+        try:
+            return await coordinators.call(method, request, 10)
+        finally:
+            await coordinators.close()
+
+    return asyncio.run(call())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
+    settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2)
+    with DevelopmentCluster(settings) as started:
+        yield started
+
+
+def create(cluster: DevelopmentCluster, queue: str) -> None:
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue=queue, settings=QueueSettings(durability="sync")))
+
+
+def test_a_killed_master_costs_no_record_and_no_order(cluster: DevelopmentCluster) -> None:
+    create(cluster, "killed")
+    with Producer(cluster.coordinators, "killed", "p") as producer:
+        handles = [producer.send(b"%d" % number) for number in range(5000)]
+        assert handles[-1].result(20).offset == 4999
+        (link,) = ask(cluster, "DescribeQueue", QueueRequest(queue="killed")).links
+        master = f"{link.master.group}-{link.master.member}"
+        for number in range(5000, 15_000):
+            handles.append(producer.send(b"%d" % number))
+            if number == 9000:
+                cluster.kill(master)
+        producer.flush(30)
+        ends = [handle.result(0) for handle in handles]
+    cluster.restart(master)
+    epochs = [end.epoch for end in ends if end.epoch is not None]
+    assert epochs == sorted(epochs)
+    assert set(epochs) == {1, 2}
+    assert [end.seq for end in ends] == list(range(1 << 40, (1 << 40) + 15_000))
+    places = [(end.epoch, end.index) for end in ends if end.epoch is not None]
+    assert places == sorted(set(places))
+
+
+@contextlib.contextmanager
+def running_produce(cluster: DevelopmentCluster, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "SERIATIM_COORDINATOR": cluster.coordinators}
+    with subprocess.Popen(
+        [sys.executable, "-m", "seriatim.cli.main", "produce", *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE,
+    ) as running:  # fmt: skip
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def produce(cluster: DevelopmentCluster, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Exit code, standard output and standard error of a whole run."""
+    with running_produce(cluster, *arguments) as running:
+        output, problems = running.communicate(b"line\n", timeout=60)
+        return running.returncode, output, problems
+
+
+def test_lines_of_a_file_become_records_with_a_log_of_their_places(cluster: DevelopmentCluster, tmp_path: Path) -> None:
+    create(cluster, "lines")
+    lines, log = tmp_path / "lines", tmp_path / "log"
+    lines.write_text("".join(f"{number}\tvalue {number}\n" for number in range(1000)))
+    arguments = ("--queue", "lines", "--name", "n", "--with-seq", "--ack-log", str(log), "--json", str(lines))
+    _, output, problems = produce(cluster, *arguments)
+    summary = json.loads(output)
+    assert (summary["read"], summary["acknowledged"], summary["unknown"]) == (1000, 1000, 0), problems
+    assert log.read_text() == "".join(f"{number} 1 {number} {number}\n" for number in range(1000))
+    _, output, problems = produce(cluster, *arguments)
+    assert json.loads(output)["stored_before"] == 1000, problems
+
+
+def test_a_stopped_command_flushes_what_it_read(cluster: DevelopmentCluster, tmp_path: Path) -> None:
+    create(cluster, "stopped")
+    log = tmp_path / "log"
+    with running_produce(cluster, "--queue", "stopped", "--ack-log", str(log), "--json") as running:
+        assert running.stdin is not None
+        assert running.stderr is not None
+        running.stdin.write(b"one\ntwo\n")
+        running.stdin.flush()
+        until = time.monotonic() + 30
+        while not log.exists() or log.read_text().count("\n") < 2:
+            assert running.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        output, problems = running.communicate(timeout=30)
+    assert running.returncode == 0, problems
+    assert b"elected with token 1" in problems
+    assert json.loads(output)["acknowledged"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--queue", "none"), 2, b"none"),
+        (("--queue", "lines", "--with-seq"), 2, b"--name"),
+        (("--queue", "lines", "--coordinator", "127.0.0.1:1", "--connect-timeout", "1"), 3, b"127.0.0.1:1"),
+        (("--queue", "lines", "--coordinator", "nowhere"), 2, b"HOST:PORT"),
+        (("--queue", "lines", "no such file"), 2, b"no such file"),
+    ],
+)
+def test_wrong_use_says_what_is_wrong(
+    cluster: DevelopmentCluster, arguments: tuple[str, ...], code: int, message: bytes
+) -> None:
+    returned, _, problems = produce(cluster, *arguments)
+    assert returned == code, problems
+    assert message in problems
+    assert b"Traceback" not in problems
