@@ -11,3 +11,21 @@ Packages, lower ones first:
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+# Their types are in __init__.pyi: imports here, even for types only, would tie every package to the client libraries.
+_HOMES = {
+    "Consumer": "seriatim.consumer",
+    "Producer": "seriatim.producer",
+    "RangeReader": "seriatim.consumer",
+    "Record": "seriatim.protocol.record",
+    "Subscriber": "seriatim.consumer",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use, so that a command's help doesn't wait for gRPC."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'seriatim' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,7 @@
+from seriatim.consumer import Consumer as Consumer
+from seriatim.consumer import RangeReader as RangeReader
+from seriatim.consumer import Subscriber as Subscriber
+from seriatim.producer import Producer as Producer
+from seriatim.protocol.record import Record as Record
+
+__version__: str

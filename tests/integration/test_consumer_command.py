@@ -1,0 +1,119 @@
+"""`seriatim consume` and `seriatim subscription` as processes, against the small fakes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+from seriatim.consumer import Consumer
+from tests.integration.consumer_fakes import FakeCluster
+
+COMMAND = [sys.executable, "-m", "seriatim.cli.main"]
+
+
+@pytest.fixture
+def cluster(zookeeper_server: EmbeddedZooKeeper, cluster_name: str) -> Iterator[FakeCluster]:
+    with FakeCluster(zookeeper_server.address, cluster_name) as made:
+        made.append([b"%d" % number for number in range(10)], 0)
+        made.switch()
+        made.append([b"%d" % number for number in range(8, 20)], 8)
+        yield made
+
+
+def run(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments, "--coordinator", cluster.coordinator]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def start(cluster: FakeCluster, *arguments: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, "consume", "--queue", "q", *arguments, "--coordinator", cluster.coordinator]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -> None:
+    first = run(cluster, "consume", "--queue", "q", "--max", "5")
+    assert (first.returncode, first.stdout.split()) == (0, ["0", "1", "2", "3", "4"]), first.stderr
+    assert cluster.cursor_offset("default") == 5
+    rest = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5")
+    assert (rest.returncode, rest.stdout.split()) == (0, [str(number) for number in range(5, 20)]), rest.stderr
+    again = run(cluster, "consume", "--queue", "q", "--from", "3", "--max", "1", "--json", "--no-commit")
+    assert json.loads(again.stdout) == {
+        "queue": "q",
+        "offset": 3,
+        "epoch": 1,
+        "index": 3,
+        "source": "s",
+        "seq": 3,
+        "key": None,
+        "value": "3",
+        "timestamp": 1,
+    }
+    assert cluster.cursor_offset("default") == 3
+
+
+def test_bytes_that_are_no_text_are_in_base64(cluster: FakeCluster) -> None:
+    cluster.append([b"\xff\x00"], 20)
+    found = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5", "--json").stdout.splitlines()
+    assert json.loads(found[-1])["value_base64"] == "/wA="
+    assert "value" not in json.loads(found[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_commits_what_was_printed(cluster: FakeCluster, number: int) -> None:
+    process = start(cluster)
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(20)] == [str(number) for number in range(20)]
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert cluster.cursor_offset("default") == 22
+
+
+def test_nobody_reads_the_output_any_more(cluster: FakeCluster) -> None:
+    process = start(cluster)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    cluster.append([b"x"], 20)
+    cluster.append([b"y"], 21)
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert "Error" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_a_standby_says_so(cluster: FakeCluster) -> None:
+    with Consumer(cluster.coordinator, "q") as elected:
+        assert elected.poll(1, 10.0)
+        process = start(cluster)
+        assert process.stderr is not None
+        assert "another reader is elected" in next(line for line in process.stderr if line.startswith("standing by"))
+        process.terminate()
+        output, _ = process.communicate(timeout=20)
+        assert (process.returncode, output) == (0, "")
+
+
+def test_what_is_wrong_has_its_exit_code(cluster: FakeCluster) -> None:
+    assert run(cluster, "consume", "--queue", "nothing").returncode == 2
+    assert run(cluster, "consume", "--queue", "q", "--from", "yesterday").returncode == 2
+    command = [*COMMAND, "subscription", "list", "--queue", "q", "--coordinator", "127.0.0.1:1"]
+    gone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert gone.returncode == 3
+    assert "127.0.0.1:1" in gone.stderr
+
+
+def test_subscriptions_are_made_listed_and_moved(cluster: FakeCluster) -> None:
+    made = run(cluster, "subscription", "create", "s1", "--queue", "q", "--json")
+    assert json.loads(made.stdout)["subscription"] == "s1"
+    assert run(cluster, "subscription", "create", "s1", "--queue", "q").returncode == 2
+    moved = run(cluster, "subscription", "seek", "s1", "--queue", "q", "--to", "12", "--json")
+    assert json.loads(moved.stdout)["consume_list"] == [2]
+    assert cluster.cursor_offset("s1") == 12
+    listed = run(cluster, "subscription", "list", "--queue", "q", "--json")
+    assert [json.loads(line)["subscription"] for line in listed.stdout.splitlines()] == ["s1"]
