@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer import Producer
 from seriatim.producer.transport import Coordinators, addresses_of
-from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueSettings
+from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +120,42 @@ def test_a_stopped_command_flushes_what_it_read(cluster: DevelopmentCluster, tmp
     assert running.returncode == 0, problems
     assert b"elected with token 1" in problems
     assert json.loads(output)["acknowledged"] == 2
+
+
+def test_a_deposed_command_with_seqs_goes_on_from_the_resume_point(cluster: DevelopmentCluster, tmp_path: Path) -> None:
+    create(cluster, "deposed")
+    log = tmp_path / "log"
+    client = KazooClient(cluster.zookeeper)
+    client.start(timeout=10)
+    with running_produce(cluster, "--queue", "deposed", "--name", "n", "--with-seq", "--ack-log", str(log)) as running:
+        assert running.stdin is not None
+        for start in range(0, 20_000, 1000):
+            running.stdin.write(b"".join(b"%d\tvalue\n" % seq for seq in range(start, start + 1000)))
+            running.stdin.flush()
+            if start in (3000, 9000):
+                depose(client, cluster, "deposed")
+        _, problems = running.communicate(timeout=60)
+    client.stop()
+    client.close()
+    assert running.returncode == 0, problems
+    assert b"elected with token 3" in problems
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert [int(line[0]) for line in lines] == list(range(20_000))
+    (link,) = ask(cluster, "DescribeQueue", QueueRequest(queue="deposed")).links
+    assert link.committed_index == 20_000, "a record was stored twice, or not at all"
+
+
+def depose(client: KazooClient, cluster: DevelopmentCluster, queue: str) -> None:
+    """Delete the elected sender's node, once there is one, as an operator would."""
+    queue_id = ask(cluster, "DescribeQueue", QueueRequest(queue=queue)).queue_id
+    root = ask(cluster, "DescribeCluster", DescribeClusterRequest()).root
+    path = f"{root}/queues/{queue_id}/senders"
+    until = time.monotonic() + 20
+    while not (client.exists(path) and client.get_children(path)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for node in client.get_children(path):
+        client.delete(f"{path}/{node}")
 
 
 @pytest.mark.parametrize(
