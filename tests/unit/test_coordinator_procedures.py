@@ -1,0 +1,499 @@
+"""Golden traces of the coordinator's procedures: what is told, and what is ordered then.
+
+Each trap of the protocol that lives here has its test, named after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from seriatim.coordinator.core import acquire_read, acquire_send, chain, close_link, subscriptions
+from seriatim.coordinator.core.acquire_read import ReadRequest
+from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.events import (
+    Answer,
+    ChainConflict,
+    ChainRead,
+    ChainWritten,
+    Effect,
+    ElectionSeen,
+    KeptSealsRead,
+    LinkOpened,
+    LookUpElection,
+    LookUpSessions,
+    OpenFailed,
+    ReadChain,
+    ReaderNotTold,
+    ReaderTold,
+    ReadGrant,
+    ReadKeptSeals,
+    Refused,
+    SealAnswered,
+    SealFailed,
+    SendGrant,
+    SendOpen,
+    SendSeal,
+    SessionsSeen,
+    TellReader,
+    Wait,
+    WakeAfter,
+    Woken,
+    WriteChain,
+)
+from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
+from seriatim.protocol.chain import ChainDocument, Durability, LinkState
+from seriatim.protocol.errors import (
+    DeadlineOver,
+    Fenced,
+    InvariantBroken,
+    NotElected,
+    OlderVersion,
+    Unreachable,
+    WrongIncarnation,
+)
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, SubscriptionId, Token
+from tests.property.chain_world import World, close_call, send_call, with_subscription
+
+DOWN = Unreachable("connection refused")
+
+
+def shown(effect: Effect) -> str:  # noqa: PLR0911 - a table
+    match effect:
+        case ReadChain():
+            return "read"
+        case WriteChain(_, expected, what):
+            return f"write {expected}: {what}"
+        case SendOpen(side, link, token, version):
+            return f"open {side.name} link={link.epoch} token={token} version={version}"
+        case SendSeal(side, link, version):
+            return f"seal {side.name} link={link.epoch} version={version}"
+        case TellReader(member, link, _, generation, token):
+            return f"tell {member} link={link.epoch} generation={generation} token={token}"
+        case WakeAfter(delay_ms):
+            return f"wake after {delay_ms} ms"
+        case LookUpSessions() | LookUpElection() | ReadKeptSeals():
+            return {"LookUpSessions": "sessions", "LookUpElection": "election", "ReadKeptSeals": "kept seals"}[
+                type(effect).__name__
+            ]
+        case Answer(SendGrant() as grant):
+            return f"grant link={grant.link.epoch} next={grant.next_index} token={grant.token}"
+        case Answer(ReadGrant() as grant):
+            return f"grant link={grant.link and grant.link.epoch} index={grant.index} token={grant.token}"
+        case Answer(Wait(reasons)):
+            return f"wait {'; '.join(f'{what}: {why}' for what, why in reasons.items())}"
+        case Answer(Refused(error)):
+            return f"refused {error.code}"
+        case Answer():
+            return "closed"
+
+
+class Trace:
+    """Tells a procedure events and keeps what it orders, as text."""
+
+    def __init__(self, begun, step):
+        self.state, effects = begun
+        self.step = step
+        self.effects = effects
+        self.lines = [shown(effect) for effect in effects]
+
+    def tell(self, *events):
+        for event in events:
+            self.state, self.effects = self.step(self.state, event, 5)
+            self.lines += [f"  {type(event).__name__}", *(shown(effect) for effect in self.effects)]
+        return self
+
+    @property
+    def document(self) -> ChainDocument:
+        return next(effect.document for effect in self.effects if isinstance(effect, WriteChain))
+
+    @property
+    def orders(self) -> list[str]:
+        return [shown(effect) for effect in self.effects]
+
+
+def sending(failed_epoch: int = 0, token: int = 1) -> Trace:
+    return Trace(acquire_send.start(SendRequest("node-1", Token(token), Epoch(failed_epoch))), acquire_send.step)
+
+
+def closing(epoch: int = 1) -> Trace:
+    return Trace(close_link.start(Epoch(epoch)), close_link.step)
+
+
+def reading(token: int = 1) -> Trace:
+    return Trace(acquire_read.start(ReadRequest("s", "node-1", Token(token))), acquire_read.step)
+
+
+def at(index: int, content: str = "x") -> Position:
+    return Position(Index(index), f"{content}{index}".encode(), {"s": 10 + index}) if index else START
+
+
+def whole(world: World, place: str, *positions: Position) -> SealAnswered:
+    return SealAnswered(place, SealAnswer(Wholeness.WHOLE, world.members["g1", place].incarnation, positions))
+
+
+@pytest.fixture
+def world() -> World:
+    """A queue whose sender has token 1 and the open link 1 on g1, with a subscription."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    return world
+
+
+def read(world: World) -> ChainRead:
+    return ChainRead(world.document, world.version, world.registry())
+
+
+def test_the_first_call_of_a_queue():
+    world = World()
+    trace = sending(token=0).tell(read(world), ElectionSeen("node-1"))
+    trace.tell(ChainWritten(ChainVersion(1)), ChainWritten(ChainVersion(2)))
+    trace.tell(LinkOpened("b", START), LinkOpened("a", START), ChainWritten(ChainVersion(3)))
+    assert trace.lines == [
+        "read",
+        "  ChainRead",
+        "election",
+        "  ElectionSeen",
+        "write 0: sender node-1 elected token=1",
+        "  ChainWritten",
+        "write 1: link 1 listed for g1",
+        "  ChainWritten",
+        "open g1-a link=1 token=1 version=2",
+        "open g1-b link=1 token=1 version=2",
+        "  LinkOpened",
+        "  LinkOpened",
+        "write 2: link 1 open on g1",
+        "  ChainWritten",
+        "grant link=1 next=0 token=1",
+    ]
+
+
+def test_the_master_is_dead_and_the_slave_answers(world):
+    world.kill(("g1", "a"))
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), whole(world, "b", at(3), at(5)))
+    ended = trace.document
+    assert trace.lines == [
+        "read",
+        "  ChainRead",
+        "write 3: closing link 1",
+        "  ChainWritten",
+        "seal g1-a link=1 version=4",
+        "seal g1-b link=1 version=4",
+        "  SealFailed",
+        "  SealAnswered",
+        "write 4: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2",
+    ]
+    # One write: how it ended, the send list, the next link, the consume list (H24).
+    assert ended.send_list == ("g2", "g3")
+    assert [(link.epoch, link.group, link.state, link.end, link.base) for link in ended.links] == [
+        (1, "g1", LinkState.SEALED, 5, 0),
+        (2, "g2", LinkState.OPENING, None, 5),
+    ]
+    assert ended.subscriptions[0].consume_list == (1, 2)
+    assert ended.links[1].marks_on_two == {"s": 13}  # what was committed, not what one member has (H2)
+    trace.tell(ChainWritten(ChainVersion(5)))
+    trace.tell(LinkOpened("a", START), LinkOpened("b", START), ChainWritten(ChainVersion(6)))
+    assert trace.orders == ["grant link=2 next=0 token=1"]
+    grant = trace.effects[0].result
+    assert (grant.resume_point, grant.is_resume_known, grant.base) == ({"s": 13}, True, 5)
+
+
+def test_a_second_answer_is_waited_for_only_a_moment(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), whole(world, "b", at(3), at(5)))
+    assert trace.orders == ["wake after 10 ms"]
+    trace.tell(Woken())
+    assert trace.orders == ["write 4: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
+
+
+def test_h1_a_blank_disk_alone_seals_nothing(world):
+    world.kill(("g1", "b"))
+    world.restart(("g1", "a"), is_blank=True)
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "a"), SealFailed("b", DOWN), KeptSealsRead({}), SessionsSeen(world.registry()))
+    lost = trace.document
+    assert lost.links[0].state is LinkState.LOST
+    assert lost.links[1].base is None
+
+
+def test_h1_partial_answers_seal_nothing_in_sync(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    for place in ("a", "b"):
+        incarnation = world.members["g1", place].incarnation
+        trace.tell(SealAnswered(place, SealAnswer(Wholeness.PARTIAL, incarnation, (at(2),), "a checksum failed")))
+    trace.tell(KeptSealsRead({}), SessionsSeen(world.registry()))
+    assert trace.document.links[0].certificate is None
+
+
+def test_h3_unequal_copies_are_asked_again_and_never_granted(world):
+    trace = sending().tell(read(world), LinkOpened("a", at(5, "one")), LinkOpened("b", at(5, "other")))
+    assert trace.orders == ["wake after 20 ms"]
+    trace.tell(Woken())
+    assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
+    trace.tell(LinkOpened("a", at(5)), LinkOpened("b", at(5)))
+    assert trace.orders == ["grant link=1 next=5 token=1"]
+    assert trace.effects[0].result.resume_point == {"s": 15}
+
+
+def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
+    close_call(world, 1).finish()
+    before = world.document
+    world.append(Epoch(1), 2)
+    sought = subscriptions.sought(before, "s", subscriptions.located(before, "earliest", None))
+    generation = before.subscriptions[0].generation
+    kept = replace(sought, subscriptions=(replace(sought.subscriptions[0], consume_list=(Epoch(1),)),))
+    assert subscriptions.drained(kept, SubscriptionId(1), generation, Epoch(1)) is kept
+    assert subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) != kept
+
+
+@pytest.mark.parametrize("error", [OlderVersion("older"), Fenced("newer token")])
+def test_h12_older_is_no_failure_of_a_member(world, error):
+    trace = sending().tell(read(world), OpenFailed("a", error))
+    assert trace.orders == ["wake after 5 ms"]
+    trace.tell(Woken())
+    assert trace.orders == ["read"]
+    trace.tell(read(world))
+    assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
+
+
+def test_h12_a_seal_that_is_older_starts_again_from_the_chain(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), SealFailed("a", OlderVersion("")))
+    assert trace.orders == ["read"]
+
+
+def test_h12_a_slow_coordinator_doesnt_seal_what_another_has_granted():
+    world = World()
+    slow = send_call(world)
+    for _ in range(4):
+        slow.go()  # its OpenLink is about to leave, with the version it knows
+    assert world.document.last_link.state is LinkState.OPENING
+    quick = send_call(world, token=1).finish()
+    assert isinstance(quick, SendGrant)
+    granted = world.document.last_link
+    answer = slow.finish()
+    assert isinstance(answer, SendGrant)
+    assert world.document.last_link == granted
+    assert granted.state is LinkState.OPEN
+
+
+def test_a_repeated_call_writes_nothing_and_gets_the_same_grant(world):
+    written = len(world.written)
+    answer = send_call(world, token=1).finish()
+    assert isinstance(answer, SendGrant)
+    assert (answer.link.epoch, len(world.written)) == (1, written)
+
+
+def test_a_report_about_an_older_epoch_is_ignored(world):
+    send_call(world, token=1, failed_epoch=1).finish()
+    answer = send_call(world, token=1, failed_epoch=1).finish()
+    assert isinstance(answer, SendGrant)
+    assert answer.link.epoch == 2
+    assert world.document.last_link.state is LinkState.OPEN
+
+
+def test_h13_a_link_is_open_in_the_chain_before_its_first_grant():
+    world = World()
+    trace = sending(token=0).tell(read(world), ElectionSeen("node-1"))
+    trace.tell(ChainWritten(ChainVersion(1)), ChainWritten(ChainVersion(2)), LinkOpened("a", START))
+    trace.tell(LinkOpened("b", START))
+    assert trace.orders == ["write 2: link 1 open on g1"]
+    trace.tell(ChainConflict())
+    assert trace.orders == ["read"]
+
+
+def test_h13_a_dead_group_that_was_only_tried_leaves_nothing_to_wait_for():
+    world = World()
+    with_subscription(world)
+    world.kill(("g1", "b"))
+    answer = send_call(world).finish()
+    assert isinstance(answer, SendGrant)
+    assert (answer.link.epoch, answer.link.group) == (2, "g2")
+    assert world.document.subscriptions[0].consume_list == (2,)
+    assert (world.document.links[0].end, world.document.send_list) == (0, ("g2", "g3"))
+
+
+def test_h14_sending_goes_on_past_unread_links_where_the_queue_allows_it(world):
+    from seriatim.coordinator.core import readmission
+    from seriatim.protocol.chain import Readmit
+
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    drained_only = world.document
+    in_sync = replace(drained_only, settings=replace(drained_only.settings, readmit=Readmit.IN_SYNC))
+    assert readmission.eligible(drained_only, world.registry()) == ()
+    assert readmission.eligible(in_sync, world.registry()) == ("g1",)
+
+
+def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), SealFailed("b", DeadlineOver("no answer")))
+    assert trace.orders == ["kept seals"]
+    trace.tell(KeptSealsRead({}))
+    assert trace.orders == ["sessions"]
+    both_there = trace.state
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("wait link 1: its end can't be told")
+    trace.state = both_there
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == ["write 4: link 1 lost: g1-a is not registered; link 2 listed for g2"]
+
+
+def test_h15_a_member_missing_in_what_is_remembered_is_looked_up_before_it_costs_a_group(world):
+    remembered = replace(read(world), registry=World(groups=()).registry())
+    trace = sending().tell(remembered)
+    assert trace.orders == ["sessions"]
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
+
+
+def test_what_a_member_wrote_beside_the_chain_counts(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), SealFailed("b", DOWN))
+    answer = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(2),))
+    trace.tell(KeptSealsRead({"b": answer}))
+    assert trace.document.links[0].end == 2
+
+
+def test_h18_a_link_is_closed_without_a_sender_and_its_group_leaves_in_the_same_write(world):
+    world.kill(("g1", "b"))
+    trace = closing().tell(read(world), ChainWritten(ChainVersion(4)), whole(world, "a", at(1)), SealFailed("b", DOWN))
+    assert (trace.document.links[0].end, trace.document.send_list) == (1, ("g2", "g3"))
+    trace.tell(ChainWritten(ChainVersion(5)))
+    assert trace.orders == ["closed"]
+
+
+def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
+    world.append(Epoch(1), 2)
+    for place in ("a", "b"):
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    grant = send_call(world, token=1, failed_epoch=1).finish()
+    assert isinstance(grant, SendGrant)
+    assert (grant.link.epoch, grant.base, grant.is_resume_known) == (2, None, False)
+    world.append(Epoch(2), 2)
+    send_call(world, token=1, failed_epoch=2).finish()
+    assert world.document.links[1].certificate.chain_hash is None
+    assert [link.base for link in world.document.links] == [0, None, None]
+    world.restart(("g1", "a"))
+    close_call(world, 1).finish()
+    assert [link.base for link in world.document.links] == [0, 1, 2]
+    assert world.document.links[1].certificate.marks == {"s": 2}
+    assert all(link.certificate.chain_hash for link in world.document.links[:2])
+
+
+def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_used(world):
+    from seriatim.coordinator.core import invariants, seal
+
+    for place in ("a", "b"):
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    send_call(world, token=1, failed_epoch=1).finish()
+    link = world.document.links[0]
+    certificate = seal.given_up(link, chain.point_before(world.document, link.epoch), [], now_ms=9)
+    given_up = chain.abandoned(world.document, link.epoch, certificate, "all of it", 9)
+    invariants.check_change(world.document, given_up)
+    assert given_up.links[1].base == 2**40
+    assert given_up.links[0].certificate.is_abandoned
+    assert [(one.epoch, one.what) for one in given_up.abandoned] == [(1, "all of it")]
+
+
+def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(7), is_stale=False), ReaderTold("b", Index(3), is_stale=False))
+    assert trace.orders == [f"write {world.version}: s has read link 1 to its end 1"]
+    assert trace.document.subscriptions[0].consume_list == (2,)
+
+
+def test_h23_no_member_hears_of_a_link_before_it_is_listed(world):
+    for trace in (sending(token=0), sending(failed_epoch=1)):
+        trace.tell(read(world))
+        assert not any(isinstance(effect, SendOpen) and effect.link.epoch > 1 for effect in trace.effects)
+    trace.tell(ChainWritten(ChainVersion(4)), whole(world, "b", at(3)), SealFailed("a", DOWN))
+    assert not any(isinstance(effect, SendOpen) for effect in trace.effects)
+
+
+def test_h24_where_no_group_is_left_the_end_is_recorded_all_the_same():
+    world = World(groups=("g1",))
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    world.kill(("g1", "a"))
+    answer = send_call(world, token=1, failed_epoch=1).finish()
+    assert isinstance(answer, Wait)
+    assert (world.document.links[0].end, world.document.send_list) == (1, ())
+    assert "g1" in answer.reasons
+
+
+def test_another_incarnation_costs_the_link_at_once(world):
+    trace = sending().tell(read(world), OpenFailed("a", WrongIncarnation("another process")))
+    assert trace.orders == ["write 3: closing link 1"]
+
+
+def test_an_older_token_is_refused_and_only_the_first_in_line_gets_one(world):
+    world.document = chain.with_sender(world.document, "node-2")
+    assert sending(token=1).tell(read(world)).orders == ["refused fenced"]
+    trace = sending(token=0).tell(read(world), ElectionSeen("node-2"))
+    assert trace.orders == ["refused not-elected"]
+    assert isinstance(trace.effects[0].result.error, NotElected)
+
+
+def test_a_group_that_couldnt_be_opened_isnt_tried_again_in_the_same_call():
+    world = World()
+    for group in ("g1", "g2", "g3"):
+        world.kill((group, "b"))  # all of them still registered
+    answer = send_call(world).finish()
+    assert isinstance(answer, Wait)
+    assert set(answer.reasons) == {"g1", "g2", "g3"}
+
+
+def test_h8_every_registered_member_is_told_who_reads(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
+    told = trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", DOWN)).state
+    assert trace.orders == ["sessions"]
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("wait g1-b: it is registered, but can't be told who reads")
+    trace.state = told
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == ["grant link=1 index=4 token=1"]
+
+
+def test_h7_stale_cursors_dont_count(world):
+    document = subscriptions.with_reader(world.document, "s", "node-1")
+    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    asked = trace.state
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
+    assert trace.orders == ["grant link=1 index=4 token=1"]
+    trace.state = asked
+    trace.tell(ReaderTold("a", Index(4), is_stale=True), ReaderTold("b", Index(9), is_stale=False))
+    assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
+
+
+def test_events_that_nothing_asked_for_are_bugs(world):
+    with pytest.raises(InvariantBroken):
+        sending().tell(read(world), ChainWritten(ChainVersion(9)))
+    with pytest.raises(InvariantBroken):
+        reading().tell(SessionsSeen(world.registry()))
+
+
+def test_in_async_two_partial_answers_end_the_link_and_the_certificate_says_so():
+    world = World(Durability.ASYNC)
+    send_call(world).finish()
+    for place in ("a", "b"):
+        world.restart(("g1", place))
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "a", at(2)), whole(world, "b", at(1), at(2), at(3)))
+    certificate = trace.document.links[0].certificate
+    assert (certificate.end, certificate.is_whole) == (3, False)
+    assert certificate.answered == tuple(Incarnation(f"g1-{place}-disk1", 2) for place in ("a", "b"))
