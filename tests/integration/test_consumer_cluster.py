@@ -1,0 +1,175 @@
+"""The consumer against real coordinators and brokers: kills on every side of it, with one sequence to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seriatim import Consumer, Producer, RangeReader, Subscriber
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.consumer.transport import Coordinators
+from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueView
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
+    settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2)
+    with DevelopmentCluster(settings) as started:
+        yield started
+
+
+def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
+    async def call() -> Any:
+        async with Coordinators(cluster.coordinators) as coordinators:
+            return await coordinators.call(method, request, 10)
+
+    return asyncio.run(call())
+
+
+def describe(cluster: DevelopmentCluster, queue: str) -> QueueView:
+    return ask(cluster, "DescribeQueue", QueueRequest(queue=queue))
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline_s, "it didn't come true in time"
+        time.sleep(0.05)
+
+
+def send(cluster: DevelopmentCluster, queue: str, first: int, count: int, pause_s: float = 0.0) -> None:
+    with Producer(cluster.coordinators, queue, f"from-{first}") as producer:
+        for number in range(first, first + count):
+            producer.send(b"%d" % number)
+            if pause_s and number % 100 == 0:
+                producer.flush(30)
+                time.sleep(pause_s)
+        producer.flush(30)
+
+
+def lag(cluster: DevelopmentCluster, queue: str, subscription: str) -> int | None:
+    for one in describe(cluster, queue).subscriptions:
+        if one.subscription == subscription and one.has_lag:
+            return one.lag_records
+    return None
+
+
+@pytest.mark.parametrize("side", ["master", "slave"])
+def test_a_member_killed_while_it_is_read_from(cluster: DevelopmentCluster, side: str) -> None:
+    queue = f"member-{side}"
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue=queue))
+    sending = threading.Thread(target=send, args=(cluster, queue, 0, 5000, 0.02))
+    found = []
+    with Consumer(cluster.coordinators, queue, auto_commit_ms=50) as consumer:
+        sending.start()
+        killed = ""
+        while len(found) < 5000:
+            found += consumer.poll(500, 20.0)
+            if not killed and len(found) > 1000:
+                link = getattr(describe(cluster, queue).links[-1], side)
+                killed = f"{link.group}-{link.member}"
+                cluster.kill(killed)
+        sending.join()
+        consumer.commit()
+    cluster.restart(killed)
+    assert [int(record.value) for record in found] == list(range(5000))
+    offsets = [record.offset for record in found]
+    assert offsets == sorted(set(offsets))
+    assert {record.epoch for record in found} == {1, 2}
+    wait_until(lambda: lag(cluster, queue, "default") == 0)
+    with RangeReader(cluster.coordinators, queue) as reader:
+        positions = reader.positions()
+        again = list(reader.read(positions.earliest, positions.end))
+    assert again == found
+    # Both groups have to be there again for the tests that follow.
+    wait_until(lambda: all(m.is_in_sync for g in describe(cluster, queue).groups for m in g.members), 40)
+
+
+def test_a_coordinator_killed_under_the_reader(cluster: DevelopmentCluster) -> None:
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue="coordinators"))
+    send(cluster, "coordinators", 0, 100)
+    with Consumer(cluster.coordinators, "coordinators") as consumer:
+        assert len(consumer.poll(50, 10.0)) == 50
+        cluster.kill("coordinator-1")
+        try:
+            send(cluster, "coordinators", 100, 100)
+            ask(cluster, "RotateQueue", QueueRequest(queue="coordinators"))
+            send(cluster, "coordinators", 200, 100)
+            found = []
+            while len(found) < 250:
+                found += consumer.poll(1000, 20.0)
+            assert [int(record.value) for record in found] == list(range(50, 300))
+            consumer.commit()
+        finally:
+            cluster.restart("coordinator-1")
+
+
+def start_reader(cluster: DevelopmentCluster, queue: str, output: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "seriatim.cli.main", "consume", "--queue", queue]
+    with output.open("wb") as to:
+        return subprocess.Popen([*command, "--coordinator", cluster.coordinators], stdout=to, stderr=subprocess.DEVNULL)
+
+
+def numbers(output: Path) -> list[int]:
+    return [int(line) for line in output.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_standby_takes_over_from_a_reader_killed_or_paused(
+    cluster: DevelopmentCluster, tmp_path: Path, harm: signal.Signals
+) -> None:
+    queue = f"readers-{harm.name.lower()}"
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue=queue))
+    send(cluster, queue, 0, 1000)
+    first, second = tmp_path / "first", tmp_path / "second"
+    readers = [start_reader(cluster, queue, first)]
+    try:
+        wait_until(lambda: len(numbers(first)) == 1000)
+        readers.append(start_reader(cluster, queue, second))
+        wait_until(lambda: lag(cluster, queue, "default") == 0)
+        os.kill(readers[0].pid, harm)
+        send(cluster, queue, 1000, 500)
+        wait_until(lambda: len(numbers(second)) == 500)
+        if harm is signal.SIGSTOP:
+            # By its own clock it must not hand out what it may have fetched ahead (H8).
+            os.kill(readers[0].pid, signal.SIGCONT)
+            send(cluster, queue, 1500, 100)
+            wait_until(lambda: len(numbers(second)) == 600)
+            time.sleep(1.0)
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    assert numbers(first) == list(range(1000))
+    assert numbers(second) == list(range(1000, 1600 if harm is signal.SIGSTOP else 1500))
+
+
+def test_a_subscriber_commits_across_links(cluster: DevelopmentCluster) -> None:
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue="offsets"))
+    send(cluster, "offsets", 0, 100)
+    ask(cluster, "RotateQueue", QueueRequest(queue="offsets"))
+    send(cluster, "offsets", 100, 100)
+    with Subscriber(cluster.coordinators, "offsets", "replay") as subscriber:
+        assert subscriber.wait_elected(20).cursor_offset == 0
+        subscriber.commit(30)
+        subscriber.commit(150)
+        assert lag(cluster, "offsets", "replay") == 50
+    with Consumer(cluster.coordinators, "offsets", "replay") as consumer:
+        assert consumer.poll(1, 20.0)[0].offset == 150
+        consumer.seek(20)
+        assert consumer.poll(1, 20.0)[0].offset == 20
+        consumer.seek("latest")
+        send(cluster, "offsets", 200, 1)
+        assert consumer.poll(1, 20.0)[0].offset == 200
