@@ -29,7 +29,10 @@ CACHE_BYTES = 64 * 1024 * 1024
 
 
 class Broker:
-    """One member. `resync_wanted` is set when something may be missing here; `opened` is told of each link opened."""
+    """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
+
+    `opened` is told of each link opened.
+    """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
         self.cluster = cluster
@@ -42,6 +45,7 @@ class Broker:
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()
         self.damaged: set[tuple[LinkKey, Index]] = set()
+        self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {record.key: record for record in store.links()}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
@@ -100,6 +104,7 @@ class Broker:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
+        self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")
         self.resync_wanted.set()
 
     # ---- names
@@ -225,6 +230,7 @@ class Broker:
                 _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
             has_it = runner.holding().has_it
         if not has_it or not record.has_cursors:
+            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
             self.resync_wanted.set()
         self.drained_wanted.set()
         return has_it

@@ -17,7 +17,7 @@ from seriatim.broker_group.core import replica
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
-from seriatim.broker_group.streams import read, status_of
+from seriatim.broker_group.streams import read
 from seriatim.protocol import batch, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -91,7 +91,7 @@ class SlaveStream:
                 await call.write(pb.ReplicateRequest(open=self._open()))
                 first = await read(call)
                 if first is None:
-                    raise await status_of(call)
+                    raise PeerLost("the slave ended the stream")
                 await self._equalise(call, Index(first.next_index), first.hash)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send(call))
@@ -129,7 +129,7 @@ class SlaveStream:
             while index < mine:
                 reply = await read(call)
                 if reply is None:
-                    raise await status_of(call)
+                    raise PeerLost("the slave ended the stream")
                 index, digest = Index(reply.next_index), reply.hash
         refused = runner.apply(replica.PeerReady(index, digest))
         if refused is not None:
@@ -163,7 +163,7 @@ class SlaveStream:
         while True:
             reply = await read(call)
             if reply is None:
-                raise await status_of(call)
+                raise PeerLost("the slave ended the stream")
             self._runner.apply(replica.PeerConfirmed(Index(reply.next_index), reply.hash))
 
 

@@ -49,6 +49,12 @@ class Resyncer:
         self.changed: Callable[[], None] = lambda: None
         self.is_in_sync = False
         self.problem = "not compared with the chain yet"
+        broker.found_lacking = self._found_lacking
+
+    def _found_lacking(self, problem: str) -> None:
+        """Said at once, not only when the next pass ends: nobody may take this member for one in sync meanwhile."""
+        self.is_in_sync, self.problem = False, problem
+        self.changed()
 
     async def run(self) -> None:
         """Passes, one after the other, as long as the process lives."""

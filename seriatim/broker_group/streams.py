@@ -10,13 +10,9 @@ _END: Any = vars(grpc.aio)["EOF"]
 
 
 async def read(call: Any) -> Any | None:
-    """The next message of a call or a servicer's context; None where the other side has ended its half."""
+    """The next message of a call or a servicer's context; None where the other side has ended its half.
+
+    Raises grpc.aio.AioRpcError where the server ended the call with an error.
+    """
     message = await call.read()
     return None if message is _END else message
-
-
-async def status_of(call: Any) -> grpc.aio.AioRpcError:
-    """The error with which the server ended a call whose replies are over."""
-    return grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details(), ""
-    )

@@ -250,8 +250,8 @@ class Members:
             await call.write(pb.FetchRequest(open=opened))
             while (reply := await read(call)) is not None:
                 yield reply
-            if await call.code() is not grpc.StatusCode.OK:
-                raise rpc.translated(await _status(call))
+        except grpc.aio.AioRpcError as error:
+            raise rpc.translated(error) from error
         finally:
             call.cancel()
 
@@ -268,6 +268,8 @@ class Appending:
         self._call = call
         self._open = pb.AppendOpen(link=name, token=token, next_index=next_index)
         self.acknowledged = -1
+        self.is_stopped = False
+        self.sent_index = 0
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> Appending:
@@ -277,11 +279,14 @@ class Appending:
 
     async def send(self, batches: Iterable[EncodedBatch]) -> None:
         for one in batches:
+            if self.is_stopped:
+                return
             message = pb.Batch(header=one.header_bytes, payload=one.payload)
             try:
                 await self._call.write(pb.AppendRequest(batch=message))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return
+            self.sent_index = one.header.end_index
 
     async def _read(self) -> None:
         while (reply := await read(self._call)) is not None:
@@ -302,18 +307,12 @@ class Appending:
                 await self._reading
             except grpc.aio.AioRpcError as error:
                 return rpc.translated(error)
-            return rpc.translated(await _status(self._call))
+        raise AssertionError("the stream ended without an error")
 
     async def close(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
         self._call.cancel()
-
-
-async def _status(call: Any) -> grpc.aio.AioRpcError:
-    from seriatim.broker_group.streams import status_of
-
-    return await status_of(call)
 
 
 async def until(claim: Callable[[], Awaitable[bool]], timeout_s: float = 15) -> None:

@@ -71,6 +71,11 @@ async def filled(group: Members, count: int = 20, durability: str = "sync") -> p
     return await group.open(durability=durability)
 
 
+async def has_it(group: Members, end: pb.Position) -> bool:
+    """Whether the second member says that it has all of link 1."""
+    return bool((await group.record_end(group.b, end)).has_it)
+
+
 @pytest.mark.parametrize("durability", ["sync", "interval", "async", "memory"])
 def test_many_batches_in_flight_are_acknowledged_and_on_both(run: Callable[..., None], durability: str) -> None:
     async def scenario(group: Members) -> None:
@@ -85,5 +90,337 @@ def test_many_batches_in_flight_are_acknowledged_and_on_both(run: Callable[..., 
         for member in group.both:
             assert (await group.record_end(member, ends[0].positions[-1])).has_it
             assert sent_batches(await group.fetch(member)) == as_sent(batches(200))
+
+    run(scenario)
+
+
+def test_a_killed_slave_is_noticed_at_once_and_the_seal_covers_all_acknowledged(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sending = asyncio.ensure_future(stream.send(batches(3000)))
+        await stream.until_acknowledged(500)
+        # gRPC hides the reason from a sender that is just writing.
+        stream.is_stopped = True
+        await sending
+        started_s = asyncio.get_running_loop().time()
+        await group.b.kill()
+        assert isinstance(await stream.error(), PeerLost)
+        assert asyncio.get_running_loop().time() - started_s < 1.0
+        reply = await group.seal(group.a)
+        assert reply.answer == pb.SealReply.WHOLE
+        assert reply.positions[-1].index >= stream.acknowledged
+        assert reply.committed_index >= stream.acknowledged
+        assert [one.index for one in reply.positions] == sorted({one.index for one in reply.positions})
+
+    run(scenario)
+
+
+def test_after_the_masters_death_the_slave_serves_what_is_committed_and_the_rest_at_the_end(
+    run: Callable[..., None],
+) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sending = asyncio.ensure_future(stream.send(batches(3000)))
+        await stream.until_acknowledged(500)
+        await group.a.kill()
+        await sending
+        reply = await group.seal(group.b)
+        assert reply.answer == pb.SealReply.WHOLE
+        end = reply.positions[-1]
+        assert end.index >= stream.acknowledged
+        reading = asyncio.ensure_future(group.fetch(group.b))
+        assert (await group.record_end(group.b, end)).has_it
+        assert sent_batches(await reading) == as_sent(batches(end.index // 10))
+        await stream.close()
+
+    run(scenario)
+
+
+def test_a_restarted_member_seals_its_links_is_another_incarnation_and_fills_up(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sending = asyncio.ensure_future(stream.send(batches(3000)))
+        await stream.until_acknowledged(500)
+        await group.b.kill()
+        await stream.error()
+        await sending
+        end = (await group.seal(group.a)).positions[-1]
+        assert (await group.record_end(group.a, end)).has_it
+        await group.write_chain(end)
+        before = group.b.incarnation
+        group.b.launch()
+        await group.b.ready()
+        await group.whole()
+        assert (group.b.incarnation.disk_id, group.b.incarnation.start) == (before.disk_id, before.start + 1)
+        assert (await group.record_end(group.b, end)).has_it
+        assert sent_batches(await group.fetch(group.b)) == as_sent(batches(end.index // 10))
+        described = await group.b.stub.DescribeLink(pb.DescribeLinkRequest(link=group.name(1, group.b.incarnation)))
+        assert (described.end, described.hash) == (end.index, end.hash)
+        with pytest.raises(Exception, match="takes no more records"):
+            await group.open()
+
+    run(scenario)
+
+
+def test_a_blank_member_gives_no_answer_to_a_seal_and_is_filled_from_its_peer(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        position = await filled(group)
+        await group.b.kill()
+        shutil.rmtree(group.b.directory)
+        group.b.launch()
+        await group.b.ready()
+        await group.registered(lambda a, b: b.incarnation.start == 1 and a.peer == b.incarnation)
+        assert (await group.seal(group.b)).answer == pb.SealReply.UNKNOWN
+        # It knows nothing, and still it must not take index 0 again (H25), nor be opened late (H11).
+        master, slave = group.chain_members[Epoch(1)]
+        request = pb.OpenLinkRequest(
+            link=group.name(1, group.b.incarnation), chain_version=9, token=1, master=master, slave=slave,
+            durability="sync",
+        )  # fmt: skip
+        with pytest.raises(Sealed):
+            await call(group.b.stub.OpenLink, request, 2)
+        request.link.epoch = 2
+        with pytest.raises(WrongIncarnation):
+            await call(group.b.stub.OpenLink, request, 2)
+        end = (await group.seal(group.a)).positions[-1]
+        assert end.index == position.index
+        assert (await group.record_end(group.a, end)).has_it
+        assert not (await group.record_end(group.b, end)).has_it
+        with pytest.raises(MemberBehind):
+            await group.fetch(group.b)
+        await group.write_chain(end)
+        await until(lambda: has_it(group, end))
+        await group.whole()
+        assert sent_batches(await group.fetch(group.b)) == as_sent(batches(20))
+
+    run(scenario)
+
+
+def test_a_refused_batch_ends_the_stream_and_what_came_before_is_acknowledged(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        one, two = batches(2, first_index=200)
+        damaged = type(two)(two.header, two.header_bytes, b"?" + two.payload[1:])
+        gap = two.at(two.header.end_index)
+        resent = batches(1, first_index=210, first_seq=0)
+        partly = batches(1, first_index=210, first_seq=205)
+        refusals: list[tuple[list, type[Exception]]] = [
+            ([one, damaged, two], BadChecksum),
+            ([one, gap, two], WrongIndex),
+            ([one, *resent, two], Resend),
+            ([one, *partly, two], PartlyResend),
+            ([type(two)(two.header, b"nonsense", b""), two], MalformedFrame),
+        ]
+        for sent, expected in refusals:
+            stream = await group.append(group.a).open()
+            await stream.send(sent)
+            error = await stream.error()
+            assert isinstance(error, expected), error
+            assert stream.acknowledged == 210
+        stream = await group.append(group.a).open()
+        await stream.send(batches(1, first_index=0))
+        await stream.send([two])
+        await stream.until_acknowledged(220)
+        await stream.close()
+        foreign = group.append(group.a)
+        foreign._open.link.cluster = "another"
+        assert isinstance(await (await foreign.open()).error(), WrongCluster)
+
+    run(scenario)
+
+
+def test_a_new_token_fences_the_old_sender_and_finds_equal_copies(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        old = await group.append(group.a).open()
+        sending = asyncio.ensure_future(old.send(batches(2000)))
+        await old.until_acknowledged(300)
+        opening = asyncio.ensure_future(group.open(token=1))
+        old.is_stopped = True
+        await sending
+        await old.until_acknowledged(old.sent_index)
+        assert (await opening).index <= old.acknowledged
+        position = await group.open(token=2)
+        assert position.index == old.acknowledged
+        old.is_stopped = False
+        await old.send(batches(1, first_index=position.index))
+        assert isinstance(await old.error(), Fenced)
+        assert old.acknowledged == position.index
+        new = await group.append(group.a, token=2).open()
+        await new.send(batches(10, first_index=position.index))
+        await new.until_acknowledged(position.index + 100)
+        await new.close()
+        assert isinstance(await (await group.append(group.a, token=1).open()).error(), Fenced)
+
+    run(scenario)
+
+
+def test_a_reader_gets_what_commits_at_once_within_its_credit_from_both(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sizes = [one.size_bytes for one in batches(3)]
+        for member in group.both:
+            fetching = group.fetching(member, credit_bytes=sum(sizes[:2]))
+            start = await anext(fetching)
+            assert start.start.index == 0
+            first_index = 0 if member is group.a else 30
+            await stream.send(batches(3, first_index=first_index))
+            found = []
+            async with asyncio.timeout(5):
+                found = [await anext(fetching) for _ in range(2)]
+            assert sent_batches(found) == as_sent(batches(2))
+            if member is group.a:
+                await stream.until_acknowledged(30)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await anext(fetching)
+            await fetching.aclose()
+        # The last batch of a quiet link reaches the slave's readers as well (H19).
+        await stream.until_acknowledged(60)
+        fetching = group.fetching(group.b, from_index=45)
+        async with asyncio.timeout(5):
+            start = await anext(fetching)
+            assert (start.start.index, dict(start.start.marks)) == (40, {"source": 39})
+            assert sent_batches([await anext(fetching), await anext(fetching)]) == as_sent(batches(6)[4:])
+        await fetching.aclose()
+        await stream.close()
+
+    run(scenario)
+
+
+def test_cursors_are_on_both_and_belong_to_the_reader_that_was_told(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await filled(group)
+
+        def tell(member, generation: int, token: int):
+            request = pb.TellReaderRequest(
+                link=group.name(1, member.incarnation), subscription_id=3, generation=generation, token=token
+            )
+            return call(member.stub.TellReader, request, 2)
+
+        def commit(member, generation: int, token: int, index: int):
+            request = pb.CommitCursorRequest(
+                link=group.name(1, member.incarnation), subscription_id=3, generation=generation, token=token,
+                index=index,
+            )  # fmt: skip
+            return call(member.stub.CommitCursor, request, 4)
+
+        with pytest.raises(Fenced):
+            await commit(group.a, 1, 1, 5)
+        for member in group.both:
+            assert not (await tell(member, 1, 1)).has_cursor
+        await commit(group.b, 1, 1, 57)
+        await commit(group.a, 1, 1, 33)
+        for member in group.both:
+            told = await tell(member, 1, 2)
+            assert (told.cursor, told.has_cursor, told.is_stale) == (57, True, False)
+        for member in group.both:
+            with pytest.raises(Fenced):
+                await commit(member, 1, 1, 99)
+        with pytest.raises(Fenced):
+            await group.fetch(group.a, subscription_id=3, generation=1, token=1)
+        for member in group.both:
+            assert not (await tell(member, 2, 3)).has_cursor
+        with pytest.raises(OlderGeneration):
+            await commit(group.a, 1, 2, 99)
+        # With the peer gone and no coordinator to note it, a commit isn't answered.
+        await group.b.kill()
+        with pytest.raises(Exception, match="no coordinator"):
+            await commit(group.a, 2, 3, 99)
+
+    run(scenario)
+
+
+def test_a_full_disk_takes_no_records_and_still_seals(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.registered(lambda a, b: not a.is_accepting and "room" in a.problem)
+        await group.open()
+        stream = await group.append(group.a).open()
+        await stream.send(batches(1))
+        assert isinstance(await stream.error(), DiskFull)
+        assert (await group.seal(group.a)).answer == pb.SealReply.WHOLE
+
+    run(scenario, "--reserve-mb", str(1 << 24))
+
+
+def test_a_seal_of_a_link_never_heard_of_keeps_it_shut_and_outlives_a_restart(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        reply = await group.seal(group.a, epoch=4)
+        assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.WHOLE, 0)
+        with pytest.raises(Exception, match="takes no more"):
+            await group.open(epoch=4)
+        assert await group.a.stop() == 0
+        group.a.launch()
+        await group.a.ready()
+        await group.whole()
+        with pytest.raises(Exception, match="takes no more|wasn't made"):
+            await group.open(epoch=4)
+
+    run(scenario)
+
+
+def test_what_lived_in_memory_is_not_whole_after_a_restart(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        position = await filled(group, durability="memory")
+        await group.b.kill()
+        group.b.launch()
+        await group.b.ready()
+        await group.whole()
+        assert (await group.seal(group.b, durability="memory")).answer == pb.SealReply.PARTIAL
+        reply = await group.seal(group.a, durability="memory")
+        assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.WHOLE, position.index)
+
+    run(scenario)
+
+
+def test_a_member_seals_a_closing_link_by_itself_when_no_coordinator_comes(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        group.chain_members[Epoch(1)] = group.link_members()
+        await group.write_chain(None, state=LinkState.OPEN)
+        position = await filled(group)
+        await group.write_chain(None, state=LinkState.CLOSING)
+        for member in group.both:
+            path = group.paths.seal(QUEUE, Epoch(1), member.member)
+
+            async def is_written(path: str = path) -> bool:
+                return await group.session.exists(path)
+
+            await until(is_written)
+            reply = pb.SealReply.FromString((await group.session.get(path))[0])
+            assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.WHOLE, position.index)
+            assert reply.incarnation == message(member.incarnation)
+
+    run(scenario)
+
+
+def test_dropped_links_are_gone(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        for member in group.both:
+            request = pb.DropLinksRequest(
+                cluster=group.paths.cluster, to=message(member.incarnation), queue_id=QUEUE, below_epoch=2
+            )
+            await call(member.stub.DropLinks, request, 2)
+            with pytest.raises(UnknownLink):
+                await group.fetch(member)
+            described = await member.stub.DescribeLink(pb.DescribeLinkRequest(link=group.name(1, member.incarnation)))
+            assert not described.is_known
+
+    run(scenario)
+
+
+def test_a_second_process_on_a_directory_says_so(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        first = group.a.process
+        group.a.launch()
+        second, group.a._process = group.a.process, first
+        assert await asyncio.to_thread(second.wait, 15) == 2
+        assert second.stdout is not None
+        second.stdout.close()
+        assert "another broker runs on the directory" in group.a.log_path.read_text()
 
     run(scenario)
