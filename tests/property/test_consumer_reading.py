@@ -211,6 +211,7 @@ class Reader:
     def finish(self) -> None:
         """Everything is healed, everything is read."""
         self.registered = {"a": True, "b": True}
+        self.change()
         while self.is_opening or self.known < len(self.world.links) or self.is_last_open:
             self.grow()
         for _ in range(2000):
@@ -249,7 +250,7 @@ def worlds(draw) -> World:
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world: World, data: st.DataObject) -> None:
     reader = Reader(world)
     reader.happened(ReadFrom(reader.view(), Place(Epoch(1), Index(0))))

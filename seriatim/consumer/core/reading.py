@@ -277,7 +277,7 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     fetch = state.fetch
     if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
         return state, []
-    return _failed(state, f"{after.side(fetch.member)} is no longer registered as it was", now_s, order_close=True)
+    return _failed(state, "it is no longer registered as it was", now_s, order_close=True)
 
 
 def _answered(state: Reading, event: StartArrived | BatchArrived | EndReached | FetchFailed, now_s: float) -> Step:
