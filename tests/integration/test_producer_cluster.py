@@ -89,6 +89,13 @@ def produce(cluster: DevelopmentCluster, *arguments: str) -> tuple[int, bytes, b
         return running.returncode, output, problems
 
 
+def wait_for_lines(log: Path, count: int) -> None:
+    until = time.monotonic() + 30
+    while not log.exists() or log.read_text().count("\n") < count:
+        assert time.monotonic() < until, f"{log} never had {count} lines"
+        time.sleep(0.01)
+
+
 def test_lines_of_a_file_become_records_with_a_log_of_their_places(cluster: DevelopmentCluster, tmp_path: Path) -> None:
     create(cluster, "lines")
     lines, log = tmp_path / "lines", tmp_path / "log"
@@ -110,11 +117,7 @@ def test_a_stopped_command_flushes_what_it_read(cluster: DevelopmentCluster, tmp
         assert running.stderr is not None
         running.stdin.write(b"one\ntwo\n")
         running.stdin.flush()
-        until = time.monotonic() + 30
-        while not log.exists() or log.read_text().count("\n") < 2:
-            assert running.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for_lines(log, 2)
         running.send_signal(signal.SIGTERM)
         output, problems = running.communicate(timeout=30)
     assert running.returncode == 0, problems
@@ -130,6 +133,8 @@ def test_a_deposed_command_with_seqs_goes_on_from_the_resume_point(cluster: Deve
     with running_produce(cluster, "--queue", "deposed", "--name", "n", "--with-seq", "--ack-log", str(log)) as running:
         assert running.stdin is not None
         for start in range(0, 20_000, 1000):
+            if start in (3000, 9000):
+                wait_for_lines(log, start)
             running.stdin.write(b"".join(b"%d\tvalue\n" % seq for seq in range(start, start + 1000)))
             running.stdin.flush()
             if start in (3000, 9000):
