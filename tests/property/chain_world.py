@@ -7,7 +7,7 @@ every recorded end against what was acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from seriatim.coordinator.core import acquire_send, chain, close_link, invariants
@@ -123,7 +123,7 @@ class World:
                 )
         return Registry({name: GroupState(name, members=states) for name, states in groups.items()})
 
-    def carry_out(self, effect: Effect) -> Event:  # noqa: PLR0911 - a table
+    def carry_out(self, effect: Effect) -> Event:
         match effect:
             case ReadChain():
                 return ChainRead(self.document, self.version, self.registry())

@@ -59,7 +59,7 @@ from tests.property.chain_world import World, close_call, send_call, with_subscr
 DOWN = Unreachable("connection refused")
 
 
-def shown(effect: Effect) -> str:  # noqa: PLR0911 - a table
+def shown(effect: Effect) -> str:  # noqa: C901 - a table
     match effect:
         case ReadChain():
             return "read"

@@ -15,6 +15,10 @@ from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName
 
 CLOSING_GRACE_MS = 300
 """A closing link is left this long to the call that began to close it."""
+QUIET_MS = 1000
+"""What isn't urgent is written only to a chain that nobody changed for this long: it is not to overtake a sender's call, and
+by then a living member has noticed that its peer died.
+"""
 ORPHAN_AFTER_MS = 60_000
 """A queue without a name is one whose making was cut off, once it is this old."""
 
@@ -152,6 +156,8 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
 def _change(seen: SeenChain, registry: Registry, now_ms: int) -> tuple[Change, ...]:
     """One write with all that is due: draining groups leave the send list, others come back, old links go."""
     document = seen.document
+    if now_ms - seen.since_ms < QUIET_MS:
+        return ()
     done = []
     last = document.last_link
     for group in document.send_list:

@@ -81,10 +81,17 @@ def _broken_by(before: ChainDocument, after: ChainDocument) -> Iterator[str]:
     for link in added:
         if link.state is not LinkState.OPENING:
             yield f"2: link {link.epoch} was {link.state} as soon as it was listed (H13)"
-    kept = [one for one in after.send_list if one in before.send_list]
-    if list(after.send_list[: len(kept)]) != kept or kept != [one for one in before.send_list if one in kept]:
+    stayed = [group for group in before.send_list if group not in _left_by_ending(before, after)]
+    kept = [group for group in after.send_list if group in stayed]
+    if list(after.send_list[: len(kept)]) != kept or kept != [group for group in stayed if group in kept]:
         yield "6: a group came to the send list elsewhere than at its tail"
     yield from _broken_subscriptions(before, after, [link.epoch for link in added])
+
+
+def _left_by_ending(before: ChainDocument, after: ChainDocument) -> set[str]:
+    """Groups whose link ended by this change: they left the send list, and may have come back to its tail at once."""
+    live = {link.epoch: link.group for link in before.links if link.state in chain.LIVE}
+    return {live[link.epoch] for link in after.links if link.epoch in live and link.state not in chain.LIVE}
 
 
 def _broken_head(live: Link, after: ChainDocument) -> Iterator[str]:

@@ -8,11 +8,14 @@ from seriatim.coordinator.core.chain import point_before
 from seriatim.protocol.chain import ChainDocument, Dropped, Link
 from seriatim.protocol.names import Epoch
 
+EMPTY_KEPT_MS = 60_000
+"""An empty link is kept as long as it takes everyone to see that it ended."""
+
 
 def due(document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
     """The first links of the chain that may be let go: sealed, all known before them, read by all, kept long enough.
 
-    Empty links need not be kept for their records.
+    Empty links need not be kept for their records, so the queue's retention doesn't count for them.
     """
     listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
     epochs = []
@@ -27,7 +30,8 @@ def _is_over(link: Link, retention_ms: int, now_ms: int) -> bool:
     certificate = link.certificate
     if certificate is None or certificate.chain_hash is None:
         return False
-    return certificate.end == 0 or now_ms - certificate.sealed_at_ms >= retention_ms
+    kept_ms = min(retention_ms, EMPTY_KEPT_MS) if certificate.end == 0 else retention_ms
+    return now_ms - certificate.sealed_at_ms >= kept_ms
 
 
 def without(document: ChainDocument, epochs: tuple[Epoch, ...]) -> ChainDocument:

@@ -1,0 +1,107 @@
+"""Positions in a chain, against a slow and obvious model: a list of every offset."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seriatim.coordinator.core import invariants, subscriptions
+from seriatim.coordinator.core.chain import point_before
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription
+from seriatim.protocol.names import Epoch, Index, SubscriptionId
+from tests.property.chain_world import World, send_call
+
+
+def world_with(counts: list[int]) -> World:
+    """One link for each count, with so many batches of one record; the last is open."""
+    world = World()
+    send_call(world).finish()
+    for number, count in enumerate(counts):
+        epoch = Epoch(number + 1)
+        for _ in range(count):
+            world.append(epoch, 2)
+        if number + 1 < len(counts):
+            send_call(world, token=1, failed_epoch=epoch).finish()
+    return world
+
+
+counts = st.lists(st.integers(0, 4), min_size=1, max_size=6)
+
+
+@given(counts)
+def test_every_offset_is_found_where_it_lies(sizes: list[int]) -> None:
+    world = world_with(sizes)
+    committed = Index(sizes[-1])
+    model = [(epoch + 1, index) for epoch, size in enumerate(sizes) for index in range(size)]
+    for offset, (epoch, index) in enumerate(model):
+        found = subscriptions.located(world.document, str(offset), committed)
+        assert (found.epoch, found.index) == (epoch, index)
+        assert found.consume_list == tuple(range(epoch, len(sizes) + 1))
+    end = subscriptions.located(world.document, str(len(model)), committed)
+    latest = subscriptions.located(world.document, "latest", committed)
+    assert (end.epoch, end.index) == (latest.epoch, latest.index) == (len(sizes), sizes[-1])
+    with pytest.raises(InvalidArgument):
+        subscriptions.located(world.document, str(len(model) + 1), committed)
+
+
+@given(counts, st.lists(st.sampled_from(["earliest", "latest", "drain", "late report"]), max_size=12))
+def test_whatever_is_sought_and_drained_the_lists_stay_in_order(sizes: list[int], steps: list[str]) -> None:
+    world = world_with(sizes)
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "s", position, 0)
+    old = document.subscriptions[0]
+    for step in steps:
+        before = document
+        now = document.subscriptions[0]
+        if step == "drain" and now.consume_list:
+            head = document.link(now.consume_list[0])
+            if head is not None and head.state is LinkState.SEALED:
+                document = subscriptions.drained(document, SubscriptionId(1), now.generation, head.epoch)
+                assert head.epoch not in document.subscriptions[0].consume_list
+        elif step == "late report" and now.generation != old.generation:
+            for epoch in now.consume_list:
+                assert subscriptions.drained(document, SubscriptionId(1), old.generation, epoch) is document
+        elif step in ("earliest", "latest"):
+            where = subscriptions.located(document, step, Index(sizes[-1]))
+            document = subscriptions.sought(document, "s", where)
+            assert document.subscriptions[0].generation == now.generation + 1
+        invariants.check_change(before, document)
+        assert document.subscriptions[0].consume_list == tuple(
+            epoch
+            for epoch in range(1, len(sizes) + 1)
+            if epoch >= min(document.subscriptions[0].consume_list, default=len(sizes) + 1)
+        )
+
+
+def test_only_a_sealed_head_can_be_drained() -> None:
+    world = world_with([1, 1])
+    document = subscriptions.created(world.document, "s", subscriptions.located(world.document, "earliest", None), 0)
+    for epoch in (2,):
+        with pytest.raises(InvalidArgument):
+            subscriptions.drained(document, SubscriptionId(1), document.subscriptions[0].generation, Epoch(epoch))
+
+
+def test_names_that_are_taken_or_unknown() -> None:
+    world = world_with([1])
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "s", position, 0)
+    with pytest.raises(SubscriptionExists):
+        subscriptions.created(document, "s", position, 0)
+    with pytest.raises(UnknownSubscription):
+        subscriptions.deleted(document, "other")
+    with pytest.raises(InvalidArgument):
+        subscriptions.located(document, "soon", None)
+    again = subscriptions.created(subscriptions.deleted(document, "s"), "s", position, 0)
+    assert again.subscriptions[0].subscription_id == 2
+
+
+def test_a_stale_note_is_kept_once_and_cleared() -> None:
+    document = world_with([1]).document
+    noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", is_stale=True)
+    assert noted.stale_cursors == ((1, "a"),)
+    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=True) is noted
+    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=False) == document
+    assert subscriptions.with_stale_cursors(document, Epoch(9), "a", is_stale=True) is document
+    assert point_before(document, Epoch(1)).is_known

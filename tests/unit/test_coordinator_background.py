@@ -1,0 +1,213 @@
+"""What the elected coordinator does unasked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seriatim.coordinator.core import background, chain, retention, seal, status, subscriptions
+from seriatim.coordinator.core.background import (
+    Change,
+    ClearQueue,
+    CloseIt,
+    SeenChain,
+    TellDrop,
+    TellEnd,
+    Told,
+    View,
+    end_key,
+)
+from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.names import Epoch, QueueId
+from tests.property.chain_world import World, close_call, send_call, with_subscription
+
+LATER_MS = 10_000
+
+
+def sending_world() -> World:
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    return world
+
+
+def planned(world: World, *, now_ms: int = LATER_MS, told: Told | None = None, **view: object) -> tuple:
+    seen = SeenChain(world.document, world.version, since_ms=0)
+    fields = {
+        "chains": (seen,),
+        "registry": world.registry(),
+        "names": {"orders": QueueId(1)},
+        "told": told or Told(),
+    } | view
+    return background.plan(View(**fields), now_ms)
+
+
+def kinds(actions: tuple) -> list[type]:
+    return [type(action) for action in actions]
+
+
+def without_peers(world: World, group: str) -> Registry:
+    registry = world.registry()
+    members = {place: replace(state, peer=None) for place, state in registry.groups[group].members.items()}
+    return Registry({**registry.groups, group: GroupState(group, members=members)})
+
+
+def test_nothing_is_done_where_all_is_well():
+    assert planned(sending_world()) == ()
+
+
+def test_h18_an_open_link_is_closed_when_a_member_is_gone_restarted_or_sealed():
+    world = sending_world()
+    sealed = frozenset({(QueueId(1), Epoch(1))})
+    assert planned(world, sealed=sealed) == (CloseIt(QueueId(1), Epoch(1), "a member has sealed it"),)
+    world.restart(("g1", "b"))
+    assert kinds(planned(world)) == [CloseIt]
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    assert kinds(planned(world)) == [CloseIt]
+
+
+def test_a_closing_link_is_left_for_a_moment_to_whoever_closes_it():
+    world = sending_world()
+    world.document = chain.closing(world.document, Epoch(1))
+    assert planned(world, now_ms=100) == ()
+    assert kinds(planned(world, now_ms=LATER_MS)) == [CloseIt]
+
+
+def test_a_lost_link_is_sealed_when_a_member_returns():
+    world = sending_world()
+    for place in ("a", "b"):
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    close_call(world, 1).finish()
+    assert world.document.links[0].state is LinkState.LOST
+    assert planned(world) == ()
+    world.restart(("g1", "b"))
+    assert CloseIt in kinds(planned(world))
+    close_call(world, 1).finish()
+    assert world.document.links[0].end == 1
+
+
+def test_ends_are_told_until_each_incarnation_has_them():
+    world = sending_world()
+    close_call(world, 1).finish()
+    link = world.document.links[0]
+    told = [action for action in planned(world) if isinstance(action, TellEnd)]
+    assert [str(action.member) for action in told] == ["g1-a", "g1-b"]
+    has_it = Told(ends=frozenset(end_key(world.document, link, action.incarnation) for action in told))
+    assert TellEnd not in kinds(planned(world, told=has_it))
+    world.restart(("g1", "a"), is_blank=True)
+    again = [action for action in planned(world, told=has_it) if isinstance(action, TellEnd)]
+    assert [str(action.member) for action in again] == ["g1-a"]
+
+
+def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
+    world = sending_world()
+    close_call(world, 1).finish()
+    everything_told = Told(
+        ends=frozenset(
+            end_key(world.document, world.document.links[0], world.members["g1", place].incarnation)
+            for place in ("a", "b")
+        )
+    )
+    assert planned(world, told=everything_told) == ()  # the subscription has unread records there
+    world.document = subscriptions.deleted(world.document, "s")
+    (change,) = planned(world, told=everything_told)
+    assert isinstance(change, Change)
+    assert change.document.send_list == ("g2", "g3", "g1")
+    assert planned(world, told=everything_told, registry=without_peers(world, "g1")) == ()
+    assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
+
+
+def test_a_draining_group_leaves_every_send_list_and_its_link_is_closed():
+    world = sending_world()
+    groups = world.registry().groups
+    one = Registry({**groups, "g3": replace(groups["g3"], is_draining=True)})
+    (change,) = planned(world, registry=one)
+    assert change.document.send_list == ("g1", "g2")
+    head = Registry({**groups, "g1": replace(groups["g1"], is_draining=True)})
+    assert kinds(planned(world, registry=head)) == [CloseIt]
+
+
+def sealed_links(count: int) -> World:
+    world = World()
+    send_call(world).finish()
+    for epoch in range(1, count + 1):
+        world.append(Epoch(epoch), 2)
+        send_call(world, token=1, failed_epoch=epoch).finish()
+    return world
+
+
+def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_it():
+    world = sealed_links(2)
+    document = world.document
+    day_ms = document.settings.retention_ms
+    assert retention.due(document, day_ms - 1) == ()
+    assert retention.due(document, day_ms + 1) == (1, 2)
+    left = retention.without(document, (Epoch(1),))
+    assert (left.dropped.epoch, left.dropped.offset) == (2, 1)
+    assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
+    assert chain.filled(left) == left
+    assert subscriptions.located(left, "earliest", None).epoch == 2
+
+
+def test_retention_never_takes_a_link_that_a_consume_list_names():
+    world = sending_world()
+    send_call(world, token=1, failed_epoch=1).finish()
+    assert retention.due(world.document, 10 * world.document.settings.retention_ms) == ()
+
+
+def test_members_are_told_what_is_no_longer_kept():
+    world = sealed_links(1)
+    world.document = retention.without(world.document, (Epoch(1),))
+    told = [action for action in planned(world) if isinstance(action, TellDrop)]
+    assert {str(action.member) for action in told} == {f"g{n}-{place}" for n in (1, 2, 3) for place in "ab"}
+    assert {action.below for action in told} == {2}
+
+
+def test_h16_a_deleted_queue_is_let_go_by_the_members_before_its_nodes_go():
+    world = sending_world()
+    world.document = chain.deleted(world.document)
+    actions = planned(world, names={})
+    assert set(kinds(actions)) == {TellDrop}
+    drops = frozenset((QueueId(1), Epoch(0), action.incarnation) for action in actions)
+    assert planned(world, names={}, told=Told(drops=drops)) == (ClearQueue(QueueId(1), "orders"),)
+
+
+def test_a_queue_whose_making_was_cut_off_is_cleared_away():
+    world = World(groups=())
+    assert planned(world, names={}, now_ms=1000) == ()
+    assert kinds(planned(world, names={"orders": QueueId(2)}, now_ms=100_000)) == [ClearQueue]
+
+
+def test_status_says_what_waits_and_how_many_switches_are_left():
+    world = sending_world()
+    assert status.switches_left(world.document, world.registry()) == 2
+    assert status.waits(world.document, world.registry()) == {}
+    world.kill(("g2", "a"))
+    world.expire(("g2", "a"))
+    assert status.switches_left(world.document, world.registry()) == 1
+    assert status.waits(world.document, world.registry()) == {"g2": "g2-a not registered"}
+    alone = World(groups=("g1",))
+    assert "one group only" in status.waits(alone.document, alone.registry())["queue"]
+
+
+def test_a_member_without_room_takes_no_new_link_h17():
+    full = MemberState(World().members["g1", "a"].incarnation, "x:1", is_accepting=False, problem="disk full")
+    world = World()
+    groups = world.registry().groups
+    registry = Registry({**groups, "g1": GroupState("g1", members={**groups["g1"].members, "a": full})})
+    listed = chain.next_link(world.document, registry, avoid={}, now_ms=0)
+    assert (listed.last_link.group, listed.send_list) == ("g2", ("g2", "g3"))
+
+
+def test_the_tail_of_a_sealed_link_can_be_given_up_without_moving_any_offset():
+    world = sealed_links(1)
+    document: ChainDocument = world.document
+    link = document.links[0]
+    certificate = seal.given_up(link, chain.point_before(document, link.epoch), [], now_ms=5)
+    given_up = chain.abandoned(document, link.epoch, certificate, "one record", 5)
+    assert (given_up.links[0].end, given_up.links[1].base) == (0, 1)
+    later = chain.point_before(given_up, Epoch(2))
+    assert later.chain_hash == given_up.links[0].certificate.chain_hash != link.certificate.chain_hash
