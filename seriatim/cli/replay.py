@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seriatim.cli import exits
+from seriatim.cli.options import coordinator_option
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Apply a captured database log to another database.")
 @click.option("--queue", required=True, metavar="QUEUE", help="Queue that a capture fills.")
 @click.option("--target", required=True, metavar="DSN", help="PostgreSQL database to apply to; it needs the tables.")
-@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators of the cluster.")
+@coordinator_option
 @click.option(
     "--subscription",
     default="replay",
@@ -97,12 +98,17 @@ def replay(
     on Ctrl-C or SIGTERM, after the micro-batch under way; needs Java 17 or newer.
     """
     try:
+        from seriatim.consumer.spark.apply.errors import BrokenStream, UnfitTarget
         from seriatim.consumer.spark.replay import Replay
         from seriatim.consumer.spark.run import ReplaySettings
+        from seriatim.consumer.spark.targets.errors import ApplyFailed
+        from seriatim.consumer.spark.term import RecordsGone
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"{error.name} is missing: install seriatim with its extras, pip install 'seriatim[spark,postgres]'"
         ) from error
+    from seriatim.protocol.errors import Fenced
+
     settings = ReplaySettings(
         coordinators=coordinator,
         queue=queue,
@@ -124,6 +130,9 @@ def replay(
     signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         running.run()
+    except (UnfitTarget, ApplyFailed, BrokenStream, RecordsGone, Fenced) as error:
+        # The command was right; somebody has to mend the target, and the message says how.
+        raise click.ClickException(str(error)) from error
     finally:
         for number, before in signals.items():
             signal.signal(number, before)

@@ -34,6 +34,11 @@ class Link:
     marks: dict[str, int] = field(default_factory=dict)
     batches: list[EncodedBatch] = field(default_factory=list)
     end: int | None = None
+    cursor: int = 0
+
+    @property
+    def is_consumed(self) -> bool:
+        return self.end is not None and self.cursor >= self.end
 
     @property
     def next_index(self) -> int:
@@ -82,7 +87,9 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         link = self.links[-1]
         link.batches.append(encode(columns, Index(link.next_index)))
 
-    def append_values(self, values: Sequence[bytes], first_seq: int, *, per_batch: int = 500, source: str = "s") -> None:
+    def append_values(
+        self, values: Sequence[bytes], first_seq: int, *, per_batch: int = 500, source: str = "s"
+    ) -> None:
         for at in range(0, len(values), per_batch):
             part = list(values[at : at + per_batch])
             seqs = list(range(first_seq + at, first_seq + at + len(part)))
@@ -125,7 +132,10 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
             for link in self.links[self.dropped_links :]
         ]
         subscription = pb.SubscriptionView(
-            subscription="replay", subscription_id=3, generation=1, consume_list=[link.epoch for link in self.links]
+            subscription="replay",
+            subscription_id=3,
+            generation=1,
+            consume_list=[link.epoch for link in self.links if not link.is_consumed],
         )
         return pb.QueueView(
             queue_id=QUEUE_ID,
@@ -163,7 +173,8 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
     async def AcquireRead(self, request, context):  # noqa: N802
         self._check(request.queue)
         token = self.tokens.setdefault(request.election_node, len(self.tokens) + 1)
-        grant = pb.ReadGrant(subscription_id=3, generation=1, epoch=self.links[0].epoch, index=0, view=self._view())
+        head = next(link for link in self.links if not link.is_consumed)
+        grant = pb.ReadGrant(subscription_id=3, generation=1, epoch=head.epoch, index=head.cursor, view=self._view())
         return pb.AcquireReadReply(queue_id=QUEUE_ID, token=token, grant=grant)
 
     # ---- as member
@@ -198,4 +209,6 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
     async def CommitCursor(self, request, context):  # noqa: N802
         link = next(link for link in self.links if link.epoch == request.link.epoch)
         self.cursors.append(link.base + request.index)
+        link.cursor = max(link.cursor, request.index)
+        self.version += link.is_consumed
         return pb.CommitCursorReply()

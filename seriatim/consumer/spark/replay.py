@@ -54,14 +54,16 @@ class Replay:
             target = stack.enter_context(PostgresTarget(settings.target, settings.subscription))
             for limit in target.limits():
                 _log.warning("target", limit=limit)
+            # Spark first: it is started by a fork, which gRPC's threads don't survive. On a thread of its own, because on the
+            # main one it would put its own handler on Ctrl-C.
+            starting = stack.enter_context(ThreadPoolExecutor(1))
+            spark = starting.submit(
+                spark_session, settings.master, directory, log_level=settings.spark_log_level
+            ).result()
+            stack.callback(spark.stop)
             reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
             reader.positions()
-            # Spark starts on a thread of its own: it would put its own handler on Ctrl-C, and the election needs no Spark.
-            starting = stack.enter_context(ThreadPoolExecutor(1))
-            started = starting.submit(spark_session, settings.master, directory, log_level=settings.spark_log_level)
             subscriber = stack.enter_context(self._subscriber())
-            spark = started.result()
-            stack.callback(spark.stop)
             while not run.stopping.is_set():
                 term = self._elected(subscriber)
                 if term is not None:
@@ -87,8 +89,8 @@ class Replay:
             term = subscriber.term
             if term is not None:
                 return term
-            reason = subscriber.waiting_for or "being elected"
-            if reason != told:
+            reason = subscriber.waiting_for
+            if reason and reason != told:
                 told = reason
                 self._run.report(Waiting(f"standing by: {reason}"))
             self._run.stopping.wait(0.05)

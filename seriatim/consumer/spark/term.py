@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
+
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
 from seriatim.consumer.spark.apply.plan import ChangeRow
@@ -22,7 +25,7 @@ from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s, now_ms
-from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, RefusedError, SeriatimError, WorldError
+from seriatim.protocol.errors import BugError, CallerError, Fenced, NotElected, RefusedError, SeriatimError, WorldError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +43,13 @@ _FINISH_S = 10.0
 
 class _Abandoned(Exception):
     """The micro-batch is given up because the replay stops or is deposed; nothing of it is in the target, or all."""
+
+
+class RecordsGone(CallerError):
+    """Retention dropped records that the target doesn't have."""
+
+    code = "records-gone"
+    next_step = "take a new snapshot into the target"
 
 
 class QueryFailed(WorldError):
@@ -108,19 +118,24 @@ class ReplayTerm:
         if isinstance(error, Fenced) and not self._is_over:
             raise error
         self._failures += 1
-        if self._failures >= _FAILURES_MAX and isinstance(error, QueryFailed):
-            with contextlib.suppress(WorldError):
-                self._reader.positions()
-                raise error
+        if self._failures >= _FAILURES_MAX and isinstance(error, QueryFailed) and self._does_queue_answer():
+            raise error
+
+    def _does_queue_answer(self) -> bool:
+        try:
+            self._reader.positions()
+        except WorldError:
+            return False
+        return True
 
     def _stream(self) -> None:
         settings = self._settings
         claimed = self._target.claim(self._queue_id, settings.queue, self._term.token, self._start())
         positions = self._reader.positions()
         if claimed.offset < positions.earliest:
-            raise InvalidArgument(
+            raise RecordsGone(
                 f"the target stands at offset {claimed.offset} of queue {settings.queue!r}, whose first record kept is "
-                f"{positions.earliest}: what is between is gone. Take a new snapshot into the target",
+                f"{positions.earliest}: what is between is gone",
                 offset=claimed.offset,
                 earliest=positions.earliest,
             )
@@ -257,8 +272,9 @@ class ReplayTerm:
             return failure
         if isinstance(failure, _Abandoned):
             return NotElected("the micro-batch was given up")
-        reason = query.exception()
-        return QueryFailed(f"the query ended: {_last_line(str(failure or reason))}")
+        if failure is not None and not isinstance(failure, (PySparkException, Py4JError)):
+            return BugError(f"a micro-batch failed: {failure!r}")
+        return QueryFailed(f"the query ended: {_last_line(str(failure or query.exception()))}")
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the micro-batch under way finish, within reason; what it leaves undone is not in the target at all."""

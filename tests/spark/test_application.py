@@ -1,0 +1,163 @@
+"""Micro-batches to a target that only keeps what it is told: cuts, repeats, moves, and what is held or read again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from seriatim.consumer.spark import application
+from seriatim.consumer.spark.application import Application
+from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
+from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.apply.shape import TableName, TableShape
+from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
+from seriatim.consumer.spark.targets.postgres import Applied, Position
+from seriatim.protocol.change import Change, Origin, encode
+
+NAME = TableName("public", "stock")
+SHAPE = TableShape(
+    NAME, {"id": "bigint"}, ("id",), unique=(frozenset({"id"}),), arbiters=frozenset({frozenset({"id"})})
+)
+
+
+class MemoryTarget:
+    """Keeps the ranges of offsets it was given; `fails` are raised in turn, before or after the plan is in."""
+
+    def __init__(self) -> None:
+        self.stored = Position(0, 1)
+        self.ranges: list[tuple[int, int]] = []
+        self.changes = 0
+        self.has_table = True
+        self.fails: list[str] = []
+
+    def tables(self):
+        return {NAME: SHAPE} if self.has_table else {}
+
+    def position(self, queue_id):
+        return self.stored
+
+    def apply(self, queue_id, plan, token):
+        failure = self.fails.pop(0) if self.fails else ""
+        if failure == "before":
+            raise TargetLost("gone")
+        if plan.start != self.stored.offset:
+            raise PositionMoved("moved", position=self.stored.offset)
+        self.stored = replace(self.stored, offset=plan.end)
+        self.ranges.append((plan.start, plan.end))
+        self.changes += plan.changes
+        if failure == "after":
+            raise TargetLost("gone")
+        return Applied(self.stored, plan.changes, {}, plan.transactions, 1)
+
+
+def log(sizes: list[int]) -> list[ChangeRow]:
+    """Transactions of these sizes, from offset 0."""
+    rows: list[ChangeRow] = []
+
+    def add(op: str, after=None, **origin) -> None:
+        source = Origin("db", "slot", 1, len(rows), **origin)
+        offset = len(rows)
+        rows.append(ChangeRow(offset, "s", offset, encode(Change(op, None, after, source, offset))))
+
+    for size in sizes:
+        add("begin")
+        for number in range(size):
+            add("c", {"id": number}, schema="public", table="stock", key=("id",))
+        add("commit", changes=size, end_lsn=1)
+    return rows
+
+
+class Queue:
+    def __init__(self, rows: list[ChangeRow]) -> None:
+        self.rows = rows
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, start: int, end: int) -> list[ChangeRow]:
+        self.reads.append((start, end))
+        return self.rows[start:end]
+
+
+def applying(target: MemoryTarget, queue: Queue) -> Application:
+    return Application(target, 7, 1, target.stored.offset, queue.read)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_cuts_and_failures_every_transaction_arrives_once(seed):
+    chance = random.Random(seed)
+    rows = log([chance.choice([0, 1, 3, 40]) for _ in range(60)])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    at = 0
+    while at < len(rows):
+        part = rows[at : at + chance.randrange(1, 25)]
+        target.fails = [chance.choice(["", "", "before", "after"])]
+        if chance.random() < 0.05:
+            running = applying(target, queue)  # another run, which starts where the target stands
+            at = target.stored.offset
+            continue
+        try:
+            running.apply(part)
+        except TargetLost:
+            running.apply(part)
+        at += len(part)
+    assert target.stored.offset == len(rows)
+    assert target.ranges == list(zip([0, *(end for _, end in target.ranges)], [end for _, end in target.ranges]))  # noqa: B905
+    assert target.changes == sum(b'"op":"c"' in row.value for row in rows)
+    assert queue.reads == []
+
+
+def test_large_transaction_is_let_go_and_read_again_once(monkeypatch):
+    monkeypatch.setattr(application, "HELD_ROWS", 30)
+    monkeypatch.setattr(application, "_SCANNED_ROWS", 10)
+    rows = log([2, 500, 3])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    outcomes = [running.apply(rows[at : at + 20]) for at in range(0, len(rows), 20)]
+    assert queue.reads == [(4, 511)]
+    assert target.ranges == [(0, 4), (4, 511)]
+    assert target.stored.offset == len(rows)
+    assert sum(outcome.changes for outcome in outcomes) == 505
+    assert outcomes[3].changes == 0
+
+
+def test_micro_batch_that_is_in_the_target_already_changes_nothing():
+    rows = log([3, 3])
+    target, queue = MemoryTarget(), Queue(rows)
+    applying(target, queue).apply(rows)
+    before = list(target.ranges)
+    late = Application(target, 7, 1, 0, queue.read)  # believes that nothing was applied
+    outcome = late.apply(rows)
+    assert (outcome.position, outcome.changes) == (len(rows), 0)
+    assert target.ranges == before
+
+
+def test_target_that_was_set_back_gets_what_it_lacks_from_the_queue():
+    rows = log([3, 3, 3])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    running.apply(rows[:10])
+    target.stored = Position(5, 1)
+    running.apply(rows[10:])
+    assert queue.reads == [(5, 15)]
+    assert target.stored.offset == 15
+
+
+def test_table_that_was_made_meanwhile_is_found():
+    rows = log([3])
+    target, queue = MemoryTarget(), Queue(rows)
+    target.has_table = False
+    running = applying(target, queue)
+    with pytest.raises(MissingTables):
+        running.apply(rows)
+    target.has_table = True
+    assert running.apply(rows).changes == 3
+
+
+def test_value_that_is_no_change_stops_it():
+    rows = log([3])
+    broken = [*rows[:2], rows[2]._replace(value=b"hello"), *rows[3:]]
+    with pytest.raises(BrokenStream) as raised:
+        applying(MemoryTarget(), Queue(broken)).apply(broken)
+    assert raised.value.details["offset"] == 2

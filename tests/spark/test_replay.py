@@ -1,0 +1,214 @@
+"""`seriatim replay` as a process, into a real PostgreSQL: killed between steps, deposed, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from fake_queue import QUEUE_ID, FakeQueue
+
+from seriatim.protocol.change import Change, Origin, encode
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(170)]
+
+TABLE = "CREATE TABLE public.stock (id bigint PRIMARY KEY, amount bigint NOT NULL CHECK (amount >= 0), note text)"
+Rows = dict[int, tuple[int, str]]
+
+
+class Source:
+    """A database of one table and its log: what it holds is computed row by row, and so is what the target must hold."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rows: Rows = {}
+        self._chance = random.Random(seed)
+        self._lsn = 0
+
+    def transaction(self, changes: int) -> list[bytes]:
+        """Envelopes of a transaction of so many changes, begin and commit included."""
+        self._lsn += 1
+        made = [self._envelope("begin", 1)]
+        made.extend(self._change(number) for number in range(2, changes + 2))
+        made.append(self._envelope("commit", changes + 2, changes=changes, end_lsn=self._lsn + 1))
+        return made
+
+    def _change(self, number: int) -> bytes:
+        key = self._chance.randrange(300)
+        named = {"schema": "public", "table": "stock", "key": ("id",)}
+        if key in self.rows and self._chance.random() < 0.3:
+            del self.rows[key]
+            return self._envelope("d", number, before={"id": key}, **named)
+        op = "u" if key in self.rows else "c"
+        self.rows[key] = (self._chance.randrange(1000), f"note {self._lsn}.{number}")
+        after = {"id": key, "amount": self.rows[key][0], "note": self.rows[key][1]}
+        return self._envelope(op, number, after=after, **named)
+
+    def _envelope(self, op: str, number: int, before=None, after=None, **origin) -> bytes:
+        source = Origin("db", "slot", self._lsn, number, self._lsn, **origin)
+        return encode(Change(op, before, after, source, int(time.time() * 1000)))
+
+
+def held(dsn: str) -> Rows:
+    with psycopg.connect(dsn) as connection:
+        return {row[0]: (row[1], row[2]) for row in connection.execute("SELECT id, amount, note FROM public.stock")}
+
+
+def position(dsn: str) -> tuple[int, int] | None:
+    with psycopg.connect(dsn) as connection:
+        if connection.execute("SELECT to_regclass('seriatim_replay.positions')").fetchone() == (None,):
+            return None
+        return connection.execute(
+            "SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s", (QUEUE_ID,)
+        ).fetchone()
+
+
+class Process:
+    """One replay with JSON lines; in a process group of its own, the JVM and its workers included."""
+
+    def __init__(self, queue: FakeQueue, dsn: str, log: Path, *options: str, kill: tuple[str, int] = ("never", 0)):
+        script = Path(__file__).with_name("replay_process.py")
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, str(script), kill[0], str(kill[1])),
+                    *("--queue", queue.name, "--target", dsn, "--coordinator", queue.address, "--json"),
+                    *("--master", "local[2]", "--session-timeout-ms", "1500", *options),
+                ],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def end(self, timeout_s: float = 60) -> int:
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def events(self) -> list[dict]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith('{"event"')]
+
+    def wait_for(self, condition, what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, f"no {what}: {self.log.read_text()[-4000:]}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(*arguments, **keywords) -> Iterator[Process]:
+    process = Process(*arguments, **keywords)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def queue(zookeeper_server, cluster_name):
+    with FakeQueue("stock", zookeeper=zookeeper_server.address, cluster=cluster_name) as queue:
+        yield queue
+
+
+@pytest.fixture
+def dsn(new_database) -> str:
+    made = new_database()
+    with psycopg.connect(made) as connection:
+        connection.execute(TABLE)
+    return made
+
+
+def fill(queue: FakeQueue, source: Source, sizes: list[int], first: int = 0) -> int:
+    """Transactions of these sizes into the queue, in batches that don't care where one ends. Returns the next offset."""
+    values = [value for size in sizes for value in source.transaction(size)]
+    queue.append_values(values, first, per_batch=37)
+    return first + len(values)
+
+
+def test_killed_at_any_step_it_neither_loses_nor_repeats(queue, dsn, tmp_path):
+    """Every run is killed at another step; the next one starts from what the target holds, with an old checkpoint in place."""
+    source, end, reached = Source(seed=1), 0, -1
+    options = ("--checkpoint", str(tmp_path / "checkpoints"), "--max-records", "100", "--trigger-ms", "0")
+    kills = [("position moved", 2), ("changes carried out", 2), ("committed", 2), ("cursor wanted", 2)]
+    for number, kill in enumerate(kills):
+        end = fill(queue, source, [3, 250, 1, 40, 7], end)  # one is larger than a micro-batch
+        if number == 1:
+            queue.switch()
+        with running(queue, dsn, tmp_path / f"{number}.log", *options, kill=kill) as process:
+            assert process.end() == -signal.SIGKILL, process.log.read_text()[-4000:]
+        offset, _ = position(dsn)
+        assert offset >= reached
+        reached = offset
+    with running(queue, dsn, tmp_path / "last.log", *options, "--until-idle", "0.5") as process:
+        assert process.end() == 0, process.log.read_text()[-4000:]
+    assert held(dsn) == source.rows
+    offset, token = position(dsn)
+    assert (offset, token) == (end, len(kills) + 1)
+    assert queue.cursors[-1] == end
+    assert max(queue.cursors) == end
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    started, *_, stopped = [event for event in process.events() if event["event"] != "waiting"]
+    assert (started["event"], started["offset"]) == ("started", reached)
+    assert (stopped["event"], stopped["offset"]) == ("stopped", end)
+
+
+def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
+    source = Source(seed=2)
+    end = fill(queue, source, [5] * 20)
+    with (
+        running(queue, dsn, tmp_path / "first.log") as first,
+        running(queue, dsn, tmp_path / "second.log") as second,
+    ):
+        both = (first, second)
+        first.wait_for(lambda: (position(dsn) or (0, 0))[0] == end, "replay")
+        elected = next(one for one in both if any(event["event"] == "progress" for event in one.events()))
+        standby = second if elected is first else first
+        standby.wait_for(standby.events, "standby")
+        assert {event["event"] for event in standby.events()} == {"waiting"}
+        assert "another reader is elected" in standby.events()[-1]["reason"]
+
+        elected.kill()
+        end = fill(queue, source, [5] * 20, end)
+        standby.wait_for(lambda: position(dsn)[0] == end, "takeover")
+        assert held(dsn) == source.rows
+        assert position(dsn)[1] == 2
+        assert queue.fetched_tokens >= {1, 2}
+
+        standby.process.send_signal(signal.SIGTERM)
+        assert standby.end(20) == 0, standby.log.read_text()[-4000:]
+        assert standby.events()[-1]["event"] == "stopped"
+
+
+def test_change_that_the_target_refuses_ends_it_with_the_offset(queue, dsn, tmp_path):
+    source = Source(seed=3)
+    end = fill(queue, source, [5])
+    before = dict(source.rows)
+    named = {"schema": "public", "table": "stock", "key": ("id",)}
+    refused = [
+        source._envelope("begin", 1),
+        source._envelope("c", 2, after={"id": 9_999, "amount": -1, "note": "owed"}, **named),
+        source._envelope("commit", 3, changes=1, end_lsn=9),
+    ]
+    queue.append_values(refused[:1], end)
+    with running(queue, dsn, tmp_path / "log") as process:
+        process.wait_for(lambda: (position(dsn) or (0, 0))[0] == end, "replay")
+        queue.append_values(refused[1:], end + 1)
+        assert process.end() == 3
+    text = process.log.read_text()
+    assert f"offset {end + 1}" in text
+    assert "9999" in text
+    assert held(dsn) == before
+    assert position(dsn)[0] == end
