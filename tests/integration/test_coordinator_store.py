@@ -1,0 +1,365 @@
+"""The coordinator against a real ZooKeeper, and with real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from seriatim.coordinator.core import chain
+from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
+from seriatim.coordinator.store import Store
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, QueueSettings
+from seriatim.protocol.election import Election, Standing
+from seriatim.protocol.errors import (
+    Fenced,
+    InvalidArgument,
+    NotElected,
+    QueueExists,
+    SeriatimError,
+    UnknownGroup,
+    UnknownQueue,
+    UnknownSubscription,
+)
+from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
+from seriatim.protocol.zookeeper import Paths, Registration, ZooKeeperSession
+
+CLUSTER = "c"
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str, timeout_s: float = 15) -> None:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found if isinstance(found, bool) else await found:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+@asynccontextmanager
+async def session(zookeeper: str) -> AsyncIterator[ZooKeeperSession]:
+    opened = ZooKeeperSession(zookeeper, 4)
+    await opened.start()
+    try:
+        yield opened
+    finally:
+        await opened.stop()
+
+
+@asynccontextmanager
+async def coordinator(zookeeper: str) -> AsyncIterator[CoordinatorStub]:
+    process = CoordinatorProcess(CoordinatorSettings(zookeeper=zookeeper, cluster=CLUSTER))
+    await process.start()
+    run = asyncio.create_task(process.run())
+    channel = rpc.channel(process.address)
+    try:
+        yield CoordinatorStub(channel)
+    finally:
+        await channel.close(None)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        await process.stop()
+
+
+@asynccontextmanager
+async def elected(zookeeper: str, path: str) -> AsyncIterator[str]:
+    """The name of an election node that is first in line."""
+    async with session(zookeeper) as own:
+        election = Election(own, path, "test", lambda _: None)
+        run = asyncio.create_task(election.run())
+        await until(lambda: election.standing is Standing.ELECTED, "elected")
+        try:
+            yield election.node
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+
+class Brokers:
+    """Real broker processes, by group and member."""
+
+    def __init__(self, zookeeper: str, directory: Path) -> None:
+        self._zookeeper = zookeeper
+        self._directory = directory
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            group, member = name.split("-")
+            flags = {
+                "--zookeeper": self._zookeeper,
+                "--cluster": CLUSTER,
+                "--group": group,
+                "--member": member,
+                "--dir": str(self._directory / name),
+                "--listen": "127.0.0.1:0",
+                "--session-timeout-ms": "2000",
+            }
+            with (self._directory / f"{name}.log").open("a") as log:
+                self.processes[name] = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-c",
+                        "from seriatim.cli.broker import broker; broker()",
+                        *(word for pair in flags.items() for word in pair),
+                    ],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+        for name in names:
+            line = self.processes[name].stdout.readline()
+            assert line.startswith("ready "), (self._directory / f"{name}.log").read_text()
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture
+def brokers(zookeeper: str, tmp_path: Path) -> Iterator[Brokers]:
+    started = Brokers(zookeeper, tmp_path)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def new_document(name: str, queue_id: QueueId) -> ChainDocument:
+    return chain.created(
+        cluster=CLUSTER, queue_id=queue_id, name=name, settings=QueueSettings(), groups=("g1",), now_ms=1
+    )
+
+
+def test_chains_change_by_compare_and_set_only(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as one, session(zookeeper) as other:
+            store, rival = Store(one, CLUSTER), Store(other, CLUSTER)
+            await store.start()
+            queue_id = await store.new_queue_id()
+            await store.create_queue(new_document("orders", queue_id))
+            document, version = await rival.read_chain(queue_id)
+            assert document == new_document("orders", queue_id)
+            assert await rival.write_chain(chain.with_sender(document, "theirs"), version) == version + 1
+            assert await store.write_chain(chain.with_sender(document, "ours"), version) is None
+            assert (await store.read_chain(queue_id))[0].sender_node == "theirs"
+
+    asyncio.run(scenario())
+
+
+def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            first = await store.new_queue_id()
+            await store.create_queue(new_document("orders", first))
+            taken = await store.new_queue_id()
+            with pytest.raises(QueueExists):
+                await store.create_queue(new_document("orders", taken))
+            assert not await own.exists(store.paths.queue(taken))
+            await store.free_name("orders", taken)  # not its own: changes nothing
+            assert await store.queue_id("orders") == first
+            await store.free_name("orders", first)
+            await store.clear_queue(first)
+            second = await store.new_queue_id()
+            await store.create_queue(new_document("orders", second))
+            assert await store.queue_id("orders") == second
+            assert len({first, taken, second}) == 3
+            with pytest.raises(UnknownQueue):
+                await store.read_chain(first)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as member:
+            store = Store(own, CLUSTER)
+            await store.start()
+            run = asyncio.create_task(store.run())
+            changes: list[int] = []
+            stop = store.on_change(lambda: changes.append(1))
+            paths = Paths(CLUSTER)
+            await member.create(paths.group("g1"), b'{"is_draining": false}', parents=True)
+            await member.ensure(paths.members("g1"))
+            registration = Registration(Incarnation("d", 1), "h:1", None, is_in_sync=True, is_accepting=True)
+            await member.create(paths.member("g1", "a"), registration.encode(), ephemeral=True)
+            await until(lambda: "a" in store.registry.group("g1").members, "the member is seen")
+            assert store.registry.group("g1").members["a"].incarnation == Incarnation("d", 1)
+            await store.set_draining("g1", is_draining=True)
+            await until(lambda: store.registry.group("g1").is_draining, "draining is seen")
+            await member.delete(paths.member("g1", "a"))
+            await until(lambda: not store.registry.group("g1").members, "its end is seen")
+            queue_id = await store.new_queue_id()
+            await store.create_queue(new_document("orders", queue_id))
+            await until(lambda: queue_id in store.chains and store.names.get("orders") == queue_id, "the queue is seen")
+            await store.write_chain(
+                chain.with_sender(store.chains[queue_id].document, "n"), store.chains[queue_id].version
+            )
+            await until(lambda: store.chains[queue_id].version == 1, "the change is seen")
+            await store.clear_queue(queue_id)
+            await until(lambda: queue_id not in store.chains, "the queue's end is seen")
+            assert changes
+            stop()
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+async def refused(call: Awaitable[object], error: type[SeriatimError]) -> None:
+    with pytest.raises(error):
+        await call
+
+
+def test_bad_requests_get_typed_errors(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub:
+            ask = rpc.call
+            await refused(ask(stub.AcquireSend, pb.AcquireSendRequest(queue="none"), 5), UnknownQueue)
+            await refused(ask(stub.DescribeQueue, pb.QueueRequest(queue="none"), 5), UnknownQueue)
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="a/b"), 5), InvalidArgument)
+            wrong = pb.QueueSettings(durability="often")
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), 5), InvalidArgument)
+            wrong = pb.QueueSettings(groups=["g9"])
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), 5), InvalidArgument)
+            await refused(ask(stub.DrainGroup, pb.GroupRequest(group="g9"), 5), UnknownGroup)
+            await ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5), QueueExists)
+            reading = pb.AcquireReadRequest(queue="q", subscription="none")
+            await refused(ask(stub.AcquireRead, reading, 5), UnknownSubscription)
+            await refused(ask(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node="n-1"), 5), NotElected)
+            other = pb.AcquireSendRequest(queue="q", queue_id=99, election_node="n-1")
+            await refused(ask(stub.AcquireSend, other, 5), UnknownQueue)
+
+    asyncio.run(scenario())
+
+
+def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub:
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            async with elected(zookeeper, Paths(CLUSTER).senders(QueueId(view.queue_id))) as node:
+                request = pb.AcquireSendRequest(queue="q", election_node=node)
+                reply = await rpc.call(stub.AcquireSend, request, 5)
+                assert reply.WhichOneof("kind") == "wait"
+                assert reply.token == 1
+                assert reply.wait.reasons
+                again = await rpc.call(stub.AcquireSend, request, 5)
+                assert again.token == 1  # the same instance keeps its token
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub, session(zookeeper) as own:
+            first = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), 5)
+            second = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            assert second.queue_id != first.queue_id
+            gone = Paths(CLUSTER).queue(QueueId(first.queue_id))
+
+            async def is_gone() -> bool:
+                return not await own.exists(gone)
+
+            await until(is_gone, "the nodes are gone")
+
+            async def is_listed() -> bool:
+                queues = (await rpc.call(stub.ListQueues, pb.ListQueuesRequest(), 5)).queues
+                return [one.queue_id for one in queues] == [second.queue_id]
+
+            await until(is_listed, "only the new queue is listed")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_killed_master_costs_one_call_and_its_group_comes_back(zookeeper: str, brokers: Brokers) -> None:
+    brokers.start("g1-a", "g1-b", "g2-a", "g2-b")
+
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub, coordinator(zookeeper) as other:
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            assert list(view.send_list) == ["g1", "g2"]
+            subscription = pb.CreateSubscriptionRequest(queue="q", subscription="s")
+            await rpc.call(stub.CreateSubscription, subscription, 5)
+            views: list[pb.QueueView] = []
+
+            async def watch() -> None:
+                async for seen in other.WatchQueue(pb.QueueRequest(queue="q")):
+                    views.append(seen)  # noqa: PERF401 - while others look at it
+
+            watching = asyncio.create_task(watch())
+            async with elected(zookeeper, Paths(CLUSTER).senders(QueueId(view.queue_id))) as node:
+                await _fail_over(stub, other, brokers, node)
+            await until(lambda: bool(views) and list(views[-1].send_list) == ["g2", "g1"], "g1 came back at the tail")
+            versions = [seen.chain_version for seen in views]
+            assert versions == sorted(versions)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+async def _fail_over(stub: CoordinatorStub, other: CoordinatorStub, brokers: Brokers, node: str) -> None:
+    reply = await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=node), 5)
+    assert (reply.grant.epoch, reply.grant.master.group, reply.token) == (1, "g1", 1)
+    brokers.kill("g1-a")
+    failed = pb.AcquireSendRequest(queue="q", election_node=node, token=1, failed_epoch=1)
+    both = await asyncio.gather(rpc.call(stub.AcquireSend, failed, 5), rpc.call(other.AcquireSend, failed, 5))
+    assert [(one.grant.epoch, one.grant.master.group) for one in both] == [(2, "g2"), (2, "g2")]
+    older = pb.AcquireSendRequest(queue="q", election_node=node, token=1, failed_epoch=1)
+    assert (await rpc.call(stub.AcquireSend, older, 5)).grant.epoch == 2
+    brokers.start("g1-a")
+
+
+@pytest.mark.slow
+def test_a_reader_gets_its_place_and_an_older_one_is_fenced(zookeeper: str, brokers: Brokers) -> None:
+    brokers.start("g1-a", "g1-b")
+
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub:
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            assert any("one group only" in wait.reason for wait in view.waits)
+            await rpc.call(stub.CreateSubscription, pb.CreateSubscriptionRequest(queue="q", subscription="s"), 5)
+            paths, queue_id = Paths(CLUSTER), QueueId(view.queue_id)
+            async with elected(zookeeper, paths.senders(queue_id)) as sender:
+                await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=sender), 5)
+            for token in (1, 2):
+                async with elected(zookeeper, paths.readers(queue_id, 1)) as node:
+                    request = pb.AcquireReadRequest(queue="q", subscription="s", election_node=node)
+                    reply = await rpc.call(stub.AcquireRead, request, 5)
+                    assert (reply.token, reply.grant.epoch, reply.grant.index) == (token, 1, 0)
+            late = pb.AcquireReadRequest(queue="q", subscription="s", election_node=node, token=1)
+            await refused(rpc.call(stub.AcquireRead, late, 5), Fenced)
+            described = await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), 5)
+            assert (described.links[0].copies, described.subscriptions[0].has_cursor) == (2, True)
+            await rpc.call(
+                stub.SeekSubscription, pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest"), 5
+            )
+            groups = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), 5)).groups
+            assert [(one.group, list(one.sending_queues)) for one in groups] == [("g1", ["q"])]
+
+    asyncio.run(scenario())
