@@ -98,6 +98,7 @@ class Buffer:
         self._identities: Identities | None = None
         self._term = 0
         self._is_to_be_taken_up = False
+        self._is_taken_up = False
         self._stopped: SeriatimError | None = None
         self._on_stopped: Callable[[], None] = lambda: None
         self._problem: SeriatimError = NotElected("not elected yet: another instance may be, or none can be")
@@ -212,10 +213,12 @@ class Buffer:
             failure, self._failure = self._failure, None
             return failure
 
-    def take_up(self) -> None:
-        """The application knows of the present term, and where its own seqs go on."""
+    def take_up(self, token: Token) -> None:
+        """The application knows of the term with this token, and where its own seqs go on."""
         with self._lock:
-            self._is_to_be_taken_up = False
+            if self._identities is not None and self._identities.token == token:
+                self._is_to_be_taken_up = False
+                self._is_taken_up = True
 
     # ---- admission ---------------------------------------------------------------------------------------------
 
@@ -376,8 +379,9 @@ class Buffer:
             failed = [*in_flight, *(shared for shared, _ in self._full)]
             self._full.clear()
             self._used_bytes = 0
-            if self._identities is not None and self._identities.has_own:
+            if self._is_taken_up or (self._identities is not None and self._identities.has_own):
                 self._is_to_be_taken_up = True
+            self._is_taken_up = False
             self._identities = None
             self._problem = NotElected(f"deposed: {reason}")
             if failed and self._failure is None:

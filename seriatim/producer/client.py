@@ -213,7 +213,7 @@ class Producer:
                     raise self._buffer.problem
                 self._standing.wait(left_s)
             elected = self._elected
-            self._buffer.take_up()
+            self._buffer.take_up(elected.token)
             return elected
 
     async def wait_until_elected_async(self) -> Elected:
@@ -228,6 +228,13 @@ class Producer:
             if is_known:
                 return self.wait_until_elected(0)
             await may_look.wait()
+
+    def stand_again(self) -> None:
+        """Give this election up and stand for the next one: for a new resume point, or to let another instance go first.
+
+        Does nothing while standing by. What isn't complete ends as outcome unknown.
+        """
+        self._loop.stand_again()
 
     def _on_elected(self, elected: Elected) -> None:
         self._set_standing(elected)

@@ -119,6 +119,11 @@ class SendingLoop:
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout_s)
 
+    def stand_again(self) -> None:
+        """Leave the election and stand for it anew, with a new token and a new resume point. From any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle, events.Withdrawn())
+
     # ---- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

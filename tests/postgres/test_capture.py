@@ -52,6 +52,9 @@ class Sender:
     def is_elected(self) -> bool:
         return not self.is_over
 
+    def give_up(self) -> None:
+        pass
+
     def resume_point(self) -> dict[str, int]:
         return dict(self.queue.marks)
 

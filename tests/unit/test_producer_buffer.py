@@ -234,7 +234,7 @@ def test_after_a_deposal_seqs_of_the_users_wait_for_the_resume_point_to_be_read(
     buffer.elect(Token(2), {"p": 0})
     with pytest.raises(errors.NotElected, match="resume point"):
         send(buffer, b"2", seq=2)
-    buffer.take_up()
+    buffer.take_up(Token(2))
     send(buffer, b"1", seq=1)
 
 
@@ -255,7 +255,7 @@ def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> No
         pass
     buffer.depose("fenced", [])
     buffer.elect(Token(2), {"p": 0})
-    buffer.take_up()
+    buffer.take_up(Token(2))
     thread.join(10)
     assert isinstance(failure[0], errors.NotElected)
 
@@ -353,16 +353,16 @@ def test_the_deadline_follows_what_is_seen_within_its_bounds() -> None:
     assert timing.after(100.0).deadline_s(0.3, 5) == 5
 
 
-def test_lines_come_whole_and_a_stop_loses_none() -> None:
+def test_lines_come_whole_and_news_between_them_lose_none() -> None:
     reading, writing = os.pipe()
     stop_reading, stop_writing = os.pipe()
     os.write(writing, b"one\n\ntwo\nthr")
     lines = chunks(reading, stop_reading)
     assert next(lines) == [b"one", b"", b"two"]
+    os.write(stop_writing, b"x")
+    assert next(lines) == []
     os.write(writing, b"ee\n")
     assert next(lines) == [b"three"]
-    os.write(stop_writing, b"x")
-    assert list(lines) == []
     for descriptor in (reading, writing, stop_reading, stop_writing):
         os.close(descriptor)
 
@@ -385,3 +385,16 @@ def test_the_parts_of_a_line() -> None:
     for text in (b"v", b"\tv", b"x\tv", b"-1\tv", b"18446744073709551616\tv"):
         with pytest.raises(errors.InvalidArgument, match="line 3"):
             parsed(text, 3, key_separator=None, has_seq=True)
+
+
+def test_whoever_took_a_term_up_is_refused_in_the_next_until_it_takes_that_up() -> None:
+    """It may have decided by the old resume point, though it has not sent anything in that term."""
+    buffer = new()
+    buffer.take_up(Token(1))
+    buffer.depose("fenced", [])
+    buffer.elect(Token(2), {"p": 0})
+    buffer.take_up(Token(1))  # late: it speaks of the term before
+    with pytest.raises(errors.NotElected, match="resume point"):
+        send(buffer, b"1", seq=1)
+    buffer.take_up(Token(2))
+    send(buffer, b"1", seq=1)

@@ -43,6 +43,11 @@ class Deposed:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The application gives its election up, and stands for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     request: int
     token: Token
@@ -109,6 +114,7 @@ class Closed:
 Event = (
     Elected
     | Deposed
+    | Withdrawn
     | Granted
     | WaitAnswered
     | AcquireFailed

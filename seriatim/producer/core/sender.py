@@ -50,6 +50,7 @@ from seriatim.producer.core.events import (
     TellElected,
     Tick,
     WaitAnswered,
+    Withdrawn,
 )
 from seriatim.producer.core.timing import AcknowledgementTiming
 from seriatim.protocol import batch as batches
@@ -185,6 +186,8 @@ def decide(state: SenderState, event: Event, now_s: float, settings: SenderSetti
             return _asked(state)
         case Deposed():
             return (state, []) if state.phase in _IDLE else _deposed(state, event.reason)
+        case Withdrawn():
+            return (state, []) if state.phase in _IDLE else _withdrawn(state, "the application stands again")
         case Closed():
             state, effects = _deposed(state, "the producer was closed")
             return replace(state, phase=Phase.ENDED), effects
@@ -396,7 +399,11 @@ def _deposed(state: SenderState, reason: str) -> Step:
 
 
 def _overtaken(state: SenderState, error: SeriatimError) -> Step:
-    state, effects = _deposed(state, str(error))
+    return _withdrawn(state, str(error))
+
+
+def _withdrawn(state: SenderState, reason: str) -> Step:
+    state, effects = _deposed(state, reason)
     return state, [*effects, StandAgain()]
 
 

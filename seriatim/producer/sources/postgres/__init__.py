@@ -16,7 +16,8 @@ Promises.
 - *Nothing is confirmed early.* The slot is confirmed only up to what the queue acknowledged (`core.assembler`).
 - *No silent gap.* A slot that is gone, lost, made again, or further than the queue ends the capture with `CaptureGap`.
 
-Who uses what: `capture.PostgresCapture` is the loop; `sender.OrderedSender` is what it sends through; `core` decides
+Who uses what: `capture.PostgresCapture` is the loop; `sender.OrderedSender` is what it sends through,
+`producing.CaptureSender` that over the producer library; `core` decides
 and encodes, `replication` speaks the streaming protocol, `catalog` asks about tables, slots and publications,
 `snapshot` reads tables.
 """

@@ -21,7 +21,7 @@ from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoin
 from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
 from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
-from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable, SlotBusy, SourceLost
+from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable, ResumePointUnknown, SlotBusy, SourceLost
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 
@@ -80,6 +80,7 @@ class PostgresCapture:
     def stop(self) -> None:
         """End `run` soon, from any thread or a signal handler. Records in flight stay unconfirmed until a later start."""
         self._stopped.set()
+        self._sender.give_up()
 
     def run(self) -> None:
         """Capture until `stop`.
@@ -99,7 +100,7 @@ class PostgresCapture:
                 self._serve()
             except Deposed:
                 _log.info("capture deposed slot=%s", self._slot)
-            except (SlotBusy, SourceLost, psycopg.OperationalError) as error:
+            except (ResumePointUnknown, SlotBusy, SourceLost, psycopg.OperationalError) as error:
                 _log.warning("capture waits slot=%s reason=%s", self._slot, str(error).strip())
                 self._stopped.wait(self._retry_s)
 

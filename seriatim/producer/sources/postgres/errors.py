@@ -53,6 +53,15 @@ class SourceLost(WorldError):
     next_step = "is the database running, and is the DSN right?"
 
 
+class ResumePointUnknown(WorldError):
+    """Nobody can tell which changes the queue holds, because the end of an earlier link is lost. Asking again may help."""
+
+    code = "resume-point-unknown"
+    next_step = (
+        "start a member of the lost link's group again, or abandon the link; nothing is sent or confirmed before"
+    )
+
+
 class SlotBusy(WorldError):
     """Another process streams from the slot, usually the capture that was elected before. A retry may help."""
 

@@ -21,11 +21,16 @@ class OrderedSender(Protocol):
         """Whether this instance may still send."""
         ...
 
+    def give_up(self) -> None:
+        """Make every call that waits, now or later, raise Deposed soon. From any thread or a signal handler."""
+        ...
+
     def resume_point(self) -> Mapping[str, int]:
         """For each source the highest seq that the queue holds, after waiting for what this instance has in flight.
 
         Raises:
             Deposed: no longer elected.
+            ResumePointUnknown: nobody can tell; to be asked again after the next election.
         """
         ...
 

@@ -89,7 +89,7 @@ class Assembler:
             TransactionTooLarge: the transaction has more records than can be counted.
             MalformedLog: the message can't be read, or can't come here.
         """
-        kind = data[0]
+        kind = data[0] if data else None
         if kind == pgoutput.UPDATE:
             return self._update(data)
         if kind == pgoutput.INSERT:

@@ -143,4 +143,7 @@ def _text(data: bytes, start: int) -> tuple[str, int]:
     end = data.find(b"\0", start)
     if end < 0:
         raise MalformedLog(f"message {data[:1]!r} has an unended string")
-    return data[start:end].decode(), end + 1
+    try:
+        return data[start:end].decode(), end + 1
+    except UnicodeDecodeError as error:
+        raise MalformedLog(f"message {data[:1]!r} has a string that is not UTF-8") from error
