@@ -12,21 +12,23 @@ from seriatim.protocol.hashing import hash_after_link
 from tests.property.chain_world import GROUPS, World, close_call, send_call, with_subscription
 
 _member = st.tuples(st.sampled_from(GROUPS), st.sampled_from(("a", "b")))
-_action = st.one_of(
-    st.tuples(st.just("call"), st.integers(0, 1), st.booleans()),
+_go = st.tuples(st.just("go"), st.integers(0, 5), st.integers(0, 3))
+_append = st.tuples(st.just("append"), st.sampled_from((0, 1, 2, 2, 2)))
+_call = st.tuples(st.just("call"), st.integers(0, 1), st.booleans())
+_finish = st.tuples(st.just("finish"), st.integers(0, 5))
+_fate = st.one_of(
     st.tuples(st.just("close")),
-    st.tuples(st.just("go"), st.integers(0, 5), st.integers(0, 3)),
-    st.tuples(st.just("go"), st.integers(0, 5), st.integers(0, 3)),
-    st.tuples(st.just("go"), st.integers(0, 5), st.integers(0, 3)),
     st.tuples(st.just("crash"), st.integers(0, 5)),
-    st.tuples(st.just("append"), st.sampled_from((0, 1, 2, 2, 2))),
     st.tuples(st.just("kill"), _member),
+    st.tuples(st.just("expire"), _member),
     st.tuples(st.just("expire"), _member),
     st.tuples(st.just("restart"), _member),
 )
+_action = st.one_of(_go, _go, _go, _finish, _append, _append, _call, _fate)
 
 
 def _play(world: World, actions: list[tuple]) -> None:
+    _noted(world, send_call(world).finish())
     runs = []
     for action in actions:
         world.now_ms += 1
@@ -43,6 +45,8 @@ def _play(world: World, actions: list[tuple]) -> None:
             if run.answer is not None:
                 _noted(world, run.answer)
                 runs.remove(run)
+        elif kind == "finish" and runs:
+            _noted(world, runs.pop(action[1] % len(runs)).finish())
         elif kind == "crash" and runs:
             runs.pop(action[1] % len(runs))
         elif kind == "append" and last is not None and last.epoch in world.granted:
