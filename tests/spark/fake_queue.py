@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -62,7 +63,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> FakeQueue:
+    def __enter__(self) -> Self:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
         return self

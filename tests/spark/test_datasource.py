@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import time
 from decimal import Decimal
 
@@ -63,7 +63,7 @@ def test_every_column_comes_through_unchanged(spark, queue):
         [{"name": "trace", "value": b"\x01"}, {"name": "trace", "value": b""}],
         [],
     ]
-    micros = [row["timestamp"].astimezone(datetime.UTC).timestamp() for row in rows]
+    micros = [row["timestamp"].astimezone(dt.UTC).timestamp() for row in rows]
     assert micros == [1_700_000_000.123, -0.001, 1_700_000_000.124]
 
 

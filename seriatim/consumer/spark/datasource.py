@@ -111,13 +111,24 @@ def _opened(options: SourceOptions) -> RangeReader:
     )
 
 
+_idle: dict[SourceOptions, RangeReader] = {}
+"""The reader of this process's last task: Spark keeps its Python workers, and to connect costs more than a short read."""
+
+
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, OffsetRange):  # Spark's stand-in for "no partitions"
         return
-    with _opened(options) as reader:
+    reader = _idle.pop(options, None) or _opened(options)
+    try:
         for rows in reader.read_columns(partition.start, partition.end):
             if len(rows.columns):
                 yield arrow_batch(options.queue, rows)
+    except BaseException:
+        reader.close()
+        raise
+    while _idle:
+        _idle.popitem()[1].close()
+    _idle[options] = reader
 
 
 def _kept_start(options: SourceOptions, start: int, earliest: int) -> int:
