@@ -9,7 +9,9 @@ from typing import Any
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.link_record import Role
-from seriatim.broker_group.core.replica import BatchArrived
+from seriatim.broker_group.core.replica_events import (
+    BatchArrived,
+)
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
 from seriatim.protocol import batch

@@ -12,7 +12,10 @@ from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
 from seriatim.broker_group.core.link_record import LinkRecord, Role
-from seriatim.broker_group.core.replica import Opened, SealPhase
+from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.core.replica_events import (
+    Opened,
+)
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream

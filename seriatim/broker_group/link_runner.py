@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from seriatim.broker_group.batch_cache import BatchCache
-from seriatim.broker_group.core import replica
+from seriatim.broker_group.core import replica, replica_events
 from seriatim.broker_group.core.link_record import LinkRecord, Position
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.broker_group.core.resync import Holding
@@ -133,7 +133,9 @@ class LinkRunner:
 
     # ---- events
 
-    def take(self, encoded: EncodedBatch, event: replica.BatchArrived | replica.BatchCopied) -> SeriatimError | None:
+    def take(
+        self, encoded: EncodedBatch, event: replica_events.BatchArrived | replica_events.BatchCopied
+    ) -> SeriatimError | None:
         """Feed the event of a batch together with its bytes. Returns the error with which it was refused."""
         self._batch = encoded
         try:
@@ -141,13 +143,13 @@ class LinkRunner:
         finally:
             self._batch = None
 
-    def apply(self, event: replica.Event) -> SeriatimError | None:
+    def apply(self, event: replica_events.Event) -> SeriatimError | None:
         """Step and run the effects. Returns the error with which the event was refused."""
         before = self.state
         self.state, effects = replica.step(before, event)
         refused: SeriatimError | None = None
         for effect in effects:
-            if isinstance(effect, replica.Refuse):
+            if isinstance(effect, replica_events.Refuse):
                 refused = effect.error
             else:
                 self._run(effect)
@@ -155,37 +157,48 @@ class LinkRunner:
             self._tell_change()
         return refused
 
-    def _run(self, effect: replica.Effect) -> None:
+    def _run(self, effect: replica_events.Effect) -> None:
         match effect:
-            case replica.Forward():
-                if self.slave is not None and self._batch is not None:
-                    self.slave.forward(self._batch)
-            case replica.Store():
+            case replica_events.Store():
                 self._store_batch(effect)
-            case replica.Acknowledge():
-                if self.source is not None:
-                    self.source.acknowledge(effect.index)
-            case replica.Confirm():
-                if self.source is not None:
-                    self.source.confirm(effect.index, effect.hash)
-            case replica.TellCommitted():
-                if self.slave is not None:
-                    self.slave.tell_committed(effect.index)
-            case replica.PushCommitted():
+            case replica_events.PushCommitted():
                 self._committed(effect.index)
-            case replica.EndStreams():
+            case replica_events.EndStreams():
                 self._end_streams(effect.error)
-            case replica.DropPeer():
-                if self.slave is not None:
-                    self.slave.end(effect.error)
-            case replica.KeepRecord():
+            case replica_events.KeepRecord():
                 self._keep(effect.record)
-            case replica.WriteSeal():
+            case replica_events.WriteSeal():
                 self._store.put_link(effect.record, self._seal_written)
-            case replica.AnswerSeal() | replica.Refuse():
+            case replica_events.Acknowledge() | replica_events.Confirm():
+                self._tell_source(effect)
+            case replica_events.Forward() | replica_events.TellCommitted() | replica_events.DropPeer():
+                self._tell_slave(effect)
+            case replica_events.AnswerSeal() | replica_events.Refuse():
                 pass  # whoever waits looks at the state, which has changed; a refusal is returned
+            case _:
+                assert_never(effect)
 
-    def _store_batch(self, effect: replica.Store) -> None:
+    def _tell_source(self, effect: replica_events.Acknowledge | replica_events.Confirm) -> None:
+        if self.source is None:
+            return
+        if isinstance(effect, replica_events.Acknowledge):
+            self.source.acknowledge(effect.index)
+        else:
+            self.source.confirm(effect.index, effect.hash)
+
+    def _tell_slave(
+        self, effect: replica_events.Forward | replica_events.TellCommitted | replica_events.DropPeer
+    ) -> None:
+        if self.slave is None:
+            return
+        if isinstance(effect, replica_events.TellCommitted):
+            self.slave.tell_committed(effect.index)
+        elif isinstance(effect, replica_events.DropPeer):
+            self.slave.end(effect.error)
+        elif self._batch is not None:
+            self.slave.forward(self._batch)
+
+    def _store_batch(self, effect: replica_events.Store) -> None:
         encoded = self._batch
         if encoded is None:
             return
@@ -199,15 +212,15 @@ class LinkRunner:
 
     def _flushed(self, index: int, error: DiskFailed | None) -> None:
         if error is None:
-            self.apply(replica.Flushed(Index(index)))
+            self.apply(replica_events.Flushed(Index(index)))
             if self._committed_learnt > self.state.committed.index:
-                self.apply(replica.CommittedLearnt(self._committed_learnt))
+                self.apply(replica_events.CommittedLearnt(self._committed_learnt))
         else:
-            self.apply(replica.WriteFailed(error.message))
+            self.apply(replica_events.WriteFailed(error.message))
 
     def _seal_written(self, _: int, error: DiskFailed | None) -> None:
         if error is None:
-            self.apply(replica.SealWritten())
+            self.apply(replica_events.SealWritten())
             _log.info("link sealed", queue=self.record.queue, epoch=self.record.epoch, next_index=self.state.durable)
         else:
             self.seal_failure = error
@@ -243,7 +256,7 @@ class LinkRunner:
     def learn_committed(self, index: Index) -> None:
         """Slave: the master says what is committed; what isn't durable here yet counts when it is."""
         self._committed_learnt = max(index, self._committed_learnt)
-        self.apply(replica.CommittedLearnt(self._committed_learnt))
+        self.apply(replica_events.CommittedLearnt(self._committed_learnt))
 
     # ---- waiting
 
@@ -266,7 +279,7 @@ class LinkRunner:
 
     async def sealed(self, chain_version: ChainVersion) -> SeriatimError | None:
         """Seal, and wait until the seal is on disk. Returns the error with which it was refused."""
-        refused = self.apply(replica.SealAsked(chain_version))
+        refused = self.apply(replica_events.SealAsked(chain_version))
         if refused is not None:
             return refused
         await self.until(lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from seriatim.broker_group.core import replica
+from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
@@ -82,7 +82,7 @@ class SlaveStream:
             self.is_ended = True
             if self._runner.slave is self:
                 self._runner.slave = None
-                self._runner.apply(replica.PeerGone(reason))
+                self._runner.apply(replica_events.PeerGone(reason))
 
     async def _serve(self) -> None:
         while True:
@@ -131,7 +131,7 @@ class SlaveStream:
                 if reply is None:
                     raise PeerLost("the slave ended the stream")
                 index, digest = Index(reply.next_index), reply.hash
-        refused = runner.apply(replica.PeerReady(index, digest))
+        refused = runner.apply(replica_events.PeerReady(index, digest))
         if refused is not None:
             raise refused
 
@@ -140,7 +140,7 @@ class SlaveStream:
         request = pb.CopyLinkRequest(link=self._name, from_index=runner.state.tail.index, to_index=end)
         async for message in self._stub.CopyLink(request):
             encoded = batch.parse(message.header, message.payload)
-            refused = runner.take(encoded, replica.BatchCopied(encoded.header, encoded.header_bytes))
+            refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
             if refused is not None:
                 raise refused
         if runner.state.tail.index != end:
@@ -164,7 +164,7 @@ class SlaveStream:
             reply = await read(call)
             if reply is None:
                 raise PeerLost("the slave ended the stream")
-            self._runner.apply(replica.PeerConfirmed(Index(reply.next_index), reply.hash))
+            self._runner.apply(replica_events.PeerConfirmed(Index(reply.next_index), reply.hash))
 
 
 class MasterStream:
@@ -208,6 +208,7 @@ async def first_confirmation(runner: LinkRunner, context: Any) -> None:
 
 
 def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
+    """The name of a link in a request to the process `to`."""
     record = runner.record
     return pb.LinkName(
         cluster=cluster,

@@ -1,5 +1,7 @@
 """The broker's gRPC service: reads a request, calls what decides, writes the answer."""
 
+# ruff: noqa: N802, ARG002 - the methods' names and parameters are those of the .proto file
+
 from __future__ import annotations
 
 import asyncio

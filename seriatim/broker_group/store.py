@@ -210,8 +210,7 @@ class Store:
             index = int.from_bytes(key[-8:], "big")
             try:
                 encoded = batch.parse(*batch.split(value))
-                if index != expected or encoded.header.first_index != index:
-                    raise BadChecksum(f"the batch at index {expected} can't be found on this disk", epoch=link[1])
+                _check_place(encoded, index, expected)
             except (BadChecksum, MalformedFrame) as error:
                 if found:
                     return found
@@ -268,6 +267,11 @@ class Store:
         except Exception as error:
             raise DiskFailed(f"the disk can't be read: {error}") from error
         return pair
+
+
+def _check_place(encoded: EncodedBatch, index: int, expected: int) -> None:
+    if index != expected or encoded.header.first_index != index:
+        raise BadChecksum(f"another batch is in the place of the one at index {expected}")
 
 
 class _Sink:

@@ -14,7 +14,8 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.streams import read
-from seriatim.protocol import batch, chain, rpc, seriatim_pb2 as pb
+from seriatim.protocol import batch, chain, rpc
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
 from seriatim.protocol.chain import (
     Certificate,
@@ -206,9 +207,7 @@ class Members:
         """The chain document with one link, as a coordinator would have written it."""
         master, slave = self.chain_members[Epoch(epoch)]
         sides = [
-            ChainMember(
-                MemberName(one.group, one.member), Incarnation(one.incarnation.disk_id, one.incarnation.start)
-            )
+            ChainMember(MemberName(one.group, one.member), Incarnation(one.incarnation.disk_id, one.incarnation.start))
             for one in (master, slave)
         ]
         certificate = None
@@ -216,9 +215,7 @@ class Members:
             certificate = Certificate(
                 Index(end.index), (sides[0].incarnation,), Durability.SYNC, True, {}, {}, end.hash, None, 0
             )
-        link = Link(
-            Epoch(epoch), GROUP, sides[0], sides[1], state, Durability.SYNC, 0, Offset(0), {}, 0, certificate
-        )
+        link = Link(Epoch(epoch), GROUP, sides[0], sides[1], state, Durability.SYNC, 0, Offset(0), {}, 0, certificate)
         dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
         document = ChainDocument(
             self.paths.cluster, QUEUE, "orders", QueueSettings(), 0, dropped, links=(link,), next_epoch=Epoch(epoch + 1)
@@ -234,10 +231,7 @@ class Members:
 
     async def fetch(self, member: Member, epoch: int = 1, from_index: int = 0, **fields: Any) -> list[pb.FetchReply]:
         """Everything up to the recorded end."""
-        found = []
-        async for reply in self.fetching(member, epoch, from_index, **fields):
-            found.append(reply)
-        return found
+        return [reply async for reply in self.fetching(member, epoch, from_index, **fields)]
 
     async def fetching(
         self, member: Member, epoch: int = 1, from_index: int = 0, credit_bytes: int = 1 << 30, **fields: Any
@@ -318,7 +312,7 @@ class Appending:
 async def until(claim: Callable[[], Awaitable[bool]], timeout_s: float = 15) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(timeout_s):
-        while not await claim():
+        while not await claim():  # noqa: ASYNC110 - what is waited for is in other processes
             await asyncio.sleep(0.02)
 
 
@@ -361,5 +355,3 @@ async def members(zookeeper: str, cluster: str, directory: Path, *flags: str) ->
     )
     await group.start()
     return group
-
-

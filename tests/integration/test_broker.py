@@ -357,7 +357,7 @@ def test_a_seal_of_a_link_never_heard_of_keeps_it_shut_and_outlives_a_restart(ru
         group.a.launch()
         await group.a.ready()
         await group.whole()
-        with pytest.raises(Exception, match="takes no more|wasn't made"):
+        with pytest.raises(Exception, match=r"takes no more|wasn't made"):
             await group.open(epoch=4)
 
     run(scenario)

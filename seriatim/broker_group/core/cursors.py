@@ -80,8 +80,10 @@ def is_drained(record: CursorRecord, end: Index | None) -> bool:
 
 
 def encode(record: CursorRecord) -> bytes:
+    """JSON of a record."""
     return json.dumps([record.subscription_id, record.generation, record.token, record.index]).encode()
 
 
 def decode(data: bytes) -> CursorRecord:
+    """Read what `encode` wrote."""
     return CursorRecord(*json.loads(data))

@@ -21,6 +21,33 @@ from enum import Enum
 from typing import Final
 
 from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
+from seriatim.broker_group.core.replica_events import (
+    Acknowledge,
+    AnswerSeal,
+    BatchArrived,
+    BatchCopied,
+    CommittedLearnt,
+    Confirm,
+    DropPeer,
+    Effect,
+    EndStreams,
+    Event,
+    Flushed,
+    Forward,
+    KeepRecord,
+    Opened,
+    PeerConfirmed,
+    PeerGone,
+    PeerReady,
+    PushCommitted,
+    Refuse,
+    SealAsked,
+    SealWritten,
+    Store,
+    TellCommitted,
+    WriteFailed,
+    WriteSeal,
+)
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.errors import (
     BugError,
@@ -41,7 +68,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import SourceSpan, is_resend, merged, overlaps, raised
-from seriatim.protocol.names import ChainVersion, Index, Token
+from seriatim.protocol.names import Index
 
 ROW_OVERHEAD_BYTES: Final = 64
 """What a record may take in a payload beside its value: columns, compression's worst case."""
@@ -82,215 +109,6 @@ class Replica:
         return merged(self.record.start_marks, self.committed.marks)
 
 
-# ---- events --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A coordinator asked to take records from this token."""
-
-    chain_version: ChainVersion
-    token: Token
-
-
-@dataclass(frozen=True, slots=True)
-class BatchArrived:
-    """From the sender (with its token) or, on the slave, from the master (token None).
-
-    `now_s`, `lease_until_s`: CLOCK_BOOTTIME. `has_room`: the disk has room beyond its reserve (H17).
-    `hash_before`, `hash_after`: what the store knows at the batch's first and end index, where the batch lies before
-    `committed`; None: nothing.
-    """
-
-    header: BatchHeader
-    header_bytes: bytes
-    token: Token | None
-    now_s: float
-    lease_until_s: float
-    has_room: bool = True
-    hash_before: bytes | None = None
-    hash_after: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCopied:
-    """Master: a batch that the slave holds and this member doesn't, while the copies are made equal before a grant."""
-
-    header: BatchHeader
-    header_bytes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """Everything below `index` is kept here as durably as the link asks."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
-    """The disk refused a write; what was not flushed before is lost to this process."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeerReady:
-    """Master: the slave's stream is open, and both hold the same up to this position."""
-
-    index: Index
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PeerConfirmed:
-    """Master: the slave says that all below `index` is durable there, with this hash."""
-
-    index: Index
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGone:
-    """Master: the slave's stream is broken."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedLearnt:
-    """Slave: the master says that all below `index` is committed."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class SealAsked:
-    """A coordinator, or the member itself, closes the link."""
-
-    chain_version: ChainVersion
-
-
-@dataclass(frozen=True, slots=True)
-class SealWritten:
-    """The seal is on disk, behind all that was taken."""
-
-
-Event = (
-    Opened
-    | BatchArrived
-    | BatchCopied
-    | Flushed
-    | WriteFailed
-    | PeerReady
-    | PeerConfirmed
-    | PeerGone
-    | CommittedLearnt
-    | SealAsked
-    | SealWritten
-)
-
-
-# ---- effects -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Pass the batch of this event to the slave, before storing it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Write the batch of this event, with the position after it and what was committed by then, in one write."""
-
-    first_index: Index
-    position: Position
-    committed_index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """Tell the sender that all below `index` is committed."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Slave: tell the master what is durable here."""
-
-    index: Index
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TellCommitted:
-    """Master: tell the slave, within milliseconds, also when nothing follows (H19)."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class PushCommitted:
-    """Readers may have what is below `index`."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """End the stream that the event came from with this error; nothing behind it is taken."""
-
-    error: SeriatimError
-
-
-@dataclass(frozen=True, slots=True)
-class EndStreams:
-    """End every stream that brings or passes on records of this link."""
-
-    error: SeriatimError
-
-
-@dataclass(frozen=True, slots=True)
-class DropPeer:
-    """Master: the slave contradicts itself; end its stream."""
-
-    error: SeriatimError
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRecord:
-    """Write the link's record, flushed, before anything that is answered."""
-
-    record: LinkRecord
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSeal:
-    """Write the link's record with the seal in it, flushed, behind all batches; then SealWritten."""
-
-    record: LinkRecord
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSeal:
-    """Whoever waits for the seal may be answered."""
-
-
-Effect = (
-    Forward
-    | Store
-    | Acknowledge
-    | Confirm
-    | TellCommitted
-    | PushCommitted
-    | Refuse
-    | EndStreams
-    | DropPeer
-    | KeepRecord
-    | WriteSeal
-    | AnswerSeal
-)
 Step = tuple[Replica, tuple[Effect, ...]]
 
 
@@ -535,7 +353,11 @@ def _peer_ready(state: Replica, event: PeerReady) -> Step:
     if _hash_at(state, event.index) != event.hash:
         error = PeerLost("the two copies of this link differ", queue=state.record.queue, epoch=state.record.epoch)
         return state, (DropPeer(error),)
-    return _commit(replace(state, is_peer_ready=True, confirmed=event.index))
+    state, effects = _commit(replace(state, is_peer_ready=True, confirmed=event.index))
+    # What the broken stream was to tell the slave may never have arrived.
+    if not effects and state.committed.index > 0:
+        return state, (TellCommitted(state.committed.index),)
+    return state, effects
 
 
 def _peer_gone(state: Replica, event: PeerGone) -> Step:
