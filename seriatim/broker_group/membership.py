@@ -32,6 +32,7 @@ from seriatim.protocol.zookeeper import (
 _log = log.logger("broker.membership")
 
 RETRY_S = 0.1
+TAKEN_S = 0.5
 GRACE_S = 0.5
 """How long a link may be closing without a coordinator's Seal before the member seals it by itself."""
 
@@ -89,8 +90,10 @@ class Membership:
                 await self._serve_session()
             except WorldError as error:
                 _log.info("session interrupted", reason=error.message)
-            except NodeExists:
+            except (NodeExists, NoNode):
+                # Another disk in this member's place, or a node that ended between two looks at it.
                 _log.info("another process is registered as this member; waiting until its session is gone")
+                await asyncio.sleep(TAKEN_S)
             self.is_registered.clear()
             await asyncio.sleep(RETRY_S)
 
@@ -105,8 +108,8 @@ class Membership:
         with contextlib.suppress(NodeExists):
             await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
         await self._session.ensure(self._paths.members(group))
-        await self._renew(session_id, is_first=True)
         await self._register(session_id)
+        await self._renew(session_id, is_first=True)
         broker.lease = lease.admitted(broker.lease) if broker.lease.session_id == session_id else broker.lease
         self.is_registered.set()
         self._peer_changed.set()
@@ -145,9 +148,26 @@ class Membership:
         try:
             await self._session.create(path, data, ephemeral=True, parents=True)
         except NodeExists:
-            if await self._session.owner(path) != session_id:
+            if await self._session.owner(path) == session_id:
+                await self._session.set(path, data)
+            elif await self._is_of_this_disk():
+                await self._session.delete(path)
+                await self._session.create(path, data, ephemeral=True)
+            else:
                 raise
-            await self._session.set(path, data)
+
+    async def _is_of_this_disk(self) -> bool:
+        """Whether who is registered in this place is an earlier session of this disk: this start of it, or one before.
+
+        Such a process is dead, for this one has its lock on the directory; its node needn't wait for its session's end.
+        """
+        name = self._broker.name
+        try:
+            data, _ = await self._session.get(self._paths.member(name.group, name.member))
+        except NoNode:
+            return True  # only the lease's node is left of a session that is ending
+        found, mine = Registration.decode(data).incarnation, self._broker.incarnation
+        return found.disk_id == mine.disk_id and found.start <= mine.start
 
     async def _register(self, session_id: int) -> None:
         self._is_dirty.clear()

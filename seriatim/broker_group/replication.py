@@ -28,6 +28,8 @@ _log = log.logger("broker.replication")
 
 COPY_BYTES = 1024 * 1024
 RETRY_S = 0.005
+PATIENCE_S = 2.0
+"""How long a slave may not know the link: longer than a coordinator tries to open it there."""
 
 
 class SlaveStream:
@@ -85,6 +87,8 @@ class SlaveStream:
                 self._runner.apply(replica_events.PeerGone(reason))
 
     async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        patience_s = loop.time() + PATIENCE_S
         while True:
             call: Any = self._stub.Replicate()
             try:
@@ -98,7 +102,7 @@ class SlaveStream:
                     tasks.create_task(self._receive(call))
             except grpc.aio.AioRpcError as error:
                 # The slave gets its OpenLink at the same moment; until then it doesn't know the link.
-                if not isinstance(rpc.translated(error), UnknownLink):
+                if not isinstance(rpc.translated(error), UnknownLink) or loop.time() > patience_s:
                     raise
                 await asyncio.sleep(RETRY_S)
             except ExceptionGroup as group:

@@ -83,6 +83,9 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
         return DeadlineOver(f"no answer in time{where}")
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED):
         return Unreachable(f"nobody answers{where}: {details}")
+    if error.code() is grpc.StatusCode.INTERNAL and details == "Internal error from Core":
+        # A write that met the end of its stream hides the status with which the other side ended it.
+        return Unreachable(f"the stream was ended{where}")
     return BugError(f"{error.code().name}{where}: {details}")
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import (
     BadChecksum,
     DiskFull,
     Fenced,
+    InvalidArgument,
+    LeaseOver,
     MalformedFrame,
     MemberBehind,
     OlderGeneration,
@@ -424,3 +431,101 @@ def test_a_second_process_on_a_directory_says_so(run: Callable[..., None]) -> No
         assert "another broker runs on the directory" in group.a.log_path.read_text()
 
     run(scenario)
+
+
+def test_a_paused_master_takes_nothing_after_its_session_and_seals_before_it_registers_again(
+    run: Callable[..., None],
+) -> None:
+    async def scenario(group: Members) -> None:
+        position = await filled(group)
+        stream = await group.append(group.a).open()
+        group.a.process.send_signal(signal.SIGSTOP)
+        await stream.send(batches(1, first_index=position.index))
+        member_path = group.paths.member("g1", "a")
+
+        async def is_gone() -> bool:
+            return not await group.session.exists(member_path)
+
+        await until(is_gone)
+        group.a.process.send_signal(signal.SIGCONT)
+        assert isinstance(await stream.error(), (LeaseOver, PeerLost, Sealed))
+        assert stream.acknowledged == position.index
+        await group.whole()
+        assert group.a.incarnation.start == 1
+        reply = await group.seal(group.a)
+        assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.WHOLE, position.index)
+        request = pb.OpenLinkRequest(link=group.name(1, group.a.incarnation), chain_version=99, token=9)
+        with pytest.raises(Sealed):
+            await call(group.a.stub.OpenLink, request, 2)
+
+    run(scenario)
+
+
+def test_a_returning_member_waits_for_no_session_of_its_own(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        started_s = asyncio.get_running_loop().time()
+        await group.b.kill()
+        group.b.launch()
+        await group.b.ready()
+        await group.whole()
+        # The session of the killed process would have lasted two seconds from its last sign of life.
+        assert asyncio.get_running_loop().time() - started_s < 1.8
+        assert group.b.incarnation.start == 2
+
+    run(scenario)
+
+
+def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sent = batches(5, size_bytes=1000)
+        await stream.send(sent)
+        await stream.until_acknowledged(50)
+        await stream.close()
+        end = (await group.seal(group.a)).positions[-1]
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+        await group.write_chain(end)
+        assert await group.b.stop() == 0
+        flip(tmp_path / "b", sent[2])
+        group.b.launch()
+        await group.b.ready()
+        await group.whole()
+        with pytest.raises(BadChecksum):
+            await group.fetch(group.b)
+
+        async def is_mended() -> bool:
+            try:
+                return sent_batches(await group.fetch(group.b)) == as_sent(sent)
+            except BadChecksum:
+                return False
+
+        await until(is_mended)
+        await group.whole()
+
+    run(scenario)
+
+
+def flip(directory: Path, one: EncodedBatch) -> None:
+    """Damage a stored batch on a stopped member's disk, behind RocksDB's own checksum."""
+
+    async def damage() -> None:
+        store = open_store(directory, place_of(directory))
+        bad = replace(one, payload=b"!" + one.payload[1:])
+        store.repair((QUEUE, Epoch(1)), bad, lambda *_: None)
+        await store.flushed()
+        await store.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(damage()))
+    thread.start()
+    thread.join()
+
+
+def place_of(directory: Path) -> str:
+    """Whose directory it is, as it says when it is opened for another."""
+    with pytest.raises(InvalidArgument) as refused:
+        open_store(directory, "nobody")
+    return str(refused.value).split(" belongs to ")[1].split(",")[0]

@@ -1,0 +1,219 @@
+"""The broker's smaller cores: lease, room on disk, retention, cursors, resync."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, retention
+from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.disk import Room
+from seriatim.broker_group.core.link_record import LinkRecord, Role
+from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, TakeCursors
+from seriatim.protocol.chain import (
+    Certificate,
+    ChainDocument,
+    ChainMember,
+    Dropped,
+    Durability,
+    Link,
+    LinkState,
+    QueueSettings,
+)
+from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
+from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.names import (
+    ChainVersion,
+    Epoch,
+    Generation,
+    Incarnation,
+    Index,
+    MemberName,
+    Offset,
+    QueueId,
+    SubscriptionId,
+    Token,
+)
+
+QUEUE = QueueId(4)
+HASH = b"h" * 32
+
+# ---- lease
+
+
+def test_a_lease_is_two_thirds_of_the_session_from_before_the_write() -> None:
+    one = lease.renewed(lease.session_began(7), 7, 100.0, 6.0)
+    assert one.until_s == pytest.approx(104.0)
+    assert one.usable_until_s == 0.0
+    assert lease.admitted(one).usable_until_s == pytest.approx(104.0)
+
+
+def test_another_sessions_write_renews_nothing_and_a_new_session_starts_without() -> None:
+    one = lease.admitted(lease.renewed(lease.session_began(7), 7, 100.0, 6.0))
+    assert lease.renewed(one, 8, 200.0, 6.0) == one
+    assert lease.renewed(one, 7, 99.0, 6.0) == one
+    assert lease.session_began(8).usable_until_s == 0.0
+
+
+# ---- room on disk
+
+
+def test_a_disk_that_was_full_takes_records_again_only_with_a_quarter_more() -> None:
+    room = disk.seen(Room(1000), 1200)
+    assert not room.has_room
+    room = disk.seen(room, 1251)
+    assert room.has_room
+    assert disk.seen(room, 1001).has_room
+    assert not disk.seen(room, 1000).has_room
+    assert disk.taken(room, 100).has_room
+    assert not disk.taken(room, 126).has_room
+
+
+# ---- retention
+
+
+def document(*links: Link, **changes) -> ChainDocument:
+    dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
+    return replace(ChainDocument("c", QUEUE, "q", QueueSettings(), 0, dropped, links=links), **changes)
+
+
+def test_only_what_lies_before_the_first_kept_link_is_dropped() -> None:
+    kept = document(dropped=Dropped(Epoch(3), Offset(9), EMPTY_HASH, {}, {}))
+    held = [Epoch(1), Epoch(2), Epoch(3), Epoch(9)]
+    assert retention.droppable(kept, held) == (1, 2)
+    assert retention.droppable(replace(kept, is_deleted=True), held) == tuple(held)
+    assert retention.droppable(None, held) == tuple(held)
+
+
+# ---- cursors
+
+
+def cursor(generation: int = 1, token: int = 1, index: int | None = 5) -> CursorRecord:
+    at = None if index is None else Index(index)
+    return CursorRecord(SubscriptionId(2), Generation(generation), Token(token), at)
+
+
+def commit(record: CursorRecord, generation: int, token: int, index: int, *, is_relayed: bool = False) -> CursorRecord:
+    return cursors.committed(
+        record, Generation(generation), Token(token), Index(index), is_relayed=is_relayed, limit=Index(10)
+    )
+
+
+def test_only_the_reader_that_was_told_moves_the_cursor_and_only_forward() -> None:
+    assert commit(cursor(), 1, 1, 8).index == 8
+    assert commit(cursor(), 1, 1, 3) == cursor()
+    with pytest.raises(InvalidArgument):
+        commit(cursor(), 1, 1, 11)
+    for generation, token, error in ((1, 0, Fenced), (1, 2, Fenced), (2, 1, Fenced), (0, 9, OlderGeneration)):
+        with pytest.raises(error):
+            commit(cursor(), generation, token, 8)
+
+
+def test_a_relayed_commit_brings_the_newer_reader_along() -> None:
+    assert commit(cursor(), 1, 2, 8, is_relayed=True) == cursor(1, 2, 8)
+    assert commit(cursor(), 2, 3, 1, is_relayed=True) == cursor(2, 3, 1)
+    assert commit(cursor(), 1, 1, 11, is_relayed=True).index == 11
+    with pytest.raises(Fenced):
+        commit(cursor(), 1, 0, 8, is_relayed=True)
+    with pytest.raises(OlderGeneration):
+        commit(cursor(2), 1, 9, 8, is_relayed=True)
+
+
+def test_a_new_generation_starts_without_a_cursor() -> None:
+    assert cursors.told(cursor(), Generation(1), Token(2)) == cursor(1, 2)
+    assert cursors.told(cursor(), Generation(2), Token(3)) == cursor(2, 3, None)
+    with pytest.raises(Fenced):
+        cursors.told(cursor(token=4), Generation(1), Token(3))
+
+
+def test_the_further_cursor_of_the_newer_generation_counts() -> None:
+    assert cursors.further(None, cursor()) == cursor()
+    assert cursors.further(cursor(1, 1, 5), cursor(1, 2, 3)) == cursor(1, 2, 5)
+    assert cursors.further(cursor(1, 1, None), cursor(1, 1, 3)) == cursor(1, 1, 3)
+    assert cursors.further(cursor(1, 1, 9), cursor(2, 1, None)) == cursor(2, 1, None)
+    assert cursors.further(cursor(2, 1, None), cursor(1, 7, 9)) == cursor(2, 1, None)
+
+
+def test_a_cursor_at_or_beyond_the_end_is_drained() -> None:
+    assert [cursors.is_drained(cursor(index=index), Index(5)) for index in (4, 5, 6, None)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert not cursors.is_drained(cursor(), None)
+
+
+def test_what_is_written_is_read() -> None:
+    for one in (cursor(), cursor(index=None)):
+        assert cursors.decode(cursors.encode(one)) == one
+    record = LinkRecord(
+        QUEUE, Epoch(2), "q", Role.SLAVE, Durability.INTERVAL, 20, 100, Incarnation("d", 3), {"s": 2**64 - 1}, Token(4),
+        ChainVersion(5), 6, True, False, Index(7), HASH, True, True,
+    )  # fmt: skip
+    assert link_record.decode(link_record.encode(record)) == record
+    assert link_record.decode(link_record.encode(LinkRecord(QUEUE, Epoch(1)))) == LinkRecord(QUEUE, Epoch(1))
+
+
+# ---- resync
+
+
+def sealed(epoch: int, end: int, group: str = "g1", digest: bytes = HASH) -> Link:
+    sides = [ChainMember(MemberName(group, name), Incarnation(name, 1)) for name in "ab"]
+    certificate = Certificate(Index(end), (), Durability.SYNC, True, {}, {}, digest, None, 0)
+    return Link(
+        Epoch(epoch), group, sides[0], sides[1], LinkState.SEALED, Durability.SYNC, 0, Offset(0), {}, 0, certificate
+    )
+
+
+def held(epoch: int, end: int | None, next_index: int, digest: bytes | None = HASH, **changes) -> Holding:
+    record = LinkRecord(
+        QUEUE, Epoch(epoch), is_sealed=True, end=None if end is None else Index(end),
+        end_hash=b"" if end is None else HASH, has_cursors=True,
+    )  # fmt: skip
+    return Holding(replace(record, **changes), Index(next_index), digest)
+
+
+def plan(*links: Link, holding: tuple[Holding, ...] = (), **changes) -> tuple[resync.Action, ...]:
+    return resync.plan("g1", {QUEUE: document(*links, **changes)}, holding)
+
+
+def test_a_member_that_has_all_is_in_sync() -> None:
+    assert plan(sealed(1, 9), sealed(2, 9, group="g2"), holding=(held(1, 9, 9),)) == ()
+    assert plan() == ()
+
+
+def test_a_blank_member_learns_the_end_then_copies_then_takes_cursors() -> None:
+    key = (QUEUE, Epoch(1))
+    assert plan(sealed(1, 9)) == (Adopt(*key, Index(9), HASH, is_abandoned=False),)
+    assert plan(sealed(1, 9), holding=(held(1, None, 0),)) == (Adopt(*key, Index(9), HASH, is_abandoned=False),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 0, None),)) == (Copy(*key, Index(0), Index(9)),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 4, None),)) == (Copy(*key, Index(4), Index(9)),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 9, has_cursors=False),)) == (TakeCursors(*key),)
+
+
+def test_it_is_cut_to_the_certificate_never_to_the_peer() -> None:
+    key = (QUEUE, Epoch(1))
+    assert plan(sealed(1, 9), holding=(held(1, 9, 12),)) == (Cut(*key, Index(9)),)
+    other = b"x" * 32
+    assert plan(sealed(1, 9), holding=(held(1, 9, 12, other),)) == (Copy(*key, Index(0), Index(9)),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 9, other),)) == (Copy(*key, Index(0), Index(9)),)
+
+
+def test_what_was_abandoned_is_kept_aside_uncut() -> None:
+    link = sealed(1, 9)
+    assert link.certificate is not None
+    link = replace(link, certificate=replace(link.certificate, is_abandoned=True))
+    assert plan(link, holding=(held(1, 9, 12, is_abandoned=True),)) == ()
+
+
+def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
+    lost = replace(sealed(2, 9), state=LinkState.LOST, certificate=None)
+    dropped = Dropped(Epoch(2), Offset(9), EMPTY_HASH, {}, {})
+    assert plan(lost, holding=(held(1, 9, 9), held(2, None, 5)), dropped=dropped) == (Drop(QUEUE, Epoch(1)),)
+
+
+def test_a_queue_that_was_not_read_is_left_alone() -> None:
+    assert resync.plan("g1", {}, [held(1, 9, 3, None)]) == ()
+    assert resync.plan("g1", {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)
