@@ -1,0 +1,149 @@
+"""The command `seriatim demo`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from seriatim.cli import exits
+from seriatim.cli.demo import plan, verdict
+from seriatim.cli.demo.errors import DemoFailed
+from seriatim.cli.embedded.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from seriatim.cli.demo.stage import Stage
+
+
+@click.command(short_help="The main job on this machine, under faults, with a verdict.")
+@click.option("--seconds", type=click.IntRange(5, 3600), default=30, show_default=True, help="How long pgbench runs.")
+@click.option("--clients", type=click.IntRange(1, 100), default=4, show_default=True, help="Clients of pgbench.")
+@click.option("--scale", type=click.IntRange(1, 100), default=1, show_default=True, help="100,000 accounts each.")
+@click.option(
+    "--rate", type=click.IntRange(0), default=200, show_default=True,
+    help="Transactions a second at most; 0: as many as pgbench can.",
+)  # fmt: skip
+@click.option("--faults/--no-faults", "has_faults", default=True, show_default=True, help="Kill processes meanwhile.")
+@click.option(
+    "--keep", "is_kept", is_flag=True, help="Afterwards leave everything running until Ctrl-C; keep the data."
+)
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path),
+    help="Where data and logs lie, and stay. [default: a temporary directory, removed at the end]",
+)  # fmt: skip
+@click.option("--json", "is_json", is_flag=True, help="The last line is the verdict as one JSON object.")
+def demo(
+    *,
+    seconds: int,
+    clients: int,
+    scale: int,
+    rate: int,
+    has_faults: bool,
+    is_kept: bool,
+    directory: Path | None,
+    is_json: bool,
+) -> int:
+    """Capture a PostgreSQL database's log into a queue and replay it into another one, while processes are killed.
+
+    Starts everything itself: ZooKeeper, two coordinators, three groups of two brokers, two PostgreSQL servers, two
+    captures and a Spark job. pgbench loads the first database; the master in use, the elected capture, the Spark job and
+    the elected coordinator are killed one after the other and started again. Then all tables are compared row by row and
+    the queue's offsets are checked. Ends with 0 when all of it held, with 1 when not.
+
+    How long sending stood still at each fault is measured by looking at the queue's committed end every 25 ms.
+    """
+    try:
+        from seriatim.cli.demo.run import Demo
+        from seriatim.cli.demo.stage import Load, Stage
+        from seriatim.cli.demo.view import chosen_view
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[demo]'"
+        ) from error
+    began_s = time.monotonic()
+    faults = plan.planned(seconds) if has_faults else ()
+    report: dict[str, object]
+    with _interruptible(), Stage(directory, is_kept=is_kept) as stage, _logging_to(stage.supervisor.log_path("demo")):
+        try:
+            with chosen_view(began_s, is_json=is_json) as view:
+                figures = Demo(stage, view, Load(seconds, clients, scale, rate), faults, began_s).run()
+            report = figures.as_json()
+            click.echo(verdict.as_text(figures), err=is_json)
+        except (DemoFailed, EmbeddedError) as error:
+            report = verdict.failed(str(error))
+            click.echo(f"the demo failed: {error}", err=True)
+        is_good = report["verdict"] == verdict.IDENTICAL
+        if not is_good:
+            stage.keeps_logs = True
+            click.echo(f"logs: {stage.directory / 'logs'}", err=True)
+        if is_kept:
+            _keep(stage)
+    if is_json:
+        click.echo(json.dumps(report))
+    return exits.DONE if is_good else exits.ANSWER_IS_NO
+
+
+def _keep(stage: Stage) -> None:
+    """Leave running what runs until a signal, and say how to look around."""
+    if stage.ended() is not None:
+        click.echo(f"nothing is kept running; data: {stage.directory}", err=True)
+        return
+    coordinators, east, west = stage.cluster.coordinators, stage.east.dsn(), stage.west.dsn()
+    click.echo(
+        "\n".join([
+            "Everything is left running until Ctrl-C. To look around:",
+            f"  export SERIATIM_COORDINATOR={coordinators}",
+            "  seriatim status east-log --watch",
+            "  seriatim consume --queue east-log --subscription look --json --max 10",
+            "  seriatim group list",
+            f"  psql {east}",
+            f"  psql {west}",
+            f"  seriatim verify --source {east} --target {west}",
+            f"  logs and data: {stage.directory}",
+        ]),
+        err=True,
+    )  # fmt: skip
+    try:
+        while (ended := stage.ended()) is None:
+            time.sleep(1)
+        click.echo(f"{ended} ended by itself:\n{stage.last_words(ended)}", err=True)
+    except KeyboardInterrupt:
+        click.echo("stopping", err=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that everything is cleaned up."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """What the library logs goes beside the children's logs: the terminal shows the demo."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+        sys.stdout.flush()

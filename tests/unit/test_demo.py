@@ -1,0 +1,129 @@
+"""The demo's pure parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from seriatim.cli.demo.offsets import OffsetCheck
+from seriatim.cli.demo.outage import outages_s
+from seriatim.cli.demo.plan import FaultKind, planned
+from seriatim.cli.demo.verdict import FaultFigures, Figures, as_text, problems, verdict
+from seriatim.cli.demo.view import Sight, one_line
+
+
+@pytest.mark.parametrize("seconds", [5, 30, 3600])
+def test_the_plan_has_every_fault_once_in_rising_order_inside_the_load(seconds):
+    faults = planned(seconds)
+    assert [fault.kind for fault in faults] == list(FaultKind)
+    assert faults[0].at_s > 0
+    assert all(one.at_s < other.at_s for one, other in pairwise(faults))
+    assert faults[-1].at_s < 0.8 * seconds
+
+
+def test_an_outage_is_the_gap_around_the_fault():
+    assert outages_s([0.0, 1.0, 1.1, 1.6, 1.7], [1.2], 10) == [pytest.approx(0.5)]
+
+
+def test_a_longer_gap_later_counts_for_the_last_fault_before_it():
+    assert outages_s([0, 1, 2, 2.1, 5, 5.1, 5.2], [1.5, 5.05], 10) == [pytest.approx(2.9), pytest.approx(0.1)]
+
+
+def test_gaps_before_the_first_fault_count_for_nobody():
+    assert outages_s([0, 7, 7.1, 7.2, 7.3], [7.15], 10) == [pytest.approx(0.1)]
+
+
+def test_the_end_of_the_load_is_no_outage_but_a_fault_just_before_it_is():
+    assert outages_s([0, 1, 1.1, 1.2, 4.2], [1.05], 2) == [pytest.approx(0.1)]
+    assert outages_s([0, 1, 1.1, 4.2], [1.05, 1.9], 2) == [pytest.approx(0.1), pytest.approx(3.1)]
+
+
+def test_two_faults_in_one_gap_share_it_and_nothing_after_a_fault_is_no_end():
+    assert outages_s([0, 1, 5], [2, 3], 10) == [4, 4]
+    assert outages_s([0, 1], [2], 10) == [None]
+    assert outages_s([], [2], 10) == [None]
+
+
+def _checked(*batches, start=0, end):
+    check = OffsetCheck(start)
+    for offsets, dropped, seqs in batches:
+        check.batch(offsets, dropped, "s", seqs)
+    return check.problems(end)
+
+
+def test_whole_offsets_hold_also_with_counted_resends():
+    assert _checked((range(3), 0, [1, 2, 3]), ([3, 6], 2, [4, 5]), ([], 1, []), end=8) == ()
+
+
+@pytest.mark.parametrize(
+    ("batches", "end", "what"),
+    [
+        ([([0, 2], 0, [1, 2])], 3, "1 offsets hold no record"),
+        ([([0, 1], 0, [1, 2])], 3, "1 offsets hold no record"),
+        ([([0, 1], 1, [1, 2])], 2, "1 more re-sends"),
+        ([([0, 1, 1], 0, [1, 2, 3])], 2, "1 offsets were handed out twice"),
+        ([([0, 1, 2], 0, [1, 2, 3]), ([0], 0, [4])], 3, "stepped back 1"),
+        ([([0, 1], 0, [2, 1])], 2, "out of their source's order"),
+        ([([0, 1], 0, [2, 2])], 2, "out of their source's order"),
+        ([([0, 1], 0, [1, 2])], 1, "beyond offset 1"),
+    ],
+)
+def test_each_breach_of_offsets_is_named(batches, end, what):
+    found = _checked(*batches, end=end)
+    assert any(what in sentence for sentence in found), found
+
+
+GOOD = Figures(
+    records_sent=100,
+    records_applied=100,
+    duplicates_dropped=3,
+    transactions=20,
+    end=103,
+    tables=4,
+    rows=50,
+    table_differences=(),
+    offset_problems=(),
+    planned=(FaultKind.MASTER,),
+    faults=(FaultFigures(FaultKind.MASTER, "g1-a", 120, 400),),
+    lag_s=0.5,
+    catch_up_s=0.7,
+    duration_s=60.0,
+)
+
+
+def test_a_demo_in_which_everything_held_is_identical():
+    assert verdict(GOOD) == "identical"
+    assert "verdict: identical" in as_text(GOOD)
+    assert GOOD.as_json()["faults"] == [{"kind": "master", "target": "g1-a", "outage_ms": 120, "apply_outage_ms": 400}]
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        ({"table_differences": ("t: 1 rows missing",)}, "t: 1 rows missing"),
+        ({"rows": 0}, "nothing to compare"),
+        ({"offset_problems": ("offsets stepped back 1 times",)}, "stepped back"),
+        ({"transactions": 0}, "nothing was sent"),
+        ({"records_applied": 99}, "99 of 100 records were applied"),
+        ({"faults": ()}, "no master was killed"),
+        ({"faults": (FaultFigures(FaultKind.MASTER, "g1-a", None, None),)}, "didn't go on after g1-a"),
+    ],
+)
+def test_whatever_did_not_hold_is_in_the_verdict(harm, what):
+    figures = replace(GOOD, **harm)
+    assert what in verdict(figures)
+    assert len(problems(figures)) == 1
+    assert "NOT identical" in as_text(figures)
+    assert figures.as_json()["verdict"] != "identical"
+
+
+def test_a_sight_is_one_line_with_its_lag():
+    sight = Sight(
+        3.0, "load", ((1, "g1", "open", 5),), ("g1", "g2"), (1,), "", "", 500, 400, 10.0, 9.0, 0.25, ("g3: down",), ()
+    )
+    line = one_line(sight)
+    assert "lag 100 records, 0.2 s" in line
+    assert "send list g1 g2" in line
+    assert "waits for g3: down" in line
