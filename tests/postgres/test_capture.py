@@ -13,7 +13,7 @@ import pytest
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
-from seriatim.producer.sources.postgres.sender import Deposed
+from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.change import Change, decode, encode, key_of
 
 pytestmark = pytest.mark.postgres
@@ -52,7 +52,7 @@ class Sender:
     def is_elected(self) -> bool:
         return not self.is_over
 
-    def give_up(self) -> None:
+    def stop(self) -> None:
         pass
 
     def resume_point(self) -> dict[str, int]:
@@ -75,9 +75,16 @@ class Sender:
 class Run:
     """A capture on a thread of its own."""
 
-    def __init__(self, dsn: str, sender: Sender, tables: tuple[str, ...] = (), heartbeat_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        sender: OrderedSender,
+        tables: tuple[str, ...] = (),
+        heartbeat_s: float = 3.0,
+        kind: type[PostgresCapture] = PostgresCapture,
+    ) -> None:
         self.error: Exception | None = None
-        self.capture = PostgresCapture(dsn, SLOT, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
+        self.capture = kind(dsn, SLOT, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -94,7 +101,7 @@ class Run:
 
 
 @contextmanager
-def running(dsn: str, sender: Sender, **more: object) -> Iterator[Run]:
+def running(dsn: str, sender: OrderedSender, **more: object) -> Iterator[Run]:
     run = Run(dsn, sender, **more)  # type: ignore[arg-type]
     try:
         yield run

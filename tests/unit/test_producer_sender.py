@@ -233,6 +233,14 @@ def test_an_overtaken_sender_fails_everything_and_stands_again(sending: Trace) -
     ]
 
 
+def test_a_sender_that_withdraws_fails_everything_and_stands_again(sending: Trace) -> None:
+    """As one that was overtaken: what comes next has another token."""
+    ended = ["close stream 1", "fail all", "tell deposed", "stand again"]
+    assert sending(events.Withdrawn()) == ended
+    assert sending(events.Withdrawn()) == []
+    assert sending(events.Elected()) == ["acquire 2 token 0 failed 0"]
+
+
 def test_an_uncertain_session_stops_the_sender_at_once(sending: Trace) -> None:
     assert sending(events.Deposed("suspended")) == ["close stream 1", "fail all", "tell deposed"]
     assert sending(events.Acknowledged(1, Index(2))) == []

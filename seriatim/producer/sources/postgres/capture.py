@@ -80,7 +80,7 @@ class PostgresCapture:
     def stop(self) -> None:
         """End `run` soon, from any thread or a signal handler. Records in flight stay unconfirmed until a later start."""
         self._stopped.set()
-        self._sender.give_up()
+        self._sender.stop()
 
     def run(self) -> None:
         """Capture until `stop`.

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from seriatim.producer.client import Producer
@@ -14,6 +15,7 @@ from seriatim.producer.loop import Elected
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.sender import Deposed
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
+from seriatim.protocol.names import Token
 
 _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.2
@@ -24,29 +26,49 @@ class _Sent(NamedTuple):
 
     source: str
     seq: int
+    number: int  # among all records sent
     handle: Handle
 
 
 class CaptureSender:
     """An `OrderedSender` over a `Producer`, which it neither makes nor closes.
 
-    Memory: one entry for each batch in flight, and those are bounded by the producer's `max_buffer_bytes`. A producer
-    with `max_block_s` of about a second lets a blocked `send` notice `give_up` as soon; the send goes on blocking
-    while the queue takes nothing, whatever it is.
+    producer: one with `max_block_s` of about a second lets a blocked `send` notice `stop` as soon; the send goes on
+        blocking while the queue takes nothing, whatever it is.
+    on_elected: told the token of each term.
+    on_waiting: told why nothing can be sent, whenever the reason changes.
+    connect_timeout_s: `wait_until_elected` raises Unreachable where nobody has ever answered for so long; None: waits.
+
+    Memory: one entry for each batch in flight, and those are bounded by the producer's `max_buffer_bytes`.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        *,
+        on_elected: Callable[[Token], None] = lambda _token: None,
+        on_waiting: Callable[[str], None] = lambda _reason: None,
+        connect_timeout_s: float | None = None,
+    ) -> None:
+        self.sent = 0
+        """Records handed over, in all terms."""
         self._producer = producer
+        self._on_elected = on_elected
+        self._on_waiting = on_waiting
+        self._give_up_at_s = None if connect_timeout_s is None else time.monotonic() + connect_timeout_s
+        self._reason = ""
+        self._ended = 0
         self._elected: Elected | None = None
         self._sent: deque[_Sent] = deque()
         self._acknowledged: dict[str, int] = {}
-        self._given_up = threading.Event()
+        self._stopped = threading.Event()
 
     def wait_until_elected(self, timeout_s: float) -> bool:
         """See OrderedSender.
 
         Raises:
             SeriatimError: the producer has stopped and can't be elected any more (UnknownQueue, closed).
+            Unreachable: nobody answered within `connect_timeout_s`.
         """
         started_s = time.monotonic()
         try:
@@ -54,21 +76,29 @@ class CaptureSender:
         except (NotElected, Waiting, Unreachable, DeadlineOver) as error:
             if time.monotonic() - started_s < timeout_s:
                 raise  # it didn't wait: the producer has stopped for good
-            _log.debug("capture stands by reason=%s", error.message)
+            if not isinstance(error, Unreachable):
+                self._give_up_at_s = None
+            elif self._give_up_at_s is not None and time.monotonic() >= self._give_up_at_s:
+                raise
+            self._tell(error.message)
             return False
+        self._give_up_at_s = None
         if self._elected is None or self._elected.token != elected.token:
             self._elected = elected
+            self._ended = self.sent
             self._sent.clear()
             self._acknowledged.clear()
+            self._reason = ""
+            self._on_elected(elected.token)
         return True
 
     def is_elected(self) -> bool:
         """See OrderedSender."""
-        return self._elected is not None and self._producer.is_elected and not self._given_up.is_set()
+        return self._elected is not None and self._producer.is_elected and not self._stopped.is_set()
 
-    def give_up(self) -> None:
+    def stop(self) -> None:
         """See OrderedSender."""
-        self._given_up.set()
+        self._stopped.set()
 
     def resume_point(self) -> dict[str, int]:
         """See OrderedSender. What the election told, and what was acknowledged since.
@@ -82,7 +112,9 @@ class CaptureSender:
         elected = self._present()
         if elected.resume_point is None:
             self._producer.stand_again()
-            raise ResumePointUnknown(f"queue {self._producer.queue}: nobody can tell yet which changes it holds")
+            problem = ResumePointUnknown(f"queue {self._producer.queue}: nobody can tell yet which changes it holds")
+            self._tell(str(problem))
+            raise problem
         while self._sent:
             elected = self._present()
             self._take_acknowledged(_POLL_S)
@@ -97,7 +129,8 @@ class CaptureSender:
         last = self._sent[-1] if self._sent else None
         if last is not None and last.handle.batch is handle.batch and last.source == source:
             self._sent.pop()
-        self._sent.append(_Sent(source, seq, handle))
+        self.sent += 1
+        self._sent.append(_Sent(source, seq, self.sent, handle))
         if self._sent[0].handle.done():
             self._take_acknowledged(0)
 
@@ -109,13 +142,24 @@ class CaptureSender:
             except (NotElected, OutcomeUnknown) as error:
                 raise Deposed from error
             except (DeadlineOver, Waiting, Unreachable) as error:
-                _log.warning("capture waits queue=%s reason=%s", self._producer.queue, error.message)
+                self._tell(error.message)
 
     def acknowledged(self, source: str) -> int:
         """See OrderedSender."""
         self._present()
         self._take_acknowledged(0)
         return self._acknowledged.get(source, 0)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records of this term that aren't known to be acknowledged; of a batch in flight all count."""
+        return self.sent - self._ended
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            _log.info("capture waits queue=%s reason=%s", self._producer.queue, reason)
+            self._on_waiting(reason)
 
     def _present(self) -> Elected:
         """The present term."""
@@ -134,5 +178,6 @@ class CaptureSender:
             except (NotElected, OutcomeUnknown) as error:
                 raise Deposed from error
             self._acknowledged[first.source] = max(first.seq, self._acknowledged.get(first.source, 0))
+            self._ended = first.number
             self._sent.popleft()
             timeout_s = 0

@@ -21,7 +21,7 @@ class OrderedSender(Protocol):
         """Whether this instance may still send."""
         ...
 
-    def give_up(self) -> None:
+    def stop(self) -> None:
         """Make every call that waits, now or later, raise Deposed soon. From any thread or a signal handler."""
         ...
 

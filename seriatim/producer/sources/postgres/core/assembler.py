@@ -221,6 +221,8 @@ class Assembler:
         position = 5
         if data[position] != _NEW:
             old, before, position = self._old_image(writer, data)
+            if data[position : position + 1] != b"N":
+                raise MalformedLog("an update without the new row")
         values, _ = writer.read(data, position + 1)
         if old is not None and None in values:
             writer.fill(values, old)

@@ -103,8 +103,10 @@ class RowWriter:
                     position += 1
                 else:
                     raise MalformedLog(f"a value of kind {kind} in {self.table.schema}.{self.table.name}")
-        except IndexError as error:
-            raise MalformedLog(f"a row of {self.table.schema}.{self.table.name} ends early") from error
+        except (IndexError, UnicodeDecodeError) as error:
+            raise MalformedLog(
+                f"a row of {self.table.schema}.{self.table.name} ends early, or inside a letter"
+            ) from error
         if position > len(data):
             raise MalformedLog(f"a row of {self.table.schema}.{self.table.name} ends early")
         return values, position

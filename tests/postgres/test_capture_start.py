@@ -1,0 +1,68 @@
+"""Slot first, snapshot at its point: a write between the two is neither lost nor doubled (synchdb#256)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from seriatim.producer.sources.postgres import catalog
+from seriatim.producer.sources.postgres.capture import PostgresCapture
+from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot
+from seriatim.producer.sources.postgres.replication import ReplicationConnection
+from tests.postgres.test_capture import SLOT, Queue, Run, Sender, last_commit_of, replayed, sql, table_rows, wait_for
+
+pytestmark = pytest.mark.postgres
+
+
+class SnapshotFirst(PostgresCapture):
+    """The planted wrong rule: the tables are read as they were before the slot was made."""
+
+    def _take_snapshot(self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, db: str) -> Stream:
+        make = replication.create_slot
+        with closing(catalog.connect(self._dsn)) as earlier:
+            earlier.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            row = earlier.execute("SELECT pg_export_snapshot()").fetchone()
+            assert row is not None
+            replication.create_slot = lambda slot: (make(slot)[0], row[0])  # type: ignore[method-assign]
+            return super()._take_snapshot(replication, step, system_id, db)
+
+
+def copied(dsn: str, kind: type[PostgresCapture], monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """Captured from the start, with one write just before the slot is made and one just after it."""
+    make = ReplicationConnection.create_slot
+
+    def make_between_writes(self: ReplicationConnection, slot: str) -> tuple[int, str]:
+        sql(dsn, "INSERT INTO a VALUES (2, 'before')", "UPDATE a SET t = 'changed' WHERE id = 1")
+        made = make(self, slot)
+        sql(dsn, "INSERT INTO a VALUES (3, 'after')")
+        return made
+
+    monkeypatch.setattr(ReplicationConnection, "create_slot", make_between_writes)
+    queue = Queue()
+    run = Run(dsn, Sender(queue), kind=kind)
+    try:
+        wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+        sql(dsn, "INSERT INTO a VALUES (4, 'end')")
+        wait_for(lambda: last_commit_of(queue, 4), run)
+    finally:
+        run.end()
+    return queue
+
+
+@pytest.fixture
+def dsn(new_database: Callable[[], str]) -> str:
+    made = new_database()
+    sql(made, "CREATE TABLE a (id int PRIMARY KEY, t text)", "INSERT INTO a VALUES (1, 'x')")
+    return made
+
+
+def test_a_write_beside_the_slots_making_is_copied_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replayed(copied(dsn, PostgresCapture, monkeypatch)) == table_rows(dsn, "a")
+
+
+def test_a_snapshot_from_before_the_slot_is_rejected(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = copied(dsn, SnapshotFirst, monkeypatch)
+    assert queue.changes()[0].source.slot == SLOT
+    assert set(table_rows(dsn, "a")) - set(replayed(queue)) == {("a", 2)}

@@ -1,0 +1,135 @@
+"""What a term starts with: every answer of `resume.plan`, and names that never meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from seriatim.producer.sources.postgres.core.identity import base_seq, source_name
+from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_publication, default_slot
+from seriatim.producer.sources.postgres.core.resume import Slot, Stream, TakeSnapshot, plan
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
+
+START = 0x10_0000
+SOURCE = source_name("77", "cap", START)
+FREE = Slot("pgoutput", "db", is_active=False, confirmed_lsn=START, wal_status="reserved", invalidation=None)
+WHOLE = base_seq(START)
+
+
+def planned(slot: Slot | None, marks: dict[str, int], **other: Any) -> TakeSnapshot | Stream:
+    settings: dict[str, Any] = {"system_id": "77", "db": "db", "slot_name": "cap", "log_end": 1 << 40, **other}
+    return plan(slot=slot, marks=marks, **settings)
+
+
+def gap(slot: Slot | None, marks: dict[str, int], **other: Any) -> str:
+    with pytest.raises(CaptureGap) as refused:
+        planned(slot, marks, **other)
+    assert refused.value.details["slot"] == "cap"
+    return str(refused.value.details["reason"])
+
+
+def test_nothing_anywhere_starts_with_a_snapshot() -> None:
+    assert planned(None, {}) == TakeSnapshot(drops_slot=False)
+    assert planned(None, {"pg/77/other/100000": WHOLE, "an application": 5}) == TakeSnapshot(drops_slot=False)
+
+
+def test_a_slot_of_which_the_queue_has_no_record_is_made_again() -> None:
+    assert planned(FREE, {}) == TakeSnapshot(drops_slot=True)
+
+
+def test_an_unfinished_snapshot_is_taken_again_with_a_new_slot() -> None:
+    assert planned(FREE, {SOURCE: WHOLE - 1}) == TakeSnapshot(drops_slot=True)
+    assert planned(None, {SOURCE: 1}) == TakeSnapshot(drops_slot=False)
+
+
+def test_a_whole_snapshot_is_gone_on_from() -> None:
+    assert planned(FREE, {SOURCE: WHOLE}) == Stream(SOURCE, WHOLE, START)
+    inside = base_seq(START + 0x1000) | 3
+    assert planned(FREE, {SOURCE: inside}) == Stream(SOURCE, inside, START)
+
+
+def test_the_slot_made_last_counts() -> None:
+    later = source_name("77", "cap", START + 0x1000)
+    slot = replace(FREE, confirmed_lsn=START + 0x1000)
+    whole = base_seq(START + 0x1000)
+    assert planned(slot, {SOURCE: WHOLE + 9, later: whole}) == Stream(later, whole, START + 0x1000)
+    # The snapshot of the later one is unfinished: what the earlier one sent is no reason to stream.
+    assert planned(slot, {SOURCE: WHOLE + 9, later: 4}) == TakeSnapshot(drops_slot=True)
+
+
+def test_a_busy_slot_is_waited_for_whatever_the_queue_holds() -> None:
+    for marks in ({}, {SOURCE: WHOLE}):
+        with pytest.raises(SlotBusy):
+            planned(replace(FREE, is_active=True), marks)
+
+
+@pytest.mark.parametrize("slot", [replace(FREE, plugin="test_decoding"), replace(FREE, db="elsewhere"), replace(FREE, plugin=None, db=None, confirmed_lsn=None)])  # fmt: skip
+def test_a_slot_of_somebody_else_is_never_touched(slot: Slot) -> None:
+    with pytest.raises(CaptureRefused):
+        planned(slot, {})
+
+
+def test_a_slot_that_is_gone_is_a_gap() -> None:
+    assert "gone" in gap(None, {SOURCE: WHOLE})
+
+
+@pytest.mark.parametrize("slot", [replace(FREE, wal_status="lost"), replace(FREE, invalidation="wal_removed"), replace(FREE, invalidation="idle_timeout", wal_status="reserved")])  # fmt: skip
+def test_a_slot_that_postgres_gave_up_is_a_gap(slot: Slot) -> None:
+    assert "given up" in gap(slot, {SOURCE: WHOLE})
+
+
+def test_a_slot_whose_log_is_only_in_danger_is_used() -> None:
+    for status in ("extended", "unreserved"):
+        assert isinstance(planned(replace(FREE, wal_status=status), {SOURCE: WHOLE}), Stream)
+
+
+def test_a_slot_further_than_the_queue_is_a_gap() -> None:
+    """Debezium PR 3970: a slot made again starts later, and nobody noticed what lay between."""
+    assert "made again or moved" in gap(replace(FREE, confirmed_lsn=START + 32), {SOURCE: WHOLE})
+    assert "nothing" in gap(replace(FREE, confirmed_lsn=None), {SOURCE: WHOLE})
+    assert isinstance(planned(replace(FREE, confirmed_lsn=START + 31), {SOURCE: WHOLE}), Stream)
+
+
+def test_a_slot_confirmed_inside_a_transaction_that_the_queue_holds_in_part_is_gone_on_from() -> None:
+    """It is confirmed to the start of the commit record at most, so the whole transaction comes once more."""
+    slot = replace(FREE, confirmed_lsn=START + 0x1000)
+    inside = base_seq(START + 0x1000) | 2
+    assert planned(slot, {SOURCE: inside}) == Stream(SOURCE, inside, START + 0x1000)
+
+
+def test_a_database_set_back_is_a_gap() -> None:
+    mark = base_seq(START + 0x1000)
+    assert "set back" in gap(FREE, {SOURCE: mark}, log_end=START + 0xFE0)
+    assert isinstance(planned(FREE, {SOURCE: mark}, log_end=START + 0x1000), Stream)
+
+
+def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:
+    for slot in (FREE, None):
+        assert "cluster 77" in gap(slot, {SOURCE: WHOLE}, system_id="78")
+    # One that was captured before doesn't stand in the way of the present one.
+    both = {SOURCE: WHOLE, source_name("78", "cap", START): WHOLE}
+    assert planned(FREE, both, system_id="78") == Stream(source_name("78", "cap", START), WHOLE, START)
+
+
+def test_default_names_hold_the_queues_name_and_fit_postgres() -> None:
+    assert default_slot("orders") == default_publication("orders") == "seriatim_orders"
+    queues = [
+        "orders",
+        "Orders",
+        "orders.eu",
+        "orders-eu",
+        "orders_eu",
+        "ö",
+        "ü",
+        "x" * 54,
+        "x" * 55,
+        "x" * 200,
+        "x" * 201,
+    ]
+    slots = [default_slot(queue) for queue in queues]
+    assert len(set(slots)) == len(queues)
+    for slot in slots:
+        assert len(slot) <= NAME_BYTES
+        assert set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_")

@@ -1,0 +1,221 @@
+"""Messages of a real server, recorded as hex, and the records they give; messages cut short or out of place.
+
+`test_pgoutput_traces/<name>.txt` holds a workload and the bytes PostgreSQL sent for it (tests/postgres/test_capture_traces.py
+compares them with what a server sends today); `<name>.records` what the assembler has to make of them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seriatim.producer.sources.postgres.core import assembler as assembler_module
+from seriatim.producer.sources.postgres.core import pgoutput
+from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
+from seriatim.producer.sources.postgres.core.identity import (
+    LSN_LIMIT,
+    NUMBER_BITS,
+    NUMBER_LIMIT,
+    base_seq,
+    format_lsn,
+    parse_lsn,
+    seq_of,
+)
+from seriatim.producer.sources.postgres.core.invariants import broken_order
+from seriatim.producer.sources.postgres.errors import KeylessTable, LogTooFar, MalformedLog, TransactionTooLarge
+from seriatim.protocol.change import decode, encode, key_of
+
+TRACES = Path(__file__).parent / "test_pgoutput_traces"
+NAMES = ("rows", "origin", "types")
+
+
+def messages(name: str) -> list[bytes]:
+    lines = (TRACES / f"{name}.txt").read_text().splitlines()
+    return [bytes.fromhex(line) for line in lines if not line.startswith("#")]
+
+
+def new(mark: int = 0) -> Assembler:
+    following = Assembler(db="d", slot="s", mark=mark, confirmed_lsn=0, heartbeat_ms=1000)
+    following.accept_keyless("public", "nokey")
+    return following
+
+
+def records(name: str, mark: int = 0) -> list[Outgoing]:
+    following = new(mark)
+    return [record for data in messages(name) if (record := following.feed(data)) is not None]
+
+
+def as_text(record: Outgoing) -> str:
+    at = f"{record.seq >> NUMBER_BITS << 5:X}+{record.seq & NUMBER_LIMIT}"
+    key = "-" if record.key is None else record.key.decode()
+    return f"{at} {key} {record.value.decode()}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_log_gives_its_records(name: str) -> None:
+    made = records(name)
+    assert [as_text(record) for record in made] == (TRACES / f"{name}.records").read_text().splitlines()
+    assert broken_order(made, 0) is None
+    for record in made:
+        change = decode(record.value)
+        assert encode(change) == record.value
+        assert key_of(change) == record.key
+        assert seq_of(change.source.commit_lsn, change.source.number) == record.seq
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_skipping_by_any_mark_gives_exactly_the_suffix_that_is_missing(name: str) -> None:
+    everything = records(name)
+    for place, record in enumerate(everything):
+        assert records(name, record.seq) == everything[place + 1 :]
+        assert records(name, record.seq - 1) == everything[place:]
+
+
+def test_a_rolled_back_savepoint_leaves_no_trace() -> None:
+    ids = [json.loads(record.value)["after"]["id"] for record in records("types") if b'"op":"c"' in record.value]
+    assert ids == [1, 3, 1]
+
+
+def test_changes_replicated_into_the_source_name_where_they_came_from() -> None:
+    origins = [decode(record.value).source.replicated_from for record in records("origin")]
+    # The begin message comes before the origin is told.
+    assert origins == [None, "far", "far", None, None, None]
+
+
+def test_a_keyless_table_can_be_fed_again_once_it_is_accepted() -> None:
+    following = Assembler(db="d", slot="s", mark=0, confirmed_lsn=0, heartbeat_ms=1000)
+    read = messages("types")
+    (place,) = [place for place, data in enumerate(read) if b"nokey" in data]
+    made = [following.feed(data) for data in read[:place]]
+    with pytest.raises(KeylessTable) as refused:
+        following.feed(read[place])
+    assert refused.value.details["table"] == "nokey"
+    following.accept_keyless("public", "nokey")
+    made += [following.feed(data) for data in read[place:]]
+    assert [record for record in made if record is not None] == records("types")
+
+
+# ---------------------------------------------------------------------------------------------------- malformed
+
+
+def cuts() -> Iterator[tuple[str, int, int]]:
+    for name in NAMES:
+        for place, data in enumerate(messages(name)):
+            if data[0] not in (pgoutput.TYPE, pgoutput.MESSAGE):  # they are passed over unread
+                yield from ((name, place, length) for length in range(min(len(data), 120)))
+
+
+def test_a_message_cut_short_anywhere_is_malformed() -> None:
+    """Never a record with less in it, never an error that the shell doesn't know."""
+    for name, place, length in cuts():
+        following = new()
+        read = messages(name)
+        for data in read[:place]:
+            following.feed(data)
+        with pytest.raises(MalformedLog):
+            following.feed(read[place][:length])
+
+
+BEGIN = struct.pack(">cQqI", b"B", 0x2000, 0, 7)
+COMMIT = struct.pack(">cBQQq", b"C", 0, 0x2000, 0x2030, 0)
+RELATION = b"R" + struct.pack(">I", 5) + b"public\0t\0d" + struct.pack(">H", 1) + b"\1id\0" + struct.pack(">Ii", 23, -1)
+INSERT = b"I" + struct.pack(">I", 5) + b"N" + struct.pack(">H", 1) + b"t" + struct.pack(">I", 1) + b"1"
+TRUNCATE = b"T" + struct.pack(">IBI", 1, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        [COMMIT],
+        [BEGIN, BEGIN],
+        [BEGIN, COMMIT, COMMIT],
+        [BEGIN, struct.pack(">cBQQq", b"C", 0, 0x2008, 0x2030, 0)],
+        [BEGIN, COMMIT, struct.pack(">cQqI", b"B", 0x1000, 0, 8)],
+        [BEGIN, INSERT],
+        [RELATION, INSERT],
+        [RELATION, TRUNCATE],
+        [BEGIN, TRUNCATE],
+        [BEGIN, RELATION, INSERT.replace(b"N\0\1", b"N\0\2")],
+        [BEGIN, RELATION, INSERT.replace(b"\1t", b"\1x")],
+        [BEGIN, RELATION, b"U" + INSERT[1:5] + b"K\0\1n" + b"X\0\1n"],
+        [BEGIN, RELATION, b"U" + INSERT[1:5] + b"N\0\1u"],
+        [BEGIN, RELATION, b"D" + INSERT[1:5] + b"N" + INSERT[6:]],
+        [b"Z"],
+        [b""],
+        [RELATION.replace(b"id", b"\xff\xff")],
+    ],
+)
+def test_a_message_out_of_place_is_malformed(log: list[bytes]) -> None:
+    following = new()
+    for data in log[:-1]:
+        following.feed(data)
+    with pytest.raises(MalformedLog):
+        following.feed(log[-1])
+
+
+# ------------------------------------------------------------------------------------------------------- limits
+
+
+def test_a_transaction_larger_than_a_seq_can_count_is_refused_and_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(assembler_module, "NUMBER_LIMIT", 5)
+    following = new()
+    sent = [following.feed(data) for data in (BEGIN, RELATION, *[INSERT] * 4)]
+    with pytest.raises(TransactionTooLarge) as refused:
+        following.feed(INSERT)
+    assert refused.value.details["tx_id"] == 7
+    assert sent[-1] is not None
+    assert sent[-1].seq == base_seq(0x2000) | 5
+    assert following.confirmable(2**64 - 1) == 0
+
+
+def test_the_largest_transaction_that_can_be_counted_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembler_module, "NUMBER_LIMIT", 6)
+    following = new()
+    made = [following.feed(data) for data in (BEGIN, RELATION, *[INSERT] * 4, COMMIT)]
+    assert made[-1] is not None
+    assert made[-1].seq == base_seq(0x2000) | 6
+
+
+def test_numbers_and_positions_fill_a_seq_and_not_more() -> None:
+    assert seq_of(LSN_LIMIT - 1, NUMBER_LIMIT) == 2**64 - 1
+    with pytest.raises(TransactionTooLarge):
+        seq_of(0, NUMBER_LIMIT + 1)
+    with pytest.raises(LogTooFar):
+        base_seq(LSN_LIMIT)
+
+
+def test_a_log_too_far_is_refused_at_a_begin_and_at_a_heartbeat() -> None:
+    with pytest.raises(LogTooFar):
+        new().feed(struct.pack(">cQqI", b"B", LSN_LIMIT, 0, 7))
+    following = new()
+    following.reach(LSN_LIMIT)
+    with pytest.raises(LogTooFar):
+        following.heartbeat(0)
+
+
+def test_positions_are_written_as_postgres_writes_them() -> None:
+    assert parse_lsn("16/B374D848") == 0x16B374D848
+    assert format_lsn(0x16B374D848) == "16/B374D848"
+
+
+def test_heartbeats_wait_their_time_and_never_split_a_transaction() -> None:
+    following = new()
+    following.reach(0x1000)
+    first = following.heartbeat(0)
+    assert first is not None
+    assert first.seq == base_seq(0x1000)
+    following.reach(0x1800)
+    assert following.heartbeat(999) is None
+    following.feed(BEGIN)
+    following.reach(0x1900)  # the server's keepalive inside a transaction
+    assert following.heartbeat(5000) is None
+    following.feed(COMMIT)
+    assert following.heartbeat(5000) is None
+    assert following.confirmable(base_seq(0x1000)) == 0x1000
+    assert following.confirmable(base_seq(0x2000) | 2) == 0x2000
