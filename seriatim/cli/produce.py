@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import click
 from rich.console import Console
@@ -62,14 +63,23 @@ class _Acknowledgements:
         self._thread.join()
 
     def _follow(self) -> None:
-        while (sent := self._sent.get()) is not None:
+        while (sent := self._next()) is not None:
             if isinstance(sent, threading.Event):
                 sent.set()
                 continue
             handle, line = sent
-            if self._log is not None and not handle.done():
-                self._log.flush()
+            if not handle.done():
+                self._flush()
             self._end(handle, line)
+        self._flush()
+
+    def _next(self) -> _Sent | threading.Event | None:
+        """What was added next; the log is on disk before this waits for it."""
+        if self._sent.empty():
+            self._flush()
+        return self._sent.get()
+
+    def _flush(self) -> None:
         if self._log is not None:
             self._log.flush()
 
@@ -84,16 +94,34 @@ class _Acknowledgements:
         if self._log is not None:
             places = ("-" if place is None else place for place in (ended.epoch, ended.index, ended.offset))
             self._log.write(" ".join(map(str, (ended.seq, *places))) + "\n")
-            if self._sent.empty():
-                self._log.flush()
+
+
+class _News:
+    """Wakes whoever waits for input: a pipe, written from a signal handler or from the producer's thread."""
+
+    def __init__(self) -> None:
+        self.descriptor, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+
+    def tell(self) -> None:
+        """Something happened. A full pipe is told enough; a closed one has nobody waiting."""
+        with contextlib.suppress(OSError):
+            os.write(self._writing, b"x")
+
+    def close(self) -> None:
+        os.close(self._writing)
+        os.close(self.descriptor)
 
 
 class _Run:
     """One run of the command."""
 
-    def __init__(self, producer: Producer, acknowledgements: _Acknowledgements, connect_timeout_s: float) -> None:
+    def __init__(
+        self, producer: Producer, acknowledgements: _Acknowledgements, news: _News, connect_timeout_s: float
+    ) -> None:
         self.producer = producer
         self.acknowledgements = acknowledgements
+        self.news = news
         self.connect_timeout_s = connect_timeout_s
         self.read = 0
         self.is_stopping = False
@@ -209,19 +237,21 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty")
     separator = None if key_separator is None else key_separator.encode()
+    news = _News()
     producer = Producer(
         coordinator, queue, name, compression="zstd" if compression else None,
-        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout,
+        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout, on_deposed=lambda _: news.tell(),
     )  # fmt: skip
     started_s = time.monotonic()
     acknowledgements: _Acknowledgements | None = None
     log = ack_log.open("a") if ack_log is not None else None
     try:
         acknowledgements = _Acknowledgements(log)
-        run = _Run(producer, acknowledgements, connect_timeout)
+        run = _Run(producer, acknowledgements, news, connect_timeout)
         failure = _produce(run, file, separator, has_seq=with_seq)
     finally:
         producer.abort()
+        news.close()
         if acknowledgements is not None:
             acknowledgements.close()
         if log is not None:
@@ -238,9 +268,9 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
     """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
     failure: SeriatimError | None = None
     try:
-        with _stopping(run) as stop_descriptor, _showing(run), _opened(file) as descriptor:
+        with _stopping(run), _showing(run), _opened(file) as descriptor:
             if run.wait_until_elected():
-                _send_lines(run, chunks(descriptor, stop_descriptor), separator, has_seq=has_seq)
+                _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
                 _finish(run)
     except SeriatimError as error:
         failure = error
@@ -254,6 +284,9 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
 
 def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | None, *, has_seq: bool) -> None:
     for texts in incoming:
+        # Nothing to read, but news: lines that a deposal left unknown are sent again before any that comes later.
+        if not texts and (run.is_stopping or not run.go_on()):
+            return
         for text in texts:
             line = parsed(text, run.read + 1, key_separator=separator, has_seq=has_seq)
             run.read += 1
@@ -293,26 +326,20 @@ def _opened(file: Path | None) -> Iterator[int]:
 
 
 @contextmanager
-def _stopping(run: _Run) -> Iterator[int]:
-    """SIGTERM and Ctrl-C: read no more, flush. Gives a descriptor that becomes readable then. A second one kills."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before: dict[int, Any] = {}
+def _stopping(run: _Run) -> Iterator[None]:
+    """SIGTERM and Ctrl-C: read no more, flush. A second one kills."""
 
     def stop(number: int, _frame: object) -> None:
         run.is_stopping = True
-        os.write(writing, b"x")
+        run.news.tell()
         signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield reading
+        yield
     finally:
-        for stopped, handler in before.items():
-            signal.signal(stopped, handler)
-        os.close(reading)
-        os.close(writing)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -151,16 +151,16 @@ def test_a_deposed_command_with_seqs_goes_on_from_the_resume_point(cluster: Deve
 
 
 def depose(client: KazooClient, cluster: DevelopmentCluster, queue: str) -> None:
-    """Delete the elected sender's node, once there is one, as an operator would."""
-    queue_id = ask(cluster, "DescribeQueue", QueueRequest(queue=queue)).queue_id
+    """Delete the elected sender's node, as an operator would, and wait until somebody is elected after it."""
+    view = ask(cluster, "DescribeQueue", QueueRequest(queue=queue))
     root = ask(cluster, "DescribeCluster", DescribeClusterRequest()).root
-    path = f"{root}/queues/{queue_id}/senders"
+    path = f"{root}/queues/{view.queue_id}/senders"
+    (node,) = client.get_children(path)
+    client.delete(f"{path}/{node}")
     until = time.monotonic() + 20
-    while not (client.exists(path) and client.get_children(path)):
+    while ask(cluster, "DescribeQueue", QueueRequest(queue=queue)).sender_token == view.sender_token:
         assert time.monotonic() < until
         time.sleep(0.01)
-    for node in client.get_children(path):
-        client.delete(f"{path}/{node}")
 
 
 @pytest.mark.parametrize(

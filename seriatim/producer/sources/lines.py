@@ -1,7 +1,7 @@
 """Lines of a file or of standard input as records.
 
-Reading waits for input and for a signal alike, so that a stop neither loses a line that was read nor waits for one
-that never comes.
+Reading waits for input and for news alike (a signal, a deposal), so that neither has to wait for a line that may never
+come, and no line that was read is lost over it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ class Line(NamedTuple):
     seq: int | None
 
 
-def chunks(descriptor: int, stop_descriptor: int) -> Iterator[list[bytes]]:
-    """Whole lines without their line ends, as they come, until the input ends or `stop_descriptor` becomes readable.
+def chunks(descriptor: int, news_descriptor: int) -> Iterator[list[bytes]]:
+    """Whole lines without their line ends, as they come, until the input ends.
 
-    A last line without a line end counts as a line at the input's end.
+    An empty list says that `news_descriptor` was readable; what could be read from it is taken. A last line without a
+    line end counts as a line at the input's end.
     """
     rest = b""
     while True:
-        readable, _, _ = select.select([descriptor, stop_descriptor], [], [])
-        if stop_descriptor in readable:
-            return
+        readable, _, _ = select.select([descriptor, news_descriptor], [], [])
+        if news_descriptor in readable:
+            os.read(news_descriptor, _CHUNK_BYTES)
+            yield []
+            continue
         data = os.read(descriptor, _CHUNK_BYTES)
         if not data:
             if rest:
