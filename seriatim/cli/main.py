@@ -28,14 +28,21 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "broker": Entry("seriatim.cli.broker:broker", "Run one broker: a member of a group."),
-    "coordinator": Entry("seriatim.cli.coordinator:coordinator", "Run one coordinator."),
+    "demo": Entry("seriatim.cli.demo.command:demo", "The main job on this machine, under faults, with a verdict."),
     "up": Entry("seriatim.cli.up:up", "Run a whole development cluster in the foreground."),
-    "consume": Entry("seriatim.cli.consume:consume", "Print a queue's records in order."),
-    "subscription": Entry("seriatim.cli.subscription:subscription", "Make, list, move and delete subscriptions."),
-    "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
-    "produce": Entry("seriatim.cli.produce:produce", "Send lines of a file or of standard input as records."),
+    "coordinator": Entry("seriatim.cli.coordinator:coordinator", "Run one coordinator."),
+    "broker": Entry("seriatim.cli.broker:broker", "Run one broker: a member of a group."),
     "zookeeper": Entry("seriatim.cli.zookeeper:zookeeper", "Run one ZooKeeper, for development."),
+    "queue": Entry("seriatim.cli.queue:queue", "Make, list, look at and delete queues."),
+    "subscription": Entry("seriatim.cli.subscription:subscription", "Make, list, move and delete subscriptions."),
+    "group": Entry("seriatim.cli.group:group", "Look at groups; take one out of service and put it back."),
+    "status": Entry("seriatim.cli.status:status", "Show what a cluster or a queue does now, and what waits for what."),
+    "produce": Entry("seriatim.cli.produce:produce", "Send lines of a file or of standard input as records."),
+    "consume": Entry("seriatim.cli.consume:consume", "Print a queue's records in order."),
+    "capture": Entry("seriatim.cli.capture:capture", "Send a database's log to a queue."),
+    "replay": Entry("seriatim.cli.replay:replay", "Apply a captured database log to another database."),
+    "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
+    "bench": Entry("seriatim.cli.bench:bench", "Measure throughput, latency and failover."),
 }
 
 
@@ -58,6 +65,7 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is not a click command")
         name_variables(command)
+        keep_examples(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -78,6 +86,14 @@ def name_variables(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for subcommand in command.commands.values():
             name_variables(subcommand)
+
+
+def keep_examples(command: click.Command) -> None:
+    r"""Let click leave lines as they are where a help text says so by a line of `\b`, without a control character in the source."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            keep_examples(subcommand)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

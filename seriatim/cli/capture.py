@@ -1,0 +1,196 @@
+"""`seriatim capture`: a database's log into a queue."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from seriatim.cli import exits
+from seriatim.cli.options import Names, coordinator_option
+
+if TYPE_CHECKING:
+    from seriatim.producer.sources.postgres.capture import SnapshotProgress
+    from seriatim.producer.sources.postgres.producing import CaptureSender
+
+_REPORT_EVERY_S = 1.0
+_MAX_BLOCK_S = 0.5
+
+
+@click.group(short_help="Send a database's log to a queue.")
+def capture() -> None:
+    r"""Every committed change becomes a record, in commit order, once.
+
+    \b
+    Example:
+      seriatim capture postgres --dsn postgresql://east/shop --queue orders
+    """
+
+
+@capture.command(short_help="Capture a PostgreSQL database.")
+@click.option(
+    "--dsn", required=True, metavar="DSN", help="The database, by a user who may replicate; wal_level is logical."
+)
+@click.option("--queue", required=True, metavar="NAME", help="Queue to send to; it must be there.")
+@click.option(
+    "--tables", type=Names(), metavar="S.T,…", help="Tables to capture, schema.table. [default: all of the database]"
+)
+@click.option(
+    "--slot", metavar="NAME", help="Replication slot, made if missing; one for each queue. [default: seriatim_QUEUE]"
+)
+@click.option("--publication", metavar="NAME", help="Made if missing. [default: as the slot]")
+@click.option("--name", help="This instance's name in the election. [default: host, process and chance]")
+@click.option(
+    "--session-timeout-ms",
+    type=click.IntRange(min=500),
+    default=4000,
+    show_default=True,
+    help="How long after its death another capture is elected.",
+)
+@click.option(
+    "--connect-timeout",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Seconds to look for a coordinator at the start.",
+)
+@coordinator_option
+@click.option(
+    "--json", "is_json", is_flag=True, help="One JSON object a line: waiting, elected, snapshot, progress, stopped."
+)
+def postgres(
+    *,
+    dsn: str,
+    queue: str,
+    tables: tuple[str, ...] | None,
+    slot: str | None,
+    publication: str | None,
+    name: str | None,
+    session_timeout_ms: int,
+    connect_timeout: float,
+    coordinator: str,
+    is_json: bool,
+) -> int:
+    r"""Capture a PostgreSQL database's log into a queue: first a snapshot, then each change, without gap or repeat.
+
+    Several may run with one slot: one is elected, the others stand by. Runs until Ctrl-C or SIGTERM. The slot keeps the
+    database's log until it is captured: drop the slot when you won't come back.
+
+    \b
+    Example:
+      seriatim capture postgres --dsn postgresql://east/shop --queue orders --tables public.items,public.customers
+    """
+    try:
+        from seriatim.producer.sources.postgres.capture import PostgresCapture
+        from seriatim.producer.sources.postgres.producing import CaptureSender
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[postgres]'"
+        ) from error
+    from seriatim.producer import Producer
+
+    slot = slot or default_slot(queue)
+    report = _Report(queue, slot, is_json=is_json)
+    producer = Producer(
+        coordinator, queue, name, max_block_s=_MAX_BLOCK_S, session_timeout_s=session_timeout_ms / 1000
+    )  # fmt: skip
+    try:
+        sender = CaptureSender(
+            producer, on_elected=report.elected, on_waiting=report.waiting, connect_timeout_s=connect_timeout
+        )
+        running = PostgresCapture(dsn, slot, publication or slot, tables or (), sender, on_progress=report.snapshot)
+        with _on_signals(running.stop), report.regularly(sender):
+            running.run()
+    finally:
+        # What isn't acknowledged is found by the next capture's resume point.
+        producer.abort()
+    report.stopped(sender.sent)
+    return exits.DONE
+
+
+def default_slot(queue: str) -> str:
+    """A replication slot's name for a queue: lower-case letters, digits and underscores, at most 63."""
+    return ("seriatim_" + re.sub(r"[^a-z0-9_]", "_", queue.lower()))[:63]
+
+
+class _Report:
+    """What the command prints: events as JSON, or lines for a person, with waiting on standard error."""
+
+    def __init__(self, queue: str, slot: str, *, is_json: bool) -> None:
+        self._queue = queue
+        self._slot = slot
+        self._is_json = is_json
+        self._lock = threading.Lock()
+
+    def _print(self, event: str, text: str, **keys: object) -> None:
+        with self._lock:
+            if self._is_json:
+                print(json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys}), flush=True)
+            else:
+                print(text, flush=True, file=sys.stderr if event == "waiting" else sys.stdout)
+
+    def waiting(self, reason: str) -> None:
+        self._print("waiting", f"waiting: {reason}", reason=reason)
+
+    def elected(self, token: int) -> None:
+        self._print("elected", f"elected with token {token}: capturing slot {self._slot}", token=token)
+
+    def snapshot(self, progress: SnapshotProgress) -> None:
+        table = f"{progress.schema}.{progress.table}"
+        of = f" of about {progress.estimated_rows:,}" if progress.estimated_rows > 0 else ""
+        self._print(
+            "snapshot",
+            f"snapshot of {table}: {progress.rows:,}{of} rows",
+            table=table,
+            rows=progress.rows,
+            estimated_rows=max(0, progress.estimated_rows),
+        )
+
+    def stopped(self, records: int) -> None:
+        self._print("stopped", f"stopped: {records:,} records sent", records=records)
+
+    @contextmanager
+    def regularly(self, sender: CaptureSender) -> Iterator[None]:
+        """Tell how far it is, about once a second, while that changes."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            told, told_at_s = 0, time.monotonic()
+            while not ended.wait(_REPORT_EVERY_S):
+                sent, now_s = sender.sent, time.monotonic()
+                if sent != told:
+                    rate = round((sent - told) / (now_s - told_at_s))
+                    self._print(
+                        "progress",
+                        f"{sent:,} records sent, {rate:,} a second, {sender.unacknowledged:,} on their way",
+                        records=sent,
+                        records_per_s=rate,
+                        unacknowledged=sender.unacknowledged,
+                    )
+                told, told_at_s = sent, now_s
+
+        watcher = threading.Thread(target=watch, name="capture report", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+
+@contextmanager
+def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,174 @@
+"""`seriatim group`: look at groups, take one out of service, put it back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from seriatim.cli import exits
+from seriatim.cli.options import coordinator_option, json_option
+
+if TYPE_CHECKING:
+    from seriatim.protocol import seriatim_pb2 as pb
+
+_LOOK_EVERY_S = 0.3
+
+
+@click.group(short_help="Look at groups; take one out of service and put it back.")
+def group() -> None:
+    r"""A group is two brokers that hold the same records.
+
+    \b
+    Example:
+      seriatim group drain g1      # before its machines are looked after
+      seriatim group resume g1
+    """
+
+
+@group.command("list", short_help="List groups.")
+@coordinator_option
+@json_option
+def list_(*, coordinator: str, is_json: bool) -> None:
+    r"""List all groups of the cluster.
+
+    \b
+    Example:
+      seriatim group list
+    """
+    from seriatim.cli import views
+
+    found = _groups(coordinator)
+    if is_json:
+        for view in found:
+            click.echo(json.dumps(views.group_object(view)))
+    elif found:
+        click.echo("\n".join(views.group_lines(found)))
+    else:
+        click.echo("no groups; each broker that starts makes its own", err=True)
+
+
+@group.command(short_help="Show a group and its members.")
+@click.argument("name")
+@coordinator_option
+@json_option
+def describe(*, name: str, coordinator: str, is_json: bool) -> None:
+    r"""Show group NAME.
+
+    \b
+    Example:
+      seriatim group describe g1 --json
+    """
+    _show(_one(coordinator, name), is_json=is_json)
+
+
+@group.command(short_help="Take a group out of service, without loss.")
+@click.argument("name")
+@click.option(
+    "--until",
+    type=click.Choice(["switched", "drained"]),
+    default="switched",
+    show_default=True,
+    help="Wait until no queue sends to it, or until also nothing is left to read on it.",
+)
+@click.option("--no-wait", is_flag=True, help="Only say so to the cluster; don't wait.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Wait so long at most. [default: as long as it takes]",
+)
+@coordinator_option
+@json_option
+def drain(*, name: str, until: str, no_wait: bool, timeout: float | None, coordinator: str, is_json: bool) -> int:
+    r"""Take group NAME out of service: its queues go on with other groups, and it gets no new ones until `resume`.
+
+    Ends with 1 when the time is over first; the group goes on draining.
+
+    \b
+    Example:
+      seriatim group drain g1 --until drained --timeout 60
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    view = coordinators.call(coordinator, "DrainGroup", pb.GroupRequest(group=name), 30.0)
+    is_done = True
+    if not no_wait:
+        view, is_done = _wait(coordinator, view, until, timeout)
+    _show(view, is_json=is_json)
+    return exits.DONE if is_done else exits.ANSWER_IS_NO
+
+
+@group.command(short_help="Put a drained group back into service.")
+@click.argument("name")
+@coordinator_option
+@json_option
+def resume(*, name: str, coordinator: str, is_json: bool) -> None:
+    r"""Put group NAME back into service: it may be chosen again where it is whole.
+
+    \b
+    Example:
+      seriatim group resume g1
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    _show(coordinators.call(coordinator, "ResumeGroup", pb.GroupRequest(group=name)), is_json=is_json)
+
+
+def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | None) -> tuple[pb.GroupView, bool]:
+    """Wait until the group is out of service; the last view, and whether it is. Says what is left when that changes."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    give_up_at_s = None if timeout_s is None else time.monotonic() + timeout_s
+    said = ""
+    with console.status("draining") if sys.stderr.isatty() else nullcontext() as status:
+        while left := _left(view, until):
+            if status is not None:
+                status.update(left)
+            elif left != said:
+                console.print(left, highlight=False, soft_wrap=True)
+            said = left
+            if give_up_at_s is not None and time.monotonic() >= give_up_at_s:
+                console.print(f"time is over: {left}", highlight=False, soft_wrap=True)
+                return view, False
+            time.sleep(_LOOK_EVERY_S)
+            view = _one(coordinator, view.group)
+    return view, True
+
+
+def _left(view: pb.GroupView, until: str) -> str:
+    """What the draining still waits for; empty when it is done."""
+    if view.sending_queues:
+        return f"{view.group} still takes records of {', '.join(view.sending_queues)}"
+    if until == "drained" and view.backlog_queues:
+        return f"{view.group} still has unread records of {', '.join(view.backlog_queues)}"
+    return ""
+
+
+def _groups(coordinator: str) -> list[pb.GroupView]:
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    return list(coordinators.call(coordinator, "ListGroups", pb.ListGroupsRequest()).groups)
+
+
+def _one(coordinator: str, name: str) -> pb.GroupView:
+    from seriatim.protocol.errors import UnknownGroup
+
+    for view in _groups(coordinator):
+        if view.group == name:
+            return view
+    raise UnknownGroup(f"there is no group {name}", group=name)
+
+
+def _show(view: pb.GroupView, *, is_json: bool) -> None:
+    from seriatim.cli import views
+
+    click.echo(json.dumps(views.group_object(view)) if is_json else "\n".join(views.group_lines([view])))

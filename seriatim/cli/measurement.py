@@ -1,0 +1,55 @@
+"""What `seriatim bench` makes of its observations: pure arithmetic on seconds and counts."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The smallest value that at least `percent` per cent of the values don't exceed (nearest rank); None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """Rounded to a microsecond."""
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def throughput(
+    count: int, size_bytes: int, seconds: float, latencies_s: Sequence[float]
+) -> dict[str, float | int | None]:
+    """Figures that every kind of measurement has; a megabyte is a million bytes of values."""
+    seconds = max(seconds, 1e-9)
+    return {
+        "count": count,
+        "seconds": round(seconds, 3),
+        "records_per_s": round(count / seconds),
+        "mb_per_s": round(count * size_bytes / seconds / 1e6, 3),
+        "latency_p50_ms": milliseconds(percentile(latencies_s, 50)),
+        "latency_p99_ms": milliseconds(percentile(latencies_s, 99)),
+    }
+
+
+def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: float) -> float | None:
+    """How long sending stood still because of a harm.
+
+    The longest time between two acknowledgements, of which the second came after the harm and the first before
+    `until_s`, less the ordinary gap (the median of those before the harm). None where no acknowledgement came after.
+
+    acknowledged_at_s: rising.
+    """
+    harmed = bisect_right(acknowledged_at_s, harmed_at_s)
+    if harmed in {0, len(acknowledged_at_s)}:
+        return None
+    before = acknowledged_at_s[:harmed]
+    ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
+    around = acknowledged_at_s[harmed - 1 : max(harmed + 1, bisect_left(acknowledged_at_s, until_s) + 1)]
+    longest_s = max(later - earlier for earlier, later in pairwise(around))
+    return max(0.0, longest_s - ordinary_s)

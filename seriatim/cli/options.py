@@ -1,0 +1,64 @@
+"""Options and kinds of values that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def coordinator_option(command: Command) -> Command:
+    """`--coordinator`, as every command that asks one has it."""
+    return click.option(
+        "--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators; any of them serves."
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """`--json`, as every command that prints data has it."""
+    return click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")(command)
+
+
+class Duration(click.ParamType[int]):
+    """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds, at least 1."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", str(value).strip())
+        duration_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
+        if duration_ms < 1:
+            self.fail(f"{value!r} is not a duration such as 500ms, 90s, 30m, 24h or 7d", param, ctx)
+        return duration_ms
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between, each once."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names, in the order given."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(part.strip() for part in str(value).split(","))
+        if not all(names) or len(set(names)) != len(names):
+            self.fail(f"{value!r} is not a list of names with commas between, each once", param, ctx)
+        return names
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration as `Duration` reads it, in the largest unit that leaves no rest."""
+    for unit in ("d", "h", "m", "s"):
+        if duration_ms and duration_ms % _UNITS_MS[unit] == 0:
+            return f"{duration_ms // _UNITS_MS[unit]}{unit}"
+    return f"{duration_ms}ms"

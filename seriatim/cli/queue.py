@@ -1,0 +1,219 @@
+"""`seriatim queue`: make, look at and delete queues; move one to its next group; give up what is lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from seriatim.cli import exits
+from seriatim.cli.options import Duration, Names, coordinator_option, json_option
+
+if TYPE_CHECKING:
+    from seriatim.protocol import seriatim_pb2 as pb
+
+
+@click.group(short_help="Make, list, look at and delete queues.")
+def queue() -> None:
+    r"""A queue is one stream of records in absolute order; work that needs no common order goes to different queues.
+
+    \b
+    Example:
+      seriatim queue create orders --durability sync
+    """
+
+
+@queue.command(short_help="Make a queue.")
+@click.argument("name")
+@click.option(
+    "--durability",
+    type=click.Choice(["sync", "interval", "async", "memory"]),
+    default="sync",
+    show_default=True,
+    help="When a record is acknowledged, on both members: on disk (sync, interval), in the operating system (async), "
+    "in the process (memory).",
+)
+@click.option("--groups", type=Names(), metavar="G1,G2,…", help="Groups that may serve it, in order. [default: all]")
+@click.option("--retention", type=Duration(), help="How long read links are kept, such as 30m or 7d. [default: 24h]")
+@click.option("--flush-ms", type=click.IntRange(min=1), help="Between flushes, for interval and async. [default: 5]")
+@click.option(
+    "--readmit",
+    type=click.Choice(["drained", "in-sync"]),
+    default="drained",
+    show_default=True,
+    help="When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
+)
+@click.option("--max-record-bytes", type=click.IntRange(min=1), help="Limit of one record. [default: 1 MiB]")
+@coordinator_option
+@json_option
+def create(
+    *,
+    name: str,
+    durability: str,
+    groups: tuple[str, ...] | None,
+    retention: int | None,
+    flush_ms: int | None,
+    readmit: str,
+    max_record_bytes: int | None,
+    coordinator: str,
+    is_json: bool,
+) -> None:
+    r"""Make queue NAME.
+
+    \b
+    Example:
+      seriatim queue create orders --groups g1,g2 --retention 7d
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    if groups is not None and len(groups) < 2:
+        raise click.UsageError("a queue needs two groups or more, so that it can go on when one fails")
+    settings = pb.QueueSettings(
+        durability=durability,
+        flush_ms=flush_ms or 0,
+        groups=groups or (),
+        retention_ms=retention or 0,
+        readmit=readmit,
+        max_record_bytes=max_record_bytes or 0,
+    )
+    view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
+    _show(view, is_json=is_json, done="made")
+
+
+@queue.command("list", short_help="List queues.")
+@coordinator_option
+@json_option
+def list_(*, coordinator: str, is_json: bool) -> None:
+    r"""List all queues of the cluster.
+
+    \b
+    Example:
+      seriatim queue list --json
+    """
+    from seriatim.cli import coordinators, views
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    found = coordinators.call(coordinator, "ListQueues", pb.ListQueuesRequest()).queues
+    if is_json:
+        for view in found:
+            click.echo(json.dumps(views.queue_object(view)))
+    elif found:
+        click.echo("\n".join(views.columns(views.queue_summary(found))))
+    else:
+        click.echo("no queues; `seriatim queue create NAME` makes one", err=True)
+
+
+@queue.command(short_help="Show a queue: settings, chain, lists, cursors.")
+@click.argument("name")
+@coordinator_option
+@json_option
+def describe(*, name: str, coordinator: str, is_json: bool) -> None:
+    r"""Show queue NAME, with what its members know.
+
+    \b
+    Example:
+      seriatim queue describe orders
+    """
+    from seriatim.cli import coordinators, views
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name))
+    click.echo(json.dumps(views.queue_object(view)) if is_json else "\n".join(views.queue_lines(view)))
+
+
+@queue.command(short_help="Delete a queue with all its records.")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@coordinator_option
+@json_option
+def delete(*, name: str, yes: bool, coordinator: str, is_json: bool) -> int:
+    r"""Delete queue NAME with all its records and subscriptions.
+
+    \b
+    Example:
+      seriatim queue delete orders --yes
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes to delete the queue")
+        if not click.confirm(f"Delete queue {name} with all its records?", err=True):
+            click.echo("nothing was deleted", err=True)
+            return exits.ANSWER_IS_NO
+    coordinators.call(coordinator, "DeleteQueue", pb.QueueRequest(queue=name))
+    click.echo(json.dumps({"queue": name, "is_deleted": True}) if is_json else f"queue {name} is deleted")
+    return exits.DONE
+
+
+@queue.command(short_help="Move a queue on to its next group, as after a failure.")
+@click.argument("name")
+@coordinator_option
+@json_option
+def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
+    r"""Close queue NAME's open link and go on with the next group: a planned switch.
+
+    \b
+    Example:
+      seriatim queue rotate orders
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    view = coordinators.call(coordinator, "RotateQueue", pb.QueueRequest(queue=name), 30.0)
+    _show(view, is_json=is_json, done="rotated")
+
+
+@queue.command("abandon-link", short_help="Give up for good what is lost of a queue.")
+@click.argument("name")
+@click.option(
+    "--epoch", type=click.IntRange(min=1), required=True, help="The link, as `seriatim status NAME` shows it."
+)
+@click.option("--confirm", metavar="NAME", help="The queue's name again, instead of being asked for it.")
+@coordinator_option
+@json_option
+def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str, is_json: bool) -> int:
+    r"""Give up a lost link of queue NAME, or the tail of one whose only full copy is gone. Shows first what that is.
+
+    Only for disks that won't come back: what is given up is never delivered, and every status shows that it was.
+
+    \b
+    Example:
+      seriatim queue abandon-link orders --epoch 4
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    if confirm is not None and confirm != name:
+        raise click.UsageError(f"--confirm says {confirm!r}, but the queue is {name!r}; nothing was given up")
+    request = pb.AbandonLinkRequest(queue=name, epoch=epoch)
+    reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
+    if confirm is None:
+        click.echo(f"would be given up for good: {reply.what}", err=True)
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"nobody can be asked here: give --confirm {name} to give this up")
+        if click.prompt("Type the queue's name to give this up", default="", show_default=False, err=True) != name:
+            click.echo("nothing was given up", err=True)
+            return exits.ANSWER_IS_NO
+    request.confirmed_queue = name
+    reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
+    if is_json:
+        click.echo(json.dumps({"queue": name, "epoch": epoch, "what": reply.what, "is_done": reply.is_done}))
+    else:
+        click.echo(f"{'given up' if reply.is_done else 'not given up'}: {reply.what}")
+    return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
+
+
+def _show(view: pb.QueueView, *, is_json: bool, done: str) -> None:
+    from seriatim.cli import views
+
+    if is_json:
+        click.echo(json.dumps(views.queue_object(view)))
+        return
+    link = views.open_link(view)
+    where = "" if link is None else f", sends to {link.group} (epoch {link.epoch})"
+    click.echo(f"queue {view.queue} is {done} (id {view.queue_id}){where}: {views.settings_text(view.settings)}")

@@ -1,0 +1,231 @@
+"""`seriatim status`: what a cluster or a queue does now, and what waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from seriatim.cli.options import coordinator_option, json_option
+
+if TYPE_CHECKING:
+    from seriatim.cli.coordinators import Coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+_REFRESH_S = 1.0
+
+
+@click.command(short_help="Show what a cluster or a queue does now, and what waits for what.")
+@click.argument("queue", required=False)
+@click.option("--watch", is_flag=True, help="Go on showing, until Ctrl-C.")
+@coordinator_option
+@json_option
+def status(*, queue: str | None, watch: bool, coordinator: str, is_json: bool) -> None:
+    r"""Show QUEUE: chain, send list, consume lists, cursors, lag, who is elected, what waits for what, warnings.
+
+    Without QUEUE: coordinators, groups, and a line for each queue.
+
+    \b
+    Examples:
+      seriatim status
+      seriatim status orders --watch
+    """
+    asyncio.run(_run(coordinator, queue, is_watching=watch, is_json=is_json))
+
+
+async def _run(coordinator: str, queue: str | None, *, is_watching: bool, is_json: bool) -> None:
+    from seriatim.cli.coordinators import Coordinators
+
+    async with Coordinators(coordinator) as coordinators:
+        if not is_watching:
+            lines = await (_queue(coordinators, queue, is_json) if queue else _cluster(coordinators, is_json))
+            click.echo("\n".join(lines))
+            return
+        with _screen(is_json=is_json) as screen:
+            watching = asyncio.create_task(
+                _watch_queue(coordinators, queue, screen, is_json)
+                if queue
+                else _watch_cluster(coordinators, screen, is_json)
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, watching.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+
+async def _queue(coordinators: Coordinators, queue: str, is_json: bool) -> list[str]:
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    return _queue_lines(await coordinators.call("DescribeQueue", pb.QueueRequest(queue=queue)), is_json)
+
+
+def _queue_lines(view: pb.QueueView, is_json: bool) -> list[str]:
+    from seriatim.cli import views
+
+    return [json.dumps(views.queue_object(view))] if is_json else list(views.queue_lines(view))
+
+
+async def _cluster(coordinators: Coordinators, is_json: bool) -> list[str]:
+    from seriatim.cli import views
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    cluster = await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+    groups = (await coordinators.call("ListGroups", pb.ListGroupsRequest())).groups
+    queues = (await coordinators.call("ListQueues", pb.ListQueuesRequest())).queues
+    if is_json:
+        return [
+            json.dumps({"kind": "cluster"} | views.cluster_object(cluster)),
+            *(json.dumps({"kind": "group"} | views.group_object(group)) for group in groups),
+            *(json.dumps({"kind": "queue"} | views.queue_object(view)) for view in queues),
+        ]
+    lines = [
+        f"cluster {cluster.cluster}, version {cluster.version}",
+        f"  zookeeper     {cluster.zookeeper}{cluster.root}",
+        f"  coordinators  {', '.join(cluster.coordinators)}   (elected: {cluster.elected_coordinator or 'none'})",
+        "  groups",
+        *views.group_lines(groups, indent="    "),
+    ]
+    if queues:
+        return [*lines, "  queues", *views.columns(views.queue_summary(queues), indent="    ")]
+    return [*lines, "  queues        none"]
+
+
+# ------------------------------------------------------------------------------------------------------------ watching
+
+
+async def _watch_cluster(coordinators: Coordinators, screen: _Screen, is_json: bool) -> None:
+    from seriatim.protocol.errors import WorldError
+
+    while True:
+        try:
+            screen.show(await _cluster(coordinators, is_json))
+        except WorldError as error:
+            screen.say(error.message)
+        await asyncio.sleep(_REFRESH_S)
+
+
+async def _watch_queue(coordinators: Coordinators, queue: str, screen: _Screen, is_json: bool) -> None:
+    """Changes of the chain are pushed; what only members know is asked for about once a second."""
+    from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import SeriatimError, WorldError
+
+    described = await coordinators.call("DescribeQueue", pb.QueueRequest(queue=queue))
+    screen.show(_queue_lines(described, is_json))
+    pushed = described
+
+    async def follow() -> None:
+        nonlocal pushed
+        async for view in coordinators.watch(queue):
+            pushed = view
+            screen.show(_queue_lines(with_members_knowledge(pushed, described), is_json))
+
+    async def refresh() -> None:
+        nonlocal described
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            try:
+                described = await coordinators.call("DescribeQueue", pb.QueueRequest(queue=queue))
+            except WorldError as error:
+                screen.say(error.message)
+            else:
+                screen.show(_queue_lines(with_members_knowledge(pushed, described), is_json))
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow())
+            tasks.create_task(refresh())
+    except* SeriatimError as group:
+        raise group.exceptions[0] from None
+
+
+def with_members_knowledge(pushed: pb.QueueView, described: pb.QueueView) -> pb.QueueView:
+    """The newer of two views of a queue; a pushed one is completed with the cursors and indexes that members told."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    if described.chain_version >= pushed.chain_version:
+        return described
+    view = pb.QueueView()
+    view.CopyFrom(pushed)
+    links = {link.epoch: link for link in described.links}
+    for link in view.links:
+        known = links.get(link.epoch)
+        if known is not None and known.has_committed and not link.has_committed:
+            link.has_committed, link.committed_index, link.copies = True, known.committed_index, known.copies
+    subscriptions = {(one.subscription_id, one.generation): one for one in described.subscriptions}
+    for one in view.subscriptions:
+        earlier = subscriptions.get((one.subscription_id, one.generation))
+        if earlier is not None and earlier.has_cursor and not one.has_cursor:
+            one.has_cursor, one.cursor_epoch, one.cursor_index = True, earlier.cursor_epoch, earlier.cursor_index
+            one.has_lag, one.lag_records = earlier.has_lag, earlier.lag_records
+            one.has_offset, one.cursor_offset = earlier.has_offset, earlier.cursor_offset
+    return view
+
+
+class _Screen(Protocol):
+    """Where a watch shows."""
+
+    def show(self, lines: list[str]) -> None: ...
+
+    def say(self, problem: str) -> None: ...
+
+
+class _Plain:
+    """Prints what differs from what it printed last, for files and programs."""
+
+    def __init__(self, *, has_stamp: bool) -> None:
+        self._has_stamp = has_stamp
+        self._shown: list[str] = []
+        self._said = ""
+
+    def show(self, lines: list[str]) -> None:
+        self._said = ""
+        if lines == self._shown:
+            return
+        self._shown = lines
+        if self._has_stamp:
+            click.echo(time.strftime("%H:%M:%S"))
+        click.echo("\n".join(lines))
+        sys.stdout.flush()
+
+    def say(self, problem: str) -> None:
+        if problem != self._said:
+            self._said = problem
+            click.echo(problem, err=True)
+
+
+@contextmanager
+def _screen(*, is_json: bool) -> Iterator[_Screen]:
+    if is_json or not sys.stdout.isatty():
+        yield _Plain(has_stamp=not is_json)
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+
+        class Terminal:
+            lines: tuple[str, ...] = ()
+
+            def show(self, lines: list[str]) -> None:
+                self.lines = tuple(lines)
+                live.update(Group(*(Text(line, style=_style(line), no_wrap=True) for line in lines)), refresh=True)
+
+            def say(self, problem: str) -> None:
+                self.show([*(line for line in self.lines if not line.startswith("! ")), f"! {problem}"])
+
+        yield Terminal()
+
+
+def _style(line: str) -> str:
+    if line.startswith("! ") or line.lstrip().startswith(("WARNING", "ABANDONED")):
+        return "bold red"
+    return "bold" if not line.startswith(" ") else ""

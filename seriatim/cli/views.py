@@ -1,0 +1,297 @@
+"""Queues and groups for people and for programs: objects with stable keys for `--json`, lines of text otherwise.
+
+An object has every key always; None says that nobody told (a member that can't be reached, an earlier end that is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from seriatim.cli.options import duration_text
+from seriatim.protocol import seriatim_pb2 as pb
+
+_SEALED_SHOWN = 12
+"""So many of the links that ended are shown to a person, the latest; JSON has all."""
+
+
+def settings_object(settings: pb.QueueSettings) -> dict[str, object]:
+    """What an operator chose for a queue."""
+    return {
+        "durability": settings.durability,
+        "flush_ms": settings.flush_ms,
+        "groups": list(settings.groups),
+        "retention_ms": settings.retention_ms,
+        "readmit": settings.readmit,
+        "max_record_bytes": settings.max_record_bytes,
+    }
+
+
+def queue_object(view: pb.QueueView) -> dict[str, object]:
+    """A queue, all of it."""
+    return {
+        "queue": view.queue,
+        "queue_id": view.queue_id,
+        "cluster": view.cluster,
+        "chain_version": view.chain_version,
+        "created_at_ms": view.created_at_ms,
+        "settings": settings_object(view.settings),
+        "sender": view.sender or None,
+        "sender_token": view.sender_token,
+        "send_list": list(view.send_list),
+        "switches_left": view.switches_left,
+        "links": [_link_object(link) for link in view.links],
+        "subscriptions": [_subscription_object(one) for one in view.subscriptions],
+        "waits": [{"what": wait.what, "reason": wait.reason} for wait in view.waits],
+        "one_copy": [{"epoch": epoch, "records": records} for epoch, records in one_copy_links(view)],
+        "abandoned": [{"epoch": one.epoch, "what": one.what, "at_ms": one.at_ms} for one in view.abandoned],
+        "groups": [group_object(group) for group in view.groups],
+    }
+
+
+def group_object(view: pb.GroupView) -> dict[str, object]:
+    """A group and its members."""
+    return {
+        "group": view.group,
+        "is_draining": view.is_draining,
+        "members": [
+            {
+                "member": member.member,
+                "is_registered": member.is_registered,
+                "address": member.address or None,
+                "disk_id": member.incarnation.disk_id or None,
+                "start": member.incarnation.start if member.is_registered else None,
+                "is_in_sync": member.is_in_sync,
+                "is_peer_connected": member.is_peer_connected,
+                "problem": member.problem or None,
+            }
+            for member in view.members
+        ],
+        "sending_queues": list(view.sending_queues),
+        "backlog_queues": list(view.backlog_queues),
+    }
+
+
+def cluster_object(view: pb.DescribeClusterReply) -> dict[str, object]:
+    """What belongs to no queue."""
+    return {
+        "cluster": view.cluster,
+        "zookeeper": view.zookeeper,
+        "root": view.root,
+        "version": view.version,
+        "coordinators": list(view.coordinators),
+        "elected_coordinator": view.elected_coordinator or None,
+    }
+
+
+def _link_object(link: pb.LinkView) -> dict[str, object]:
+    return {
+        "epoch": link.epoch,
+        "group": link.group,
+        "state": link.state,
+        "durability": link.durability,
+        "base": link.base if link.has_base else None,
+        "end": link.end if link.has_end else None,
+        "committed": _committed(link),
+        "copies": link.copies if link.has_committed else None,
+        "is_abandoned": link.is_abandoned,
+        "sealed_at_ms": link.sealed_at_ms or None,
+        "master": _side_object(link.master, link.master_now),
+        "slave": _side_object(link.slave, link.slave_now),
+        "link_hash": link.link_hash.hex() or None,
+        "chain_hash": link.chain_hash.hex() or None,
+    }
+
+
+def _side_object(side: pb.LinkMember, now: pb.Incarnation) -> dict[str, object]:
+    return {
+        "member": f"{side.group}-{side.member}",
+        "address": side.address or None,
+        "disk_id": side.incarnation.disk_id,
+        "start": side.incarnation.start,
+        "is_registered": bool(now.disk_id),
+    }
+
+
+def _subscription_object(one: pb.SubscriptionView) -> dict[str, object]:
+    return {
+        "subscription": one.subscription,
+        "subscription_id": one.subscription_id,
+        "generation": one.generation,
+        "reader": one.reader or None,
+        "reader_token": one.reader_token,
+        "consume_list": list(one.consume_list),
+        "cursor_epoch": one.cursor_epoch if one.has_cursor else None,
+        "cursor_index": one.cursor_index if one.has_cursor else None,
+        "cursor_offset": one.cursor_offset if one.has_offset else None,
+        "lag_records": one.lag_records if one.has_lag else None,
+    }
+
+
+def _committed(link: pb.LinkView) -> int | None:
+    """How many records the link has, as far as known."""
+    if link.has_end:
+        return link.end
+    return link.committed_index if link.has_committed else None
+
+
+def open_link(view: pb.QueueView) -> pb.LinkView | None:
+    """The link that takes records now."""
+    return next((link for link in reversed(view.links) if link.state in {"open", "opening"}), None)
+
+
+def one_copy_links(view: pb.QueueView) -> list[tuple[int, int]]:
+    """Unread links of which one living copy is left: epoch, and how many records (protocol.md 7).
+
+    Only a view with what members know (DescribeQueue) tells.
+    """
+    unread = {epoch for one in view.subscriptions for epoch in one.consume_list}
+    found = []
+    for link in view.links:
+        records = _committed(link) or 0
+        if link.epoch in unread and link.has_committed and link.copies == 1 and records:
+            found.append((link.epoch, records))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+
+
+def columns(rows: Sequence[Sequence[str]], *, indent: str = "") -> Iterator[str]:
+    """Rows as aligned text; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def number(value: int | None) -> str:
+    """A number for a person; `?` where nobody told."""
+    return "?" if value is None else f"{value:,}"
+
+
+def settings_text(settings: pb.QueueSettings) -> str:
+    """Settings in one line."""
+    flush = f", flushed every {settings.flush_ms} ms" if settings.durability in {"interval", "async"} else ""
+    return (
+        f"{settings.durability}{flush}, groups {','.join(settings.groups) or 'all'}, "
+        f"retention {duration_text(settings.retention_ms)}, readmit {settings.readmit}, "
+        f"records up to {settings.max_record_bytes:,} bytes"
+    )
+
+
+def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
+    """A row for each queue, under a heading."""
+    rows = [["queue", "durability", "sends to", "sender", "send list", "links", "subscriptions", "waits"]]
+    for view in views:
+        link = open_link(view)
+        rows.append([
+            view.queue,
+            view.settings.durability,
+            "-" if link is None else f"{link.group} (epoch {link.epoch})",
+            view.sender or "-",
+            " > ".join(view.send_list) or "-",
+            str(len(view.links)),
+            str(len(view.subscriptions)),
+            str(len(view.waits)) if view.waits else "-",
+        ])  # fmt: skip
+    return rows
+
+
+def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues: bool = True) -> Iterator[str]:
+    """A table of groups. `has_queues`: with the queues on them, which only the group calls tell."""
+    rows = [["group", "state", "a", "b", *(["sends for", "unread of"] if has_queues else [])]]
+    for group in groups:
+        row = [group.group, "draining" if group.is_draining else "in service"]
+        row += [_member_text(group, place) for place in ("a", "b")]
+        if has_queues:
+            row += [",".join(group.sending_queues) or "-", ",".join(group.backlog_queues) or "-"]
+        rows.append(row)
+    yield from columns(rows, indent=indent)
+
+
+def _member_text(group: pb.GroupView, place: str) -> str:
+    member = next((one for one in group.members if one.member == place), None)
+    if member is None or not member.is_registered:
+        return "not there"
+    if member.problem:
+        return member.problem
+    if not member.is_in_sync:
+        return "resyncing"
+    return "in sync" if member.is_peer_connected else "not connected to its peer"
+
+
+def queue_lines(view: pb.QueueView) -> Iterator[str]:
+    """A queue for a person: chain, lists, cursors, lag, elected, waits, warnings."""
+    yield f"queue {view.queue} (id {view.queue_id}, chain version {view.chain_version})"
+    yield f"  settings       {settings_text(view.settings)}"
+    yield f"  sender         {view.sender or 'nobody elected'} (token {view.sender_token})"
+    yield f"  send list      {' > '.join(view.send_list) or 'empty'}   (switches left: {view.switches_left})"
+    yield from _chain_lines(view)
+    yield from _subscription_lines(view)
+    if view.groups:
+        yield "  groups"
+        yield from group_lines(view.groups, indent="    ", has_queues=False)
+    if view.waits:
+        yield "  waits"
+        for wait in view.waits:
+            yield f"    {wait.what}: {wait.reason}"
+    for epoch, records in one_copy_links(view):
+        yield f"  WARNING one copy: {records:,} unread records of epoch {epoch} have one living copy"
+    for one in view.abandoned:
+        yield f"  ABANDONED epoch {one.epoch}: {one.what}"
+
+
+def _chain_lines(view: pb.QueueView) -> Iterator[str]:
+    if not view.links:
+        yield "  chain          empty: nobody has sent yet"
+        return
+    yield "  chain"
+    hidden = max(0, len(view.links) - _SEALED_SHOWN)
+    if hidden:
+        yield f"    ({hidden} earlier links not shown)"
+    rows = [["epoch", "group", "state", "durability", "base", "records", "copies", "master", "slave"]]
+    rows += [
+        [
+            str(link.epoch),
+            link.group,
+            link.state + (" (abandoned)" if link.is_abandoned else ""),
+            link.durability,
+            number(link.base if link.has_base else None),
+            number(_committed(link)),
+            str(link.copies) if link.has_committed else "?",
+            _side_text(link.master, link.master_now),
+            _side_text(link.slave, link.slave_now),
+        ]
+        for link in list(view.links)[hidden:]
+    ]
+    yield from columns(rows, indent="    ")
+
+
+def _side_text(side: pb.LinkMember, now: pb.Incarnation) -> str:
+    name = f"{side.group}-{side.member}"
+    return f"{name} {side.address}" if now.disk_id else f"{name} (not there)"
+
+
+def _subscription_lines(view: pb.QueueView) -> Iterator[str]:
+    if not view.subscriptions:
+        yield "  subscriptions  none"
+        return
+    yield "  subscriptions"
+    rows = [["name", "reader", "consume list", "cursor", "offset", "lag"]]
+    rows += [
+        [
+            one.subscription,
+            f"{one.reader or 'nobody elected'} (token {one.reader_token})",
+            " > ".join(map(str, one.consume_list)) or "empty",
+            _cursor_text(one),
+            "-" if not one.consume_list else number(one.cursor_offset if one.has_offset else None),
+            number(one.lag_records if one.has_lag else None),
+        ]
+        for one in view.subscriptions
+    ]
+    yield from columns(rows, indent="    ")
+
+
+def _cursor_text(one: pb.SubscriptionView) -> str:
+    if not one.consume_list:
+        return "at the end"
+    return f"{one.cursor_epoch}:{one.cursor_index}" if one.has_cursor else "?"
