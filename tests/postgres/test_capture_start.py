@@ -10,8 +10,20 @@ import pytest
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot
+from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
-from tests.postgres.test_capture import SLOT, Queue, Run, Sender, last_commit_of, replayed, sql, table_rows, wait_for
+from tests.postgres.test_capture import (
+    SLOT,
+    Queue,
+    Run,
+    Sender,
+    last_commit_of,
+    replayed,
+    running,
+    sql,
+    table_rows,
+    wait_for,
+)
 
 pytestmark = pytest.mark.postgres
 
@@ -60,6 +72,31 @@ def dsn(new_database: Callable[[], str]) -> str:
 
 def test_a_write_beside_the_slots_making_is_copied_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert replayed(copied(dsn, PostgresCapture, monkeypatch)) == table_rows(dsn, "a")
+
+
+class Unsure(Sender):
+    """Nobody can tell what the queue holds, for a while."""
+
+    asked = 0
+
+    def resume_point(self) -> dict[str, int]:
+        self.asked += 1
+        if self.asked <= 3:
+            raise ResumePointUnknown("an earlier link is lost")
+        return super().resume_point()
+
+
+def test_an_unknown_resume_point_is_waited_for_and_never_a_reason_for_a_snapshot(dsn: str) -> None:
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+    sql(dsn, "INSERT INTO a VALUES (2, 'meanwhile')")
+    unsure = Unsure(queue)
+    with running(dsn, unsure) as run:
+        wait_for(lambda: last_commit_of(queue, 2), run)
+    assert unsure.asked == 4
+    assert [change.op for change in queue.changes()].count("snapshot_begin") == 1
+    assert replayed(queue) == table_rows(dsn, "a")
 
 
 def test_a_snapshot_from_before_the_slot_is_rejected(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

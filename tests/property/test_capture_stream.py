@@ -207,7 +207,7 @@ def faults(log: list[Transaction], steps: list[Step], rules: Rules) -> list[str]
 
 
 @given(logs(), STEPS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_crashes_anywhere_lose_and_repeat_nothing(log: list[Transaction], steps: list[Step]) -> None:
     assert faults(log, steps, Rules()) == []
 
