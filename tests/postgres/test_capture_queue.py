@@ -85,6 +85,14 @@ def test_captures_that_take_over_from_each_other_leave_the_log_in_the_queue_once
         writer.join()
     if killed:
         cluster.restart(killed)
+    queue, epochs = read(cluster)
+    assert replayed(queue) == table_rows(dsn, "a")
+    assert len(queue.marks) == 1  # so no snapshot was taken anew
+    assert len(epochs) > 1  # the kill was met
+
+
+def read(cluster: DevelopmentCluster) -> tuple[Queue, set[int]]:
+    """The queue up to the row with id -1, and the epochs its records are in."""
     queue = Queue()
     epochs = set()
     with Consumer(cluster.coordinators, "log", auto_commit_ms=50) as consumer:
@@ -94,9 +102,7 @@ def test_captures_that_take_over_from_each_other_leave_the_log_in_the_queue_once
                 queue.marks[record.source] = record.seq
                 epochs.add(record.epoch)
                 queue.records.append((record.source, record.seq, record.key, record.value))
-    assert replayed(queue) == table_rows(dsn, "a")
-    assert len(queue.marks) == 1  # so no snapshot was taken anew
-    assert len(epochs) > 1  # the kill was met
+    return queue, epochs
 
 
 def test_standing_again_brings_a_new_token_and_lets_another_go_first(cluster: DevelopmentCluster) -> None:
