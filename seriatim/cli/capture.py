@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import threading
@@ -90,6 +89,7 @@ def postgres(
     """
     try:
         from seriatim.producer.sources.postgres.capture import PostgresCapture
+        from seriatim.producer.sources.postgres.core.naming import default_slot
         from seriatim.producer.sources.postgres.producing import CaptureSender
     except ModuleNotFoundError as error:
         raise click.ClickException(
@@ -114,11 +114,6 @@ def postgres(
         producer.abort()
     report.stopped(sender.sent)
     return exits.DONE
-
-
-def default_slot(queue: str) -> str:
-    """A replication slot's name for a queue: lower-case letters, digits and underscores, at most 63."""
-    return ("seriatim_" + re.sub(r"[^a-z0-9_]", "_", queue.lower()))[:63]
 
 
 class _Report:

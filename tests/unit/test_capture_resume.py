@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seriatim.producer.sources.postgres.core.identity import base_seq, source_name
-from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_publication, default_slot
+from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
 from seriatim.producer.sources.postgres.core.resume import Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
 
@@ -114,7 +114,7 @@ def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:
 
 
 def test_default_names_hold_the_queues_name_and_fit_postgres() -> None:
-    assert default_slot("orders") == default_publication("orders") == "seriatim_orders"
+    assert default_slot("orders") == "seriatim_orders"
     queues = [
         "orders",
         "Orders",

@@ -13,7 +13,7 @@ what is left is sent again from its front: same identities, same order. Being de
                               |   v AcquireFailed     |
                               |  WAITING              |
                               +---+-------------------+
-    any --Deposed, Fenced--> STANDING_BY      any --Closed, a caller's error--> ENDED
+    any --Deposed, Fenced, Withdrawn--> STANDING_BY      any --Closed, a caller's error--> ENDED
 
 `decide` is total over the events of the present stream and the present request; those of earlier ones are ignored,
 because an answer that comes late says nothing about what is on its way now. Rules: protocol.md 4, H2, H4, H12.

@@ -1,4 +1,4 @@
-"""Names of slot and publication where the user gives none: one of each for each queue.
+"""Name of slot and publication where the user gives none: one of each for each queue.
 
 Two captures that shared a slot would take each other's changes, so the queue's name is in it.
 """
@@ -16,7 +16,7 @@ _DIGEST_CHARACTERS: Final = 8
 
 
 def default_slot(queue: str) -> str:
-    """Slot for a queue: ``seriatim_<queue>``.
+    """Slot for a queue, and its publication's name too: ``seriatim_<queue>``.
 
     A slot's name has lower-case letters, digits and underscores only (PostgreSQL manual, "Replication Slots"). Where
     the queue's name has others or is too long, what is left of it is followed by a digest, so that two queues never
@@ -27,8 +27,3 @@ def default_slot(queue: str) -> str:
         return _PREFIX + plain
     digest = sha256(queue.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{(_PREFIX + plain)[: NAME_BYTES - _DIGEST_CHARACTERS - 1]}_{digest}"
-
-
-def default_publication(queue: str) -> str:
-    """Publication for a queue: named as its slot."""
-    return default_slot(queue)
