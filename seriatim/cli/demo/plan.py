@@ -28,12 +28,12 @@ class PlannedFault:
 
 
 _SHARES = (
-    (FaultKind.MASTER, 0.10),
-    (FaultKind.CAPTURE, 0.27),
-    (FaultKind.REPLAY, 0.45),
-    (FaultKind.COORDINATOR, 0.72),
+    (FaultKind.MASTER, 0.06),
+    (FaultKind.CAPTURE, 0.14),
+    (FaultKind.REPLAY, 0.28),
+    (FaultKind.COORDINATOR, 0.80),
 )
-"""Of the load's time. Spark takes longest to come back, so that most time is left after it."""
+"""Of the load's time. Spark takes by far the longest to come back, so that most of the time is left after it."""
 
 
 def planned(seconds: float) -> tuple[PlannedFault, ...]:
