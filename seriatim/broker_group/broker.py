@@ -34,7 +34,7 @@ CACHE_BYTES = 64 * 1024 * 1024
 class Broker:
     """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
 
-    `opened` is told of each link opened.
+    `opened` is told of each link that is new here.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:

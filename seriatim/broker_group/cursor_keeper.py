@@ -23,6 +23,7 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     OlderGeneration,
     SeriatimError,
+    StaleCursor,
     UnknownLink,
     Unreachable,
     WrongIncarnation,
@@ -88,6 +89,8 @@ class CursorKeeper:
         """A reader's commit, or one relayed by the peer. Raises Fenced, OlderGeneration, Unreachable."""
         key = runner.key
         subscription_id = SubscriptionId(request.subscription_id)
+        if not runner.record.has_cursors and not request.is_relayed:
+            raise StaleCursor("this member hasn't resynced its cursors of this link yet", epoch=key[1])
         async with self._lock(key):
             record = cursors.committed(
                 self.get(key, subscription_id) or CursorRecord(subscription_id),

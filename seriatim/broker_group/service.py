@@ -203,6 +203,7 @@ class BrokerService(BrokerServicer):
             # Listed and not opened here yet, or this disk is new: the chain document knows.
             runner = broker.made(LinkRecord(*key))
             await broker.keep(runner, replace(runner.record, has_cursors=await self._membership.is_first_disk(key)))
+            broker.opened(key)
         cursor = await self._keeper.tell(
             runner, SubscriptionId(request.subscription_id), Generation(request.generation), Token(request.token)
         )
@@ -220,6 +221,7 @@ class BrokerService(BrokerServicer):
                 raise UnknownLink("this member doesn't have this link", epoch=key[1])
             runner = broker.made(LinkRecord(*key))
             await broker.keep(runner, runner.record)
+            broker.opened(key)
         await self._keeper.commit(runner, request)
         return pb.CommitCursorReply()
 

@@ -1,0 +1,183 @@
+"""Cursors when a member is away, and what is drained: two real brokers, a coordinator that only listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.errors import StaleCursor, Unreachable
+from seriatim.protocol.rpc import answers_errors, call
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from seriatim.protocol.zookeeper import CoordinatorRegistration
+from tests.integration.broker_members import Member, Members, batches, members, until
+
+
+class Listener(CoordinatorServicer):
+    """Notes what members tell it; refuses as long as `is_deaf`."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, bool]] = []
+        self.drained: list[tuple[int, int, int]] = []
+        self.is_deaf = False
+        self.refused = 0
+
+    def _listen(self) -> None:
+        if self.is_deaf:
+            self.refused += 1
+            raise Unreachable("deaf")
+
+    @answers_errors
+    async def NoteStaleCursors(self, request: pb.StaleCursorsNote, context: Any) -> pb.Done:  # noqa: N802 - as in the .proto
+        self._listen()
+        self.notes.append((request.member, request.is_stale))
+        return pb.Done()
+
+    @answers_errors
+    async def ReportDrained(self, request: pb.DrainedReport, context: Any) -> pb.Done:  # noqa: N802 - as in the .proto
+        self._listen()
+        self.drained.append((request.epoch, request.subscription_id, request.generation))
+        return pb.Done()
+
+
+@asynccontextmanager
+async def listening(group: Members) -> AsyncIterator[Listener]:
+    server, listener = rpc.server(), Listener()
+    add_CoordinatorServicer_to_server(listener, server)
+    address = f"127.0.0.1:{rpc.listen(server, '127.0.0.1:0')}"
+    await server.start()
+    registration = CoordinatorRegistration(address).encode()
+    await group.session.create(f"{group.paths.coordinators}/c1", registration, ephemeral=True, parents=True)
+    try:
+        yield listener
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None]:
+    def run(scenario: Callable[[Members, Listener], Awaitable[None]]) -> None:
+        async def scenario_with_group() -> None:
+            group = await members(zookeeper, cluster_name, tmp_path)
+            try:
+                async with asyncio.timeout(60), listening(group) as listener:
+                    await group.open()
+                    stream = await group.append(group.a).open()
+                    await stream.send(batches(10))
+                    await stream.until_acknowledged(100)
+                    await stream.close()
+                    await scenario(group, listener)
+            finally:
+                await group.close()
+
+        asyncio.run(scenario_with_group())
+
+    return run
+
+
+async def tell(group: Members, member: Member, token: int = 1) -> pb.TellReaderReply:
+    name = group.name(1, member.incarnation)
+    request = pb.TellReaderRequest(link=name, subscription_id=3, generation=1, token=token)
+    return await call(member.stub.TellReader, request, 2)
+
+
+async def commit(group: Members, member: Member, index: int) -> None:
+    name = group.name(1, member.incarnation)
+    request = pb.CommitCursorRequest(link=name, subscription_id=3, generation=1, token=1, index=index)
+    await call(member.stub.CommitCursor, request, 5)
+
+
+def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stale(run: Callable[..., None]) -> None:
+    async def scenario(group: Members, listener: Listener) -> None:
+        for member in group.both:
+            await tell(group, member)
+        await commit(group, group.a, 10)
+        assert listener.notes == []
+        await group.b.kill()
+        listener.is_deaf = True
+        with pytest.raises(Unreachable):
+            await commit(group, group.a, 20)
+        listener.is_deaf = False
+        await commit(group, group.a, 20)
+        await commit(group, group.a, 30)
+        # Once per outage.
+        assert listener.notes == [("b", True)]
+        group.b.launch()
+        await group.b.ready()
+        await group.whole()
+
+        async def is_taken_back() -> bool:
+            return listener.notes[-1] == ("b", False)
+
+        await until(is_taken_back)
+        told = await tell(group, group.b)
+        assert (told.cursor, told.is_stale) == (30, False)
+        # The next outage is another one.
+        await commit(group, group.a, 40)
+        await group.b.kill()
+        await commit(group, group.a, 50)
+        assert listener.notes == [("b", True), ("b", False), ("b", True)]
+
+    run(scenario)
+
+
+def test_a_blank_member_gives_no_cursor_until_it_has_taken_them(run: Callable[..., None]) -> None:
+    async def scenario(group: Members, listener: Listener) -> None:
+        for member in group.both:
+            await tell(group, member)
+        await commit(group, group.a, 40)
+        await group.write_chain(None, state=LinkState.CLOSING)
+        end = (await group.seal(group.a)).positions[-1]
+        assert (await group.record_end(group.a, end)).has_it
+        await group.b.kill()
+        (group.b.directory).rename(group.b.directory.with_name("away"))
+        group.b.launch()
+        await group.b.ready()
+        await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
+        told = await tell(group, group.b)
+        assert told.is_stale
+        assert not told.has_cursor
+        with pytest.raises(StaleCursor):
+            await commit(group, group.b, 50)
+        await group.write_chain(end)
+
+        async def has_taken() -> bool:
+            return not (await tell(group, group.b)).is_stale
+
+        await until(has_taken)
+        assert (await tell(group, group.b)).cursor == 40
+
+    run(scenario)
+
+
+def test_drained_is_reported_until_it_is_noted(run: Callable[..., None]) -> None:
+    async def scenario(group: Members, listener: Listener) -> None:
+        for member in group.both:
+            await tell(group, member)
+        end = (await group.seal(group.a)).positions[-1]
+        await commit(group, group.b, 100)
+        assert listener.drained == []
+        listener.is_deaf = True
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+
+        async def is_refused() -> bool:
+            return listener.refused >= 2
+
+        await until(is_refused)
+        listener.is_deaf = False
+
+        async def is_noted() -> bool:
+            return len(listener.drained) == 2
+
+        await until(is_noted)
+        assert set(listener.drained) == {(1, 3, 1)}
+
+    run(scenario)
