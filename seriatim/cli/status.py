@@ -17,8 +17,8 @@ import click
 from seriatim.cli.options import coordinator_option, json_option
 
 if TYPE_CHECKING:
-    from seriatim.cli.coordinators import Coordinators
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.coordinators import Coordinators
 
 _REFRESH_S = 1.0
 
@@ -42,7 +42,7 @@ def status(*, queue: str | None, watch: bool, coordinator: str, is_json: bool) -
 
 
 async def _run(coordinator: str, queue: str | None, *, is_watching: bool, is_json: bool) -> None:
-    from seriatim.cli.coordinators import Coordinators
+    from seriatim.protocol.coordinators import Coordinators
 
     async with Coordinators(coordinator) as coordinators:
         if not is_watching:

@@ -112,10 +112,8 @@ async def seek_existing(coordinator: str, queue: str, name: str, position: str) 
 
 
 async def _call(coordinator: str, method: str, request: Any) -> Any:
-    from seriatim.consumer.transport import Coordinators
-    from seriatim.protocol.log import new_cause_id
+    from seriatim.protocol.coordinators import Coordinators
 
-    request.cause_id = new_cause_id(method)
     async with Coordinators(coordinator) as coordinators:
         return await coordinators.call(method, request, _TIMEOUT_S)
 

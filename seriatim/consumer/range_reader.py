@@ -14,12 +14,14 @@ from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import ChainView
 from seriatim.consumer.fetching import Fetcher, Identity
 from seriatim.consumer.loop import LoopThread
-from seriatim.consumer.transport import CALL_TIMEOUT_S, Coordinators, Members
-from seriatim.protocol import log
+from seriatim.consumer.transport import Members
+from seriatim.consumer.views import chain_view
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 from seriatim.protocol.record import Record
+from seriatim.protocol.seriatim_pb2 import QueueRequest
 
 PREFETCH_BYTES = 4 * 1024 * 1024
 
@@ -87,7 +89,7 @@ class RangeReader:
 
     def positions(self) -> Positions:
         """What can be read now, asked of the members."""
-        view = self._thread.run(self._coordinators.describe(self.queue, log.new_cause_id("positions")))
+        view = self._thread.run(self._describe())
         latest = view.latest
         spans = [
             range(link.base, min(latest, link.base + (link.committed or 0 if link.end is None else link.end)))
@@ -125,9 +127,11 @@ class RangeReader:
 
     # ---- on the loop
 
+    async def _describe(self) -> ChainView:
+        return chain_view(await self._coordinators.call_within("DescribeQueue", QueueRequest(queue=self.queue)))
+
     async def _begin(self, start: Offset, end: Offset) -> None:
-        cause_id = log.new_cause_id("range")
-        view = await self._coordinators.describe(self.queue, cause_id)
+        view = await self._describe()
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)
         fetcher.identity = self._identity
@@ -135,7 +139,7 @@ class RangeReader:
         self._error = None
         self._fetcher = fetcher
         fetcher.happened(reading.ReadFrom(view, place, until=end))
-        self._watching = asyncio.create_task(self._watch(fetcher, cause_id))
+        self._watching = asyncio.create_task(self._watch(fetcher))
 
     async def _end(self) -> None:
         fetcher, self._fetcher = self._fetcher, None
@@ -145,10 +149,10 @@ class RangeReader:
         if fetcher is not None:
             await fetcher.stop()
 
-    async def _watch(self, fetcher: Fetcher, cause_id: str) -> None:
+    async def _watch(self, fetcher: Fetcher) -> None:
         try:
-            async for view in self._coordinators.watch(self.queue, cause_id):
-                self._see(fetcher, view)
+            async for view in self._coordinators.watch(self.queue):
+                self._see(fetcher, chain_view(view))
         except SeriatimError as error:
             self._fail(error)
 

@@ -20,11 +20,12 @@ from seriatim.consumer.core import cursor, reading
 from seriatim.consumer.core.cursor import CursorState
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.fetching import Fetcher, Identity
-from seriatim.consumer.transport import Coordinators, Members
+from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view, link_name
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -128,12 +129,12 @@ class ReaderSession:
         """
         settings = self.settings
         deadline_s = boottime_s() + settings.connect_timeout_s
-        cluster = await self.coordinators.call(
+        cluster = await self.coordinators.call_within(
             "DescribeCluster", pb.DescribeClusterRequest(), settings.connect_timeout_s
         )
         self.coordinators.know(list(cluster.coordinators))
         self._paths = Paths(cluster.cluster)
-        view = await self.coordinators.describe(settings.queue, "", max(1.0, deadline_s - boottime_s()))
+        view = await self._describe(max(1.0, deadline_s - boottime_s()))
         self._queue_id = QueueId(view.queue_id)
         self._subscription_id = await self._find_subscription(view)
         session = ZooKeeperSession(cluster.zookeeper, settings.session_timeout_s)
@@ -158,9 +159,9 @@ class ReaderSession:
             cause_id=log.new_cause_id("create-subscription"),
         )
         try:
-            made = await self.coordinators.call("CreateSubscription", request)
+            made = await self.coordinators.call_within("CreateSubscription", request)
         except SubscriptionExists:
-            return await self._find_subscription(await self.coordinators.describe(settings.queue, ""))
+            return await self._find_subscription(await self._describe())
         return SubscriptionId(made.subscription_id)
 
     def read_with(self, fetcher: Fetcher) -> None:
@@ -294,7 +295,7 @@ class ReaderSession:
             cause_id=cause_id,
         )
         self._is_asked_again = False
-        reply = await self.coordinators.call("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
+        reply = await self.coordinators.call_within("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
         if self.standing is not Standing.ELECTED or self._election is None or self._election.node != node:
             return True  # the next change of standing starts anew
         if self.grant is not None and self.grant.token != reply.token:
@@ -332,8 +333,13 @@ class ReaderSession:
 
     # ---- the queue
 
+    async def _describe(self, within_s: float = CALL_TIMEOUT_S) -> ChainView:
+        request = pb.QueueRequest(queue=self.settings.queue)
+        return chain_view(await self.coordinators.call_within("DescribeQueue", request, within_s))
+
     async def _watch(self) -> None:
-        async for view in self.coordinators.watch(self.settings.queue, log.new_cause_id("watch")):
+        async for queue_view in self.coordinators.watch(self.settings.queue):
+            view = chain_view(queue_view)
             if view.queue_id == self._queue_id:
                 self._see(view)
             if view.queue_id != self._queue_id or view.is_deleted:
@@ -464,7 +470,7 @@ class ReaderSession:
             to=to,
             cause_id=log.new_cause_id("seek"),
         )
-        moved = await self.coordinators.call("SeekSubscription", request, timeout_s)
+        moved = await self.coordinators.call_within("SeekSubscription", request, timeout_s)
         generation = Generation(moved.generation)
         if self.grant is not None and self.grant.generation < generation:
             self._acquire()

@@ -17,9 +17,9 @@ from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.core.sender import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
-from seriatim.producer.transport import Coordinators, addresses_of
 from seriatim.protocol import log
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCE_BYTES
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 
 _log = log.logger("producer")
@@ -69,7 +69,7 @@ class Producer:
     ) -> None:
         if coordinators is None:
             coordinators = os.environ.get(COORDINATOR_VARIABLE, "")
-        addresses = addresses_of(coordinators)
+        any_coordinator = Coordinators(coordinators)
         self.queue = queue
         self.name = _default_name() if name is None else name
         _check(self.queue, self.name, batch_bytes, max_buffer_bytes, compression)
@@ -85,7 +85,7 @@ class Producer:
             LoopSettings(queue, self.name, session_timeout_s, compression == "zstd"),
             SenderSettings(deadline_s=acknowledgement_deadline_s),
             self._buffer,
-            Coordinators(addresses),
+            any_coordinator,
             self._on_elected,
             self._on_deposed,
         )

@@ -16,9 +16,10 @@ from seriatim.producer.buffer import Buffer
 from seriatim.producer.core import events
 from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
 from seriatim.producer.handle import SharedBatch
-from seriatim.producer.transport import AppendStream, Coordinators
+from seriatim.producer.transport import AppendStream
 from seriatim.protocol import log, rpc
 from seriatim.protocol.batch import encode
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import (
     BugError,
@@ -185,7 +186,7 @@ class SendingLoop:
         while True:
             try:
                 cluster = await self._coordinators.call("DescribeCluster", DescribeClusterRequest(), ACQUIRE_TIMEOUT_S)
-                self._coordinators.add(cluster.coordinators)
+                self._coordinators.know(cluster.coordinators)
                 asked = QueueRequest(queue=self._settings.queue, cause_id=log.new_cause_id("producer-start"))
                 view = await self._coordinators.call("DescribeQueue", asked, ACQUIRE_TIMEOUT_S)
                 self._cluster = cluster.cluster

@@ -1,10 +1,10 @@
-"""What the producer says on the network: questions to any coordinator, one append stream to a master."""
+"""What the producer says on the network to a master: one append stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -12,54 +12,10 @@ import grpc.aio
 
 from seriatim.protocol import rpc
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.errors import SeriatimError, Unreachable
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest, Batch
-from seriatim.protocol.seriatim_pb2_grpc import BrokerStub, CoordinatorStub
-
-
-def addresses_of(coordinators: str | Iterable[str]) -> list[str]:
-    """`host:port,host:port`, or a list of such. Raises InvalidArgument where it names none, or something else."""
-    parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
-    addresses = [part.strip() for part in parts if part.strip()]
-    if not addresses:
-        raise InvalidArgument("name a coordinator: HOST:PORT, or set SERIATIM_COORDINATOR")
-    for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise InvalidArgument(f"{address!r} is not HOST:PORT")
-    return addresses
-
-
-class Coordinators:
-    """The coordinators of a cluster; any serves any request. The last that answered is asked first."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = list(addresses)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-
-    async def call(self, method: str, request: object, timeout_s: float) -> Any:
-        """Ask one after another until one answers. Raises its error, or Unreachable where none answers in time."""
-        problems: list[str] = []
-        for address in list(self._addresses):
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = rpc.channel(address)
-            try:
-                return await rpc.call(getattr(CoordinatorStub(channel), method), request, timeout_s, address)
-            except (Unreachable, DeadlineOver) as error:
-                problems.append(f"{address}: {error.message}")
-                self._addresses.remove(address)
-                self._addresses.append(address)
-        raise Unreachable(f"no coordinator answers: {'; '.join(problems)}")
-
-    def add(self, addresses: Iterable[str]) -> None:
-        """Learn of more of them."""
-        self._addresses += [address for address in addresses if address and address not in self._addresses]
-
-    async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
+from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
 
 class AppendStream:

@@ -106,9 +106,7 @@ def _against_sent(by_offset: dict[int, Delivered], sent: dict[Identity, Sent], r
     return found
 
 
-def _against_acknowledged(
-    by_offset: dict[int, Delivered], acknowledged: dict[Identity, Acknowledged]
-) -> list[Anomaly]:
+def _against_acknowledged(by_offset: dict[int, Delivered], acknowledged: dict[Identity, Acknowledged]) -> list[Anomaly]:
     found = []
     for (source, seq), ack in acknowledged.items():
         one = None if ack.offset is None else by_offset.get(ack.offset)

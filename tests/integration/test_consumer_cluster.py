@@ -17,7 +17,7 @@ import pytest
 
 from seriatim import Consumer, Producer, RangeReader, Subscriber
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from seriatim.consumer.transport import Coordinators
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueView
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_member_killed_while_it_is_read_from(cluster: DevelopmentCluster, side
     assert [int(record.value) for record in found] == list(range(5000))
     offsets = [record.offset for record in found]
     assert offsets == sorted(set(offsets))
-    assert {record.epoch for record in found} == {1, 2}
+    assert len({record.epoch for record in found}) >= 2, "the fault changed nothing"
     wait_until(lambda: lag(cluster, queue, "default") == 0)
     with RangeReader(cluster.coordinators, queue) as reader:
         positions = reader.positions()

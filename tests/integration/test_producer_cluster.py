@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer import Producer
-from seriatim.producer.transport import Coordinators, addresses_of
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
     async def call() -> Any:
-        coordinators = Coordinators(addresses_of(cluster.coordinators))
+        coordinators = Coordinators(cluster.coordinators)
         try:
             return await coordinators.call(method, request, 10)
         finally:

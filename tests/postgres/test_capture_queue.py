@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from seriatim import Consumer, Producer
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer.sources.postgres.producing import CaptureSender
-from seriatim.producer.transport import Coordinators, addresses_of
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest
 from seriatim.protocol.zookeeper import Paths
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
 
 def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
     async def call() -> Any:
-        coordinators = Coordinators(addresses_of(cluster.coordinators))
+        coordinators = Coordinators(cluster.coordinators)
         try:
             return await coordinators.call(method, request, 10)
         finally:

@@ -49,9 +49,9 @@ def _without(kind: type, **fields: object) -> list[Event]:
         ("offset-disagreement", [*good(), Sent("q", 0, "w", 0.0), Acknowledged("q", 0, 2, 1.0)]),
         ("aborted-read", [*good(), Delivered("s", "s-2", 3, "p", 3, "v3", 7.0)]),
         ("aborted-read", [*good(), Refused("p", 1, 1.2)]),
-        ("wrong-value", _without(Sent, seq=1) + [Sent("p", 1, "other", 1.0)]),
-        ("skipped-poll", [*good(), Sent("p", 3, "v3", 3.0), Sent("p", 4, "v4", 3.1)]
-            + [Delivered("s", "s-3", 4, "p", 4, "v4", 7.0), Delivered("s", "s-4", 3, "p", 3, "v3", 8.0)]),
+        ("wrong-value", [*_without(Sent, seq=1), Sent("p", 1, "other", 1.0)]),
+        ("skipped-poll", [*good(), Sent("p", 3, "v3", 3.0), Sent("p", 4, "v4", 3.1),
+            Delivered("s", "s-3", 4, "p", 4, "v4", 7.0), Delivered("s", "s-4", 3, "p", 3, "v3", 8.0)]),
         ("backward-poll", [*good(), Delivered("s", "s-2", 1, "p", 1, "v1", 7.0)]),
         ("backward-poll", [*good(), Delivered("s", "s-2", 2, "p", 2, "v2", 7.0)]),
         ("reordering", [*good(), Sent("q", 0, "w", 1.9), Delivered("s", "s-3", -1, "q", 0, "w", 7.0)]),

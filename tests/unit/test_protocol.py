@@ -10,8 +10,18 @@ import pytest
 from seriatim.protocol import chain, errors, hashing, marks, settings
 from seriatim.protocol.election import first_in_line
 from seriatim.protocol.marks import SourceSpan
-from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId
-from seriatim.protocol.names import Token, automatic_seq
+from seriatim.protocol.names import (
+    Epoch,
+    Generation,
+    Incarnation,
+    Index,
+    MemberName,
+    Offset,
+    QueueId,
+    SubscriptionId,
+    Token,
+    automatic_seq,
+)
 from seriatim.protocol.zookeeper import Registration
 
 

@@ -155,7 +155,7 @@ class Stage:
         self.supervisor.start(ProcessSpec(name, command, environment=self._environment))
 
     async def _call(self, method: str, request: Any) -> Any:
-        from seriatim.consumer.transport import Coordinators
+        from seriatim.protocol.coordinators import Coordinators
         from seriatim.protocol.log import new_cause_id
 
         request.cause_id = new_cause_id("demo")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from seriatim.consumer.transport import Coordinators
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.log import new_cause_id

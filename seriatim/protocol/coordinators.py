@@ -1,0 +1,140 @@
+"""The coordinators of a cluster, as a client calls them: any serves any request, one that doesn't answer is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from seriatim.protocol import log, rpc
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable
+from seriatim.protocol.seriatim_pb2 import QueueRequest, QueueView
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
+
+_log = log.logger("coordinators")
+
+CALL_TIMEOUT_S = 5.0
+_EACH_S = 2.0
+_PAUSE_S = 0.1
+_PAUSE_MAX_S = 1.0
+_REPEATABLE = ("Describe", "List", "Acquire")
+"""Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
+
+
+def addresses_of(coordinators: str | Iterable[str]) -> list[str]:
+    """`host:port,host:port`, or a list of such. Raises InvalidArgument where it names none, or something else."""
+    parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
+    addresses = [part.strip() for part in parts if part.strip()]
+    if not addresses:
+        raise InvalidArgument("name a coordinator: HOST:PORT, or set SERIATIM_COORDINATOR")
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidArgument(f"coordinators are given as HOST:PORT[,HOST:PORT…], not as {address!r}")
+    return addresses
+
+
+class Coordinators:
+    """One channel a coordinator; the one that answered last is asked first. For one asyncio loop.
+
+    Raises InvalidArgument for anything else than addresses.
+    """
+
+    def __init__(self, coordinators: str | Iterable[str]) -> None:
+        self._addresses = addresses_of(coordinators)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close(None)
+        self._channels.clear()
+
+    def know(self, found: Iterable[str]) -> None:
+        """Coordinators that the cluster itself names, behind those given."""
+        self._addresses += [address for address in found if address and address not in self._addresses]
+
+    async def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a unary method at one coordinator after another, each once, `timeout_s` for each.
+
+        A call that changes something is not repeated elsewhere after a time-out: it may have been done. Raises what a
+        coordinator answered, DeadlineOver, or Unreachable where none answers.
+        """
+        if "cause_id" in request.DESCRIPTOR.fields_by_name and not request.cause_id:
+            request.cause_id = log.new_cause_id(method)
+        problems: list[str] = []
+        for address in list(self._addresses):
+            try:
+                return await rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
+            except DeadlineOver as error:
+                if not method.startswith(_REPEATABLE):
+                    raise DeadlineOver(
+                        f"coordinator {address} didn't answer {method} within {timeout_s:g} s; it may have done it"
+                    ) from error
+                problems.append(error.message)
+            except Unreachable as error:
+                problems.append(error.message)
+            self._pass_over(address)
+        raise Unreachable(f"no coordinator answers at {', '.join(self._addresses)}: {_short(problems[-1])}")
+
+    async def call_within(self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S) -> Any:
+        """As `call`, round after round, until one answers. Raises Unreachable where none did within `within_s`."""
+        deadline_s = boottime_s() + within_s
+        pause_s = _PAUSE_S
+        while True:
+            left_s = deadline_s - boottime_s()
+            try:
+                return await self.call(method, request, max(0.05, min(left_s, _EACH_S)))
+            except Unreachable:
+                if boottime_s() + pause_s >= deadline_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+
+    async def watch(self, queue: str) -> AsyncIterator[QueueView]:
+        """The queue now and whenever it changes, without end: a coordinator that fails is replaced by the next.
+
+        Raises UnknownQueue and other errors of the caller's.
+        """
+        pause_s = _PAUSE_S
+        while True:
+            address = self._addresses[0]
+            request = QueueRequest(queue=queue, cause_id=log.new_cause_id("watch"))
+            stream: Any = self._stub(address).WatchQueue(request)
+            try:
+                async for view in stream:
+                    pause_s = _PAUSE_S
+                    yield view
+            except grpc.aio.AioRpcError as failure:
+                error = rpc.translated(failure, address)
+                if not error.can_retry:
+                    raise error from failure
+                _log.debug("watch broke", queue=queue, coordinator=address, error=error.message)
+            finally:
+                stream.cancel()
+            self._pass_over(address)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+
+    def _stub(self, address: str) -> CoordinatorStub:
+        if address not in self._channels:
+            self._channels[address] = rpc.channel(address)
+        return CoordinatorStub(self._channels[address])
+
+    def _pass_over(self, address: str) -> None:
+        self._addresses.remove(address)
+        self._addresses.append(address)
+
+
+def _short(problem: str) -> str:
+    """The reason, which gRPC's text for a connection that failed says last."""
+    return problem.rsplit(": ", 1)[-1] if "Failed to connect" in problem else problem
