@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from fake_queue import QUEUE_ID, FakeQueue
@@ -142,7 +143,7 @@ def test_killed_at_any_step_it_neither_loses_nor_repeats(queue, dsn, tmp_path):
     """Every run is killed at another step; the next one starts from what the target holds, with an old checkpoint in place."""
     source, end, reached = Source(seed=1), 0, -1
     options = ("--checkpoint", str(tmp_path / "checkpoints"), "--max-records", "100", "--trigger-ms", "0")
-    kills = [("position moved", 2), ("changes carried out", 2), ("committed", 2), ("cursor wanted", 2)]
+    kills = [("changes carried out", 2), ("committed", 2), ("cursor wanted", 2)]
     for number, kill in enumerate(kills):
         end = fill(queue, source, [3, 250, 1, 40, 7], end)  # one is larger than a micro-batch
         if number == 1:
@@ -183,6 +184,11 @@ def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
         elected.kill()
         end = fill(queue, source, [5] * 20, end)
         standby.wait_for(lambda: position(dsn)[0] == end, "takeover")
+        with psycopg.connect(dsn) as connection:  # the target throws everybody out; the replay comes back
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        end = fill(queue, source, [5] * 20, end)
+        standby.wait_for(lambda: position(dsn)[0] == end, "replay after the target's connection broke")
+        assert any("target's connection failed" in event.get("reason", "") for event in standby.events())
         assert held(dsn) == source.rows
         assert position(dsn)[1] == 2
         assert queue.fetched_tokens >= {1, 2}
@@ -212,3 +218,59 @@ def test_change_that_the_target_refuses_ends_it_with_the_offset(queue, dsn, tmp_
     assert "9999" in text
     assert held(dsn) == before
     assert position(dsn)[0] == end
+
+
+def refused_at_once(
+    queue: FakeQueue, target: str, environment: dict[str, str] | None = None, name: str = ""
+) -> tuple[int, str]:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "seriatim.cli.main", "replay", "--queue", name or queue.name),
+            *("--target", target, "--coordinator", queue.address, "--master", "local[1]"),
+        ],
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_without_java_it_says_what_to_install(queue, dsn, tmp_path):
+    code, said = refused_at_once(queue, dsn, {"PATH": str(tmp_path), "JAVA_HOME": ""})
+    assert code == 3
+    assert "Spark needs Java 17 or newer" in said
+    assert "apt-get install" in said
+    assert "Traceback" not in said
+
+
+def test_target_that_never_answered_ends_it(queue):
+    code, said = refused_at_once(queue, "postgresql://127.0.0.1:1/nowhere")
+    assert code == 3
+    assert "the target's connection failed" in said
+    assert "Traceback" not in said
+
+
+def test_queue_that_is_not_there_ends_it(queue, dsn):
+    code, said = refused_at_once(queue, dsn, name="nothing")
+    assert code == 2
+    assert "there is no queue 'nothing'" in said
+    assert "Traceback" not in said
+
+
+def test_signal_that_ends_spark_too_is_no_failure_and_a_dead_jvm_is_named(queue, dsn, tmp_path):
+    end = fill(queue, Source(seed=4), [5] * 20)
+    with running(queue, dsn, tmp_path / "signal.log") as process:
+        process.wait_for(lambda: (position(dsn) or (0, 0))[0] == end, "replay")
+        os.killpg(process.process.pid, signal.SIGTERM)
+        assert process.end(30) == 0, process.log.read_text()[-4000:]
+        assert process.events()[-1] == {"event": "stopped", "offset": end, "records": end, "changes": 100}
+    with running(queue, dsn, tmp_path / "jvm.log") as process:
+        process.wait_for(process.events, "start")
+        process.wait_for(lambda: process.events()[-1]["event"] == "started", "start")
+        (java,) = [child for child in psutil.Process(process.process.pid).children() if child.name() == "java"]
+        java.kill()
+        assert process.end(30) == 3, process.log.read_text()[-4000:]
+        assert "Spark has ended" in process.log.read_text()
+        assert "start the replay again" in process.log.read_text()

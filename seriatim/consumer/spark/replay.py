@@ -17,6 +17,7 @@ import contextlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.engine import check_java, spark_session
@@ -26,6 +27,9 @@ from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.spark.term import ReplayTerm
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _log = log.logger("replay")
 
@@ -60,7 +64,7 @@ class Replay:
             spark = starting.submit(
                 spark_session, settings.master, directory, log_level=settings.spark_log_level
             ).result()
-            stack.callback(spark.stop)
+            stack.callback(_stop, spark)
             reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
             reader.positions()
             subscriber = stack.enter_context(self._subscriber())
@@ -95,3 +99,9 @@ class Replay:
                 self._run.report(Waiting(f"standing by: {reason}"))
             self._run.stopping.wait(0.05)
         return None
+
+
+def _stop(spark: SparkSession) -> None:
+    """Also where the signal that ends this process has ended the JVM."""
+    with contextlib.suppress(Exception):
+        spark.stop()

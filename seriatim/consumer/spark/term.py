@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
-from pyspark.errors import PySparkException
-
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
 from seriatim.consumer.spark.apply.plan import ChangeRow
@@ -56,6 +53,13 @@ class QueryFailed(WorldError):
     """Spark's query ended by itself: a task failed too often, or Spark itself did."""
 
     code = "query-failed"
+
+
+class SparkGone(SeriatimError):
+    """The JVM died under the replay."""
+
+    code = "spark-gone"
+    next_step = "start the replay again: it goes on where the target stands"
 
 
 class ReplayTerm:
@@ -152,7 +156,7 @@ class ReplayTerm:
         self._failure = None
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, claimed.offset))
-        with self._checkpoint() as checkpoint:
+        with self._checkpoint() as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(claimed.offset, checkpoint)
             try:
                 self._follow(query)
@@ -177,6 +181,22 @@ class ReplayTerm:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def _telling_if_spark_is_gone(self) -> Iterator[None]:
+        """py4j has many errors for it, each with a long traceback."""
+        try:
+            yield
+        except SeriatimError:
+            raise
+        except Exception as error:
+            if self._run.stopping.is_set():
+                return  # the signal that ends this process may have ended the JVM as well
+            try:
+                self._spark.sparkContext.version  # noqa: B018 # asks the JVM
+            except Exception:
+                raise SparkGone(f"Spark has ended: {_last_line(str(error))}") from error
+            raise QueryFailed(f"the query failed: {_last_line(str(error))}") from error
+
     def _source(self, reader: Any) -> Any:
         settings, term = self._settings, self._term
         return (
@@ -193,31 +213,24 @@ class ReplayTerm:
         source = self._source(self._spark.readStream)
         records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", settings.max_records).load()
         writer = records.select(*COLUMNS).writeStream.foreachBatch(self._apply_batch)
-        query: StreamingQuery = (
-            writer.option("checkpointLocation", checkpoint)
-            .trigger(processingTime=f"{settings.trigger_ms} milliseconds")
-            .start()
-        )
+        writer = writer.option("checkpointLocation", checkpoint)
+        query: StreamingQuery = writer.trigger(processingTime=f"{settings.trigger_ms} milliseconds").start()
         return query
 
     def _read_range(self, start: int, end: int) -> Sequence[ChangeRow]:
         """What a micro-batch needs of those before it, read again through Spark."""
         source = self._source(self._spark.read)
         records: DataFrame = source.option("startingOffsets", start).option("endingOffsets", end).load()
-        return change_rows(records.select(*COLUMNS).toArrow())
+        return _collected(records.select(*COLUMNS))
 
     # ---- a micro-batch, on a thread of Spark's
 
     def _apply_batch(self, records: DataFrame, batch_id: int) -> None:
         del batch_id  # proves nothing: a run that was killed had other batches
-        application = self._application
-        if self._is_over or application is None:
-            raise _Abandoned
         self._is_busy.set()
         try:
             began_s = boottime_s()
-            rows = change_rows(records.toArrow())
-            outcome = self._applied(application, rows)
+            outcome = self._applied(_collected(records))
             self._worked_at_s = boottime_s()
             self._failures = 0
             self._cursor.want(outcome.position)
@@ -228,17 +241,20 @@ class ReplayTerm:
         finally:
             self._is_busy.clear()
 
-    def _applied(self, application: Application, rows: Sequence[ChangeRow]) -> Outcome:
+    def _applied(self, rows: Sequence[ChangeRow]) -> Outcome:
         """Apply, and while the target can't be reached, try again: it is where the position says."""
         pause_s = _PAUSE_FIRST_S
-        while True:
+        application = self._application
+        while not self._is_over and application is not None:
             try:
                 return application.apply(rows)
+            except QueryFailed:
+                raise  # reading again failed, not the target: the next query will do better
             except WorldError as error:
                 self._tell_waiting(error)
-                if self._is_over or self._run.stopping.wait(pause_s):
-                    raise _Abandoned from error
+                self._run.stopping.wait(pause_s)
                 pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+        raise _Abandoned
 
     # ---- beside it
 
@@ -272,22 +288,27 @@ class ReplayTerm:
             return failure
         if isinstance(failure, _Abandoned):
             return NotElected("the micro-batch was given up")
-        if failure is not None and not isinstance(failure, (PySparkException, Py4JError)):
+        if failure is not None:
             return BugError(f"a micro-batch failed: {failure!r}")
-        return QueryFailed(f"the query ended: {_last_line(str(failure or query.exception()))}")
+        return QueryFailed(f"the query ended: {_last_line(str(query.exception()))}")
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the micro-batch under way finish, within reason; what it leaves undone is not in the target at all."""
-        deadline_s = boottime_s() + _FINISH_S
-        while self._is_busy.is_set() and boottime_s() < deadline_s and query.isActive:
-            time.sleep(0.02)
+        self._wait_until_done()
         try:
             query.stop()
-        except Exception as error:  # Spark's, of any kind, when the JVM was killed by the same signal
+        except Exception as error:  # Spark's, of any kind
             _log.debug("query not stopped", error=_last_line(str(error)))
+        self._wait_until_done()
         if self._application is not None:
             self._run.offset = self._application.position
         self._cursor.finish()
+
+    def _wait_until_done(self) -> None:
+        """Without end, unless the process is to end: the next term uses the same connection to the target."""
+        deadline_s = boottime_s() + _FINISH_S
+        while self._is_busy.is_set() and not (self._run.stopping.is_set() and boottime_s() > deadline_s):
+            time.sleep(0.02)
 
     # ---- telling
 
@@ -324,6 +345,14 @@ class ReplayTerm:
 
     def _tell_waiting(self, error: SeriatimError) -> None:
         self._run.report(Waiting(str(error)))
+
+
+def _collected(records: DataFrame) -> list[ChangeRow]:
+    """The rows, on the driver. Raises QueryFailed for whatever Spark raises: py4j's errors when the JVM is gone, and others."""
+    try:
+        return change_rows(records.toArrow())
+    except Exception as error:
+        raise QueryFailed(f"the records couldn't be read: {_last_line(str(error))}") from error
 
 
 def _last_line(text: str) -> str:
