@@ -81,6 +81,9 @@ def demo(
         except (DemoFailed, EmbeddedError) as error:
             report = verdict.failed(str(error))
             click.echo(f"the demo failed: {error}", err=True)
+        except KeyboardInterrupt:
+            click.echo("interrupted: stopping everything", err=True)
+            raise
         is_good = report["verdict"] == verdict.IDENTICAL
         if not is_good:
             stage.keeps_logs = True

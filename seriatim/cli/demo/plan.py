@@ -28,9 +28,9 @@ class PlannedFault:
 
 
 _SHARES = (
-    (FaultKind.MASTER, 0.06),
-    (FaultKind.CAPTURE, 0.14),
-    (FaultKind.REPLAY, 0.28),
+    (FaultKind.MASTER, 0.05),
+    (FaultKind.CAPTURE, 0.10),
+    (FaultKind.REPLAY, 0.20),
     (FaultKind.COORDINATOR, 0.80),
 )
 """Of the load's time. Spark takes by far the longest to come back, so that most of the time is left after it."""

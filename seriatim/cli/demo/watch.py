@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.log import new_cause_id
 
 _CLOSE_S = 0.025
 _USUAL_S = 0.15
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0
 
 
 def committed_end(view: pb.QueueView) -> int:

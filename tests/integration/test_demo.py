@@ -1,0 +1,91 @@
+"""The demo as a command: its verdict, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seriatim.cli.embedded.processes import Supervisor
+from seriatim.cli.main import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.spark]
+
+
+def _started(folder, *arguments, **environment):
+    return subprocess.Popen(
+        (sys.executable, "-m", "seriatim.cli.main", "demo", "--json", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder), **environment},
+    )
+
+
+def _children(pid):
+    """Process ids of a process's children, whichever of its threads started them."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.timeout(300)
+def test_the_whole_demo_is_identical_under_four_faults_and_leaves_nothing(tmp_path):
+    demo = _started(tmp_path, "--seconds", "10")
+    output, messages = demo.communicate(timeout=280)
+    assert demo.returncode == 0, messages
+    report = json.loads(output.splitlines()[-1])
+    assert report["verdict"] == "identical"
+    assert report["records_sent"] == report["records_applied"] > 100_000
+    assert report["duplicates_dropped"] >= 0
+    assert [fault["kind"] for fault in report["faults"]] == ["master", "capture", "replay", "coordinator"]
+    assert all(fault["target"] and fault["outage_ms"] > 0 for fault in report["faults"])
+    assert report["tables"] == 4
+    assert report["rows"] == 100_011 + report["transactions"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_everything_it_started(tmp_path, stop):
+    demo = _started(tmp_path)
+    seen = []
+    for line in demo.stderr:
+        seen.append(line)
+        if "starting two captures" in line:
+            break
+    time.sleep(1)  # in the midst of starting
+    children = _children(demo.pid)
+    assert len(children) >= 10, seen
+    demo.send_signal(stop)
+    demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert [pid for pid in children if _is_running(pid)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_java_it_says_what_to_install_and_leaves_nothing(tmp_path):
+    demo = _started(tmp_path, JAVA_HOME=str(tmp_path / "none"))
+    _, messages = demo.communicate(timeout=60)
+    assert demo.returncode == 3
+    assert "apt-get install openjdk-17-jre-headless" in messages
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_values_and_a_directory_in_use_are_refused(tmp_path, capsys):
+    assert run(["demo", "--seconds", "1"]) == 2
+    with Supervisor(tmp_path):
+        assert run(["demo", "--dir", str(tmp_path)]) == 3
+    assert "in use" in capsys.readouterr().err
