@@ -1,0 +1,211 @@
+"""The operators' commands against a real cluster: one for the whole file, since none of them harms it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+
+SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
+RECORDS = "".join(f"{number}\n" for number in range(500))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    environment = {"SERIATIM_SESSION_TIMEOUT_MS": "2000"}
+    settings = ClusterSettings(
+        tmp_path_factory.mktemp("cluster"), groups=2, environment=environment, is_restarted=True, start_timeout_s=90
+    )
+    with DevelopmentCluster(settings) as started:
+        yield started
+
+
+@pytest.fixture
+def seriatim(cluster):
+    """Runs a command against the cluster; answers the finished process, with `objects` for --json."""
+
+    def run(*arguments, code=0, given=None):
+        done = subprocess.run(
+            (*SERIATIM, *arguments, "--coordinator", cluster.coordinators),
+            capture_output=True, text=True, timeout=100, check=False, input=given or "",
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        done.objects = [json.loads(line) for line in done.stdout.splitlines()] if "--json" in arguments else []
+        return done
+
+    return run
+
+
+@pytest.fixture
+def queue(seriatim):
+    """A queue of this test's own."""
+    name = f"q-{uuid.uuid4().hex[:8]}"
+    seriatim("queue", "create", name)
+    yield name
+    seriatim("queue", "delete", name, "--yes")
+
+
+def test_queues_are_made_listed_described_and_deleted(seriatim):
+    made = seriatim(
+        "queue", "create", "orders", "--durability", "interval", "--flush-ms", "20", "--groups", "g2,g1",
+        "--retention", "2h", "--readmit", "in-sync", "--max-record-bytes", "5000", "--json",
+    ).objects[0]  # fmt: skip
+    assert made["settings"] == {
+        "durability": "interval", "flush_ms": 20, "groups": ["g2", "g1"], "retention_ms": 7_200_000,
+        "readmit": "in-sync", "max_record_bytes": 5000,
+    }  # fmt: skip
+    assert made["send_list"] == ["g2", "g1"]
+    assert "already" in seriatim("queue", "create", "orders", code=2).stderr
+    assert "orders" in [one["queue"] for one in seriatim("queue", "list", "--json").objects]
+    described = seriatim("queue", "describe", "orders", "--json").objects[0]
+    assert (described["queue_id"], described["links"]) == (made["queue_id"], [])
+    assert "chain          empty" in seriatim("queue", "describe", "orders").stdout
+    assert "give --yes" in seriatim("queue", "delete", "orders", code=2).stderr
+    seriatim("queue", "delete", "orders", "--yes")
+    assert "there is no queue orders" in seriatim("queue", "describe", "orders", code=2).stderr
+    assert "orders" not in [one["queue"] for one in seriatim("queue", "list", "--json").objects]
+
+
+def test_groups_that_aren_t_there_are_refused(seriatim):
+    assert "g9" in seriatim("queue", "create", "x", "--groups", "g1,g9", code=2).stderr
+    assert "there is no group g9" in seriatim("group", "describe", "g9", code=2).stderr
+    assert "there is no group g9" in seriatim("group", "drain", "g9", code=2).stderr
+    assert [one["group"] for one in seriatim("group", "list", "--json").objects] == ["g1", "g2"]
+
+
+def test_status_tells_chain_lists_cursor_and_lag(seriatim, queue):
+    seriatim("produce", "--queue", queue, given=RECORDS)
+    seriatim("consume", "--queue", queue, "--subscription", "s", "--max", "200")
+    view = seriatim("status", queue, "--json").objects[0]
+    [link] = view["links"]
+    assert (link["state"], link["committed"], link["copies"], link["base"]) == ("open", 500, 2, 0)
+    [subscription] = view["subscriptions"]
+    assert (subscription["consume_list"], subscription["cursor_offset"], subscription["lag_records"]) == ([1], 200, 300)
+    assert view["switches_left"] == 1
+    text = seriatim("status", queue).stdout
+    assert "consume list" in text
+    cluster, *others = seriatim("status", "--json").objects
+    assert cluster["kind"] == "cluster"
+    assert cluster["elected_coordinator"] in cluster["coordinators"]
+    assert {one["kind"] for one in others} == {"group", "queue"}
+
+
+def test_a_drained_group_loses_nothing_and_comes_back(seriatim, queue):
+    seriatim("produce", "--queue", queue, given=RECORDS)
+    seriatim("consume", "--queue", queue, "--max", "100")
+    group = seriatim("status", queue, "--json").objects[0]["links"][0]["group"]
+    drained = seriatim("group", "drain", group, "--timeout", "30", "--json").objects[0]
+    try:
+        assert drained["is_draining"]
+        assert drained["sending_queues"] == []
+        assert drained["backlog_queues"] == [queue]
+        assert (
+            "unread records" in seriatim("group", "drain", group, "--until", "drained", "--timeout", "1", code=1).stderr
+        )
+        seriatim("produce", "--queue", queue, given=RECORDS)
+        view = seriatim("status", queue, "--json").objects[0]
+        assert [link["state"] for link in view["links"]] == ["sealed", "open"]
+        assert view["links"][1]["group"] != group
+        read = seriatim("consume", "--queue", queue, "--idle-exit", "3").stdout
+        assert read == RECORDS.split("\n", 100)[100] + RECORDS
+        seriatim("group", "drain", group, "--until", "drained", "--timeout", "30")
+    finally:
+        resumed = seriatim("group", "resume", group, "--json").objects[0]
+    assert not resumed["is_draining"]
+
+
+def test_rotate_goes_on_with_the_other_group(seriatim, queue):
+    seriatim("produce", "--queue", queue, given=RECORDS)
+    seriatim("queue", "rotate", queue)
+    seriatim("produce", "--queue", queue, given=RECORDS)
+    links = seriatim("queue", "describe", queue, "--json").objects[0]["links"]
+    assert [link["base"] for link in links] == [0, 500]
+    assert len({link["group"] for link in links}) == 2
+    refused = seriatim("queue", "abandon-link", queue, "--epoch", "1", "--confirm", queue, code=2)
+    assert "need not be abandoned" in refused.stderr
+
+
+def test_a_watch_shows_changes_as_they_come_and_ends_on_a_signal(seriatim, queue, cluster, tmp_path):
+    output = tmp_path / "watched"
+    command = (*SERIATIM, "status", queue, "--watch", "--json", "--coordinator", cluster.coordinators)
+    with output.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE) as watching:
+
+        def watched():
+            return [json.loads(line) for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+        def wait_until(holds):
+            deadline_s = time.monotonic() + 30
+            while not (views := watched()) or not holds(views[-1]):
+                assert time.monotonic() < deadline_s, views[-1:]
+                time.sleep(0.1)
+
+        wait_until(lambda view: view["links"] == [])
+        seriatim("produce", "--queue", queue, given=RECORDS)
+        wait_until(lambda view: [link["committed"] for link in view["links"]] == [500])
+        watching.send_signal(signal.SIGTERM)
+        assert watching.communicate(timeout=30)[1] == b""
+    assert watching.returncode == 0
+
+
+FIGURES = {
+    "records_per_s",
+    "mb_per_s",
+    "latency_p50_ms",
+    "latency_p99_ms",
+    "count",
+    "seconds",
+    "bench",
+    "queue",
+    "size",
+}
+
+
+def test_bench_makes_its_queue_and_measures(seriatim):
+    name = f"load-{uuid.uuid4().hex[:8]}"
+    arguments = ("--queue", name, "--json")
+    done = seriatim("bench", "produce", "--size", "100", "--count", "5000", *arguments)
+    assert f"queue {name} wasn't there: made it" in done.stderr
+    assert set(done.objects[0]) == FIGURES
+    assert done.objects[0]["count"] == 5000
+    assert done.objects[0]["latency_p50_ms"] > 0
+    done = seriatim("bench", "latency", "--count", "20", *arguments)
+    assert set(done.objects[0]) == FIGURES
+    assert done.stderr == ""
+    done = seriatim("bench", "consume", "--count", "5000", *arguments)
+    assert set(done.objects[0]) == FIGURES
+    assert (done.objects[0]["count"], done.objects[0]["size"]) == (5000, 100)
+    assert seriatim("bench", "consume", "--count", "6000", *arguments, code=1).objects[0]["count"] == 5021
+    assert seriatim("queue", "describe", name, "--json").objects[0]["subscriptions"] == []
+
+
+def test_bench_failover_kills_masters_and_loses_nothing(seriatim, cluster):
+    name = f"load-{uuid.uuid4().hex[:8]}"
+    before = cluster.supervisor.pids()
+    [figures] = seriatim(
+        "bench", "failover", "--queue", name, "--count", "2", "--rate", "200",
+        "--pids", str(cluster.supervisor.directory / "pids.json"), "--json",
+    ).objects  # fmt: skip
+    after = cluster.supervisor.pids()
+    assert sum(before[name] != after[name] for name in before) in {1, 2}
+    assert figures["records_sent"] == figures["records_acknowledged"]
+    assert figures["kind"] == "killed"
+    assert len(figures["outages_ms"]) == 2
+    assert 0 < figures["outage_p50_ms"] <= figures["outage_p99_ms"]
+    [planned] = seriatim("bench", "failover", "--queue", name, "--count", "1", "--rate", "200", "--json").objects
+    assert planned["kind"] == "planned"
+    assert seriatim("queue", "describe", name, "--json").objects[0]["send_list"][0] in {"g1", "g2"}
+
+
+def test_bench_failover_refuses_somebody_else_s_pids(seriatim, tmp_path):
+    other = tmp_path / "pids.json"
+    other.write_text("{}")
+    name = f"load-{uuid.uuid4().hex[:8]}"
+    refused = seriatim("bench", "failover", "--queue", name, "--count", "1", "--pids", str(other), code=2)
+    assert "doesn't name the master" in refused.stderr

@@ -1,0 +1,189 @@
+"""`seriatim up` and the main way of a record through it, by the commands alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.cli.embedded.errors import EmbeddedError
+
+SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
+NAMES = {"zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b", "g2-a", "g2-b"}
+ENVIRONMENT = os.environ | {"SERIATIM_SESSION_TIMEOUT_MS": "2000"}
+
+
+@contextmanager
+def up(directory, *arguments):
+    """`seriatim up --json`, stopped by SIGTERM at the end; gives the process and what its ready line says."""
+    command = (*SERIATIM, "up", "--dir", str(directory), "--json", *arguments)
+    with (directory / "stderr").open("a") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT)
+    with process:
+        try:
+            line = process.stdout.readline()
+            assert line, (directory / "stderr").read_text()
+            yield process, json.loads(line)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    assert process.returncode == 0
+
+
+def seriatim(ready, *arguments, given=None):
+    done = subprocess.run(
+        (*SERIATIM, *arguments, "--coordinator", ready["coordinator"]),
+        input=given, capture_output=True, text=True, timeout=100, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def lines(first, last):
+    return "".join(f"{number}\n" for number in range(first, last))
+
+
+def produce(ready, log, first, last):
+    seriatim(ready, "produce", "--queue", "orders", "--ack-log", str(log), given=lines(first, last))
+
+
+def pids(directory):
+    return json.loads((directory / "pids.json").read_text())
+
+
+def wait_until(holds, timeout_s=60):
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "the condition didn't come true"
+        time.sleep(0.1)
+
+
+def master(ready):
+    link = json.loads(seriatim(ready, "queue", "describe", "orders", "--json"))["links"][-1]
+    assert link["state"] == "open"
+    return link["master"]["member"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_records_survive_a_killed_master_and_a_second_start(tmp_path):
+    log = tmp_path / "acknowledged"
+    with up(tmp_path, "--groups", "2") as (process, ready):
+        running = pids(tmp_path)
+        assert set(running) == NAMES
+        assert all(psutil.Process(pid).parent().pid == process.pid for pid in running.values())
+
+        refused = subprocess.run(
+            (*SERIATIM, "up", "--dir", str(tmp_path)), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert refused.returncode == 3
+        assert f"in use by process {process.pid}" in refused.stderr
+
+        seriatim(ready, "queue", "create", "orders")
+        produce(ready, log, 0, 1000)
+        killed = master(ready)
+        os.kill(running[killed], signal.SIGKILL)
+        produce(ready, log, 1000, 2000)
+        assert seriatim(ready, "consume", "--queue", "orders", "--max", "2000") == lines(0, 2000)
+        wait_until(lambda: pids(tmp_path).get(killed, running[killed]) != running[killed])
+        assert {name for name, pid in pids(tmp_path).items() if pid != running[name]} == {killed}
+
+    assert pids(tmp_path) == {}
+    assert not any(psutil.pid_exists(pid) for pid in running.values())
+
+    with up(tmp_path) as (_, again):
+        assert again["coordinator"] == ready["coordinator"]
+        assert set(pids(tmp_path)) == NAMES
+        produce(again, log, 2000, 2500)
+        read = seriatim(again, "consume", "--queue", "orders", "--subscription", "two", "--max", "2500", "--json")
+        records = [json.loads(line) for line in read.splitlines()]
+        assert [record["value"] for record in records] == [str(number) for number in range(2500)]
+        assert [record["offset"] for record in records] == list(range(2500))
+        # The log of acknowledgements names the very places from which the records were read.
+        places = [tuple(line.split()) for line in log.read_text().splitlines()]
+        delivered = [tuple(str(record[key]) for key in ("seq", "epoch", "index", "offset")) for record in records]
+        assert places == delivered
+        # The first subscription goes on where it was.
+        rest = seriatim(again, "consume", "--queue", "orders", "--max", "500")
+        assert rest == lines(2000, 2500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_in_code_is_harmed_and_mended_by_name(tmp_path):
+    settings = ClusterSettings(
+        tmp_path, groups=2, environment={"SERIATIM_SESSION_TIMEOUT_MS": "2000"}, start_timeout_s=90
+    )
+    with DevelopmentCluster(settings) as cluster:
+        ready = {"coordinator": cluster.coordinators}
+        seriatim(ready, "queue", "create", "orders")
+        for name in ("coordinator-1", "g1-a", "g2-b"):
+            before = cluster.kill(name)
+            assert name not in pids(tmp_path)
+            if name == "coordinator-1":
+                produce(ready, tmp_path / "log", 0, 100)
+            assert cluster.restart(name) not in {before, None}
+        produce(ready, tmp_path / "log", 100, 200)
+        assert seriatim(ready, "consume", "--queue", "orders", "--max", "200") == lines(0, 200)
+    cluster.close()  # a second time: nothing happens
+    assert pids(tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_lost_with_both_members_is_waited_for_until_an_operator_gives_it_up(tmp_path):
+    settings = ClusterSettings(
+        tmp_path, groups=2, environment={"SERIATIM_SESSION_TIMEOUT_MS": "2000"}, start_timeout_s=90
+    )
+    with DevelopmentCluster(settings) as cluster:
+        ready = {"coordinator": cluster.coordinators}
+
+        def view():
+            return json.loads(seriatim(ready, "status", "orders", "--json"))
+
+        seriatim(ready, "queue", "create", "orders", "--groups", "g1,g2")
+        produce(ready, tmp_path / "log", 0, 100)
+        assert seriatim(ready, "consume", "--queue", "orders", "--max", "40") == lines(0, 40)
+        for name in ("g1-a", "g1-b"):
+            cluster.kill(name)
+        produce(ready, tmp_path / "log", 100, 200)  # sending goes on
+        wait_until(lambda: [link["state"] for link in view()["links"]] == ["lost", "open"])
+        told = view()
+        assert any("lost on g1" in wait["reason"] for wait in told["waits"])
+        assert told["links"][1]["base"] is None
+
+        command = (*SERIATIM, "consume", "--queue", "orders", "--max", "100", "--json")
+        command += ("--coordinator", cluster.coordinators)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+            try:
+                assert "g1" in reading.stderr.readline()  # it says what it waits for
+                seriatim(ready, "queue", "abandon-link", "orders", "--epoch", "1", "--confirm", "orders")
+                rest, _ = reading.communicate(timeout=60)
+            finally:
+                reading.kill()
+        records = [json.loads(line) for line in rest.splitlines()]
+        assert [record["value"] for record in records] == [str(number) for number in range(100, 200)]
+        assert [record["offset"] for record in records] == list(range(2**40, 2**40 + 100))
+        told = view()
+        assert [one["epoch"] for one in told["abandoned"]] == [1]
+        assert told["subscriptions"][0]["consume_list"] == [2]
+        assert "ABANDONED epoch 1" in seriatim(ready, "status", "orders")
+
+
+def test_fewer_groups_than_the_directory_holds_are_refused(tmp_path):
+    for name in ("g1-a", "g1-b", "g2-a", "g2-b", "g3-a"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(EmbeddedError, match="holds 3 groups"):
+        DevelopmentCluster(ClusterSettings(tmp_path, groups=2))
+    for wanted in (None, 3, 4):
+        cluster = DevelopmentCluster(ClusterSettings(tmp_path, groups=wanted))
+        assert len(cluster.groups) == (wanted or 3)
+        cluster.close()

@@ -1,0 +1,138 @@
+"""`seriatim capture postgres` by hand: two instances, one elected and killed, against a real cluster and server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
+ENVIRONMENT = {"SERIATIM_SESSION_TIMEOUT_MS": "2000"}
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory):
+    settings = ClusterSettings(
+        tmp_path_factory.mktemp("cluster"), groups=2, environment=ENVIRONMENT, start_timeout_s=90
+    )
+    with DevelopmentCluster(settings) as cluster:
+        yield cluster.coordinators
+
+
+@pytest.fixture(scope="module")
+def dsn(tmp_path_factory):
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings={"fsync": "off"}) as server:
+        yield server.dsn()
+
+
+def seriatim(coordinator, *arguments):
+    command = (*SERIATIM, *arguments, "--coordinator", coordinator)
+    environment = os.environ | ENVIRONMENT
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+class Capture:
+    """A capture process; `events` is what it has printed."""
+
+    def __init__(self, coordinator, dsn, queue, output):
+        self.output = output
+        self.errors = output.with_suffix(".err")
+        command = (*SERIATIM, "capture", "postgres", "--dsn", dsn, "--queue", queue, "--coordinator", coordinator)
+        with output.open("w") as out, self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                (*command, "--json"), stdout=out, stderr=errors, env=os.environ | ENVIRONMENT
+            )
+
+    @property
+    def events(self):
+        text = self.output.read_text()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def has(self, event):
+        assert self.process.poll() is None, self.errors.read_text()
+        return any(one["event"] == event for one in self.events)
+
+
+@contextmanager
+def running(*captures):
+    try:
+        yield
+    finally:
+        for capture in captures:
+            capture.process.kill()
+            capture.process.wait()
+
+
+def wait_until(holds, timeout_s=60):
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "the condition didn't come true"
+        time.sleep(0.1)
+
+
+def changes(coordinator, queue):
+    """Offsets, and the changes of rows, of all that the queue holds."""
+    done = seriatim(coordinator, "consume", "--queue", queue, "--idle-exit", "2", "--no-commit", "--json")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    envelopes = [json.loads(record["value"]) for record in records]
+    rows = [(one["op"], one["after"]["id"], one["after"]["v"]) for one in envelopes if one["op"] in {"r", "c", "u"}]
+    return [record["offset"] for record in records], rows
+
+
+def test_the_other_capture_takes_over_without_gap_or_repeat(coordinator, dsn, tmp_path):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept (id int PRIMARY KEY, v text)")
+        connection.execute("INSERT INTO kept SELECT g, 'old' FROM generate_series(0, 299) g")
+        assert seriatim(coordinator, "queue", "create", "log").returncode == 0
+        one = Capture(coordinator, dsn, "log", tmp_path / "one")
+        with running(one):
+            wait_until(lambda: one.has("snapshot"))
+            two = Capture(coordinator, dsn, "log", tmp_path / "two")
+            with running(two):
+                wait_until(lambda: two.has("waiting"))
+                connection.execute("UPDATE kept SET v = 'new' WHERE id < 100")
+                wait_until(lambda: one.has("progress"))
+                one.process.send_signal(signal.SIGKILL)
+                connection.execute("INSERT INTO kept SELECT g, 'late' FROM generate_series(300, 349) g")
+                wait_until(lambda: two.has("elected"))
+                expected = [("r", number, "old") for number in range(300)]
+                expected += [("u", number, "new") for number in range(100)]
+                expected += [("c", number, "late") for number in range(300, 350)]
+                wait_until(lambda: len(changes(coordinator, "log")[1]) >= len(expected))
+                two.process.send_signal(signal.SIGTERM)
+                assert two.process.wait(30) == 0
+        offsets, rows = changes(coordinator, "log")
+        assert rows == expected
+        assert offsets == list(range(len(offsets)))
+        assert two.events[-1]["event"] == "stopped"
+        assert {event["slot"] for event in two.events} == {"seriatim_log"}
+
+
+def test_what_can_t_be_captured_is_said_in_one_line(coordinator, dsn):
+    missing = seriatim(coordinator, "capture", "postgres", "--dsn", dsn, "--queue", "nowhere")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    assert "there is no queue nowhere" in missing.stderr
+    away = seriatim(coordinator, "capture", "postgres", "--dsn", "host=127.0.0.1 port=1", "--queue", "log")
+    assert away.returncode == 3
+    assert "is the database running" in away.stderr
+    alone = seriatim("127.0.0.1:1", "capture", "postgres", "--dsn", dsn, "--queue", "log", "--connect-timeout", "0.5")
+    assert alone.returncode == 3
+    assert "no coordinator answers" in alone.stderr
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE keyless (v text)")
+        refused = seriatim(coordinator, "capture", "postgres", "--dsn", dsn, "--queue", "log2", "--tables", "keyless")
+        connection.execute("DROP TABLE keyless")
+    assert refused.returncode == 2
+    assert "REPLICA IDENTITY" in refused.stderr

@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from seriatim.cli import coordinators, exits, main, views
+from seriatim.cli import queue as queue_module
+from seriatim.cli.options import Duration, Names, duration_text
+from seriatim.cli.status import with_members_knowledge
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import BugError, UnknownGroup, UnknownQueue, Unreachable, Waiting
+
+NOBODY = ("--coordinator", "127.0.0.1:1")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    monkeypatch.delenv("SERIATIM_COORDINATOR", raising=False)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Replaces the calls to coordinators: `asked.replies` by method (a list: in turn), `asked.calls` what was called."""
+    found = SimpleNamespace(calls=[], replies={})
+
+    def call(addresses, method, request, timeout_s=0.0):
+        found.calls.append((method, type(request).FromString(request.SerializeToString())))
+        reply = found.replies[method]
+        if isinstance(reply, list):
+            reply = reply.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    monkeypatch.setattr(coordinators, "call", call)
+    return found
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Somebody can be asked."""
+    monkeypatch.setattr(queue_module, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+
+
+def invoke(*arguments, answer=""):
+    return CliRunner().invoke(main.seriatim, [*arguments, *NOBODY], input=answer, standalone_mode=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"),
+    [("500ms", 500), ("90s", 90_000), ("30m", 1_800_000), ("24h", 86_400_000), ("7d", 604_800_000), ("1 h", 3_600_000)],
+)
+def test_durations_are_read_and_written(text, duration_ms):
+    assert Duration().convert(text, None, None) == duration_ms
+    assert Duration().convert(duration_text(duration_ms), None, None) == duration_ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "5x", "1.5h", "h"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(click.BadParameter, match="not a duration"):
+        Duration().convert(text, None, None)
+
+
+def test_names_keep_their_order_and_are_given_once():
+    assert Names().convert("g2, g1", None, None) == ("g2", "g1")
+    for text in ("", "g1,", "g1,g1"):
+        with pytest.raises(click.BadParameter):
+            Names().convert(text, None, None)
+
+
+# ------------------------------------------------------------------------------------------------ the command's frame
+
+
+def commands():
+    """Every command and subcommand, with its words."""
+    context = click.Context(main.seriatim)
+    for name in main.seriatim.list_commands(context):
+        command = main.seriatim.get_command(context, name)
+        yield (name,), command
+        if isinstance(command, click.Group):
+            for sub, subcommand in command.commands.items():
+                yield (name, sub), subcommand
+
+
+def test_every_command_has_help_and_every_option_a_variable():
+    for words, command in commands():
+        assert command.help, words
+        assert "\\b" not in command.help, words
+        for option in command.params:
+            if isinstance(option, click.Option) and any(name.startswith("--") for name in option.opts):
+                assert option.envvar, (words, option.opts)
+                assert option.help, (words, option.opts)
+
+
+@pytest.mark.parametrize("family", ["queue", "group", "status", "bench", "capture"])
+def test_help_shows_an_example_that_the_command_understands(family):
+    for words, command in commands():
+        if words[0] != family:
+            continue
+        examples = [line.strip() for line in command.help.splitlines() if line.strip().startswith("seriatim ")]
+        assert examples, words
+        for example in examples:
+            arguments = example.split("#")[0].split()[1:]
+            arguments = [str(__file__) if argument == "DIR/pids.json" else argument for argument in arguments]
+            # Parsed, not run.
+            context = click.Context(main.seriatim)
+            while arguments:
+                command_found = context.command
+                if not isinstance(command_found, click.Group):
+                    break
+                child = command_found.get_command(context, arguments[0])
+                assert child is not None, example
+                arguments = arguments[1:]
+                context = click.Context(child, parent=context, info_name=child.name)
+            context.command.parse_args(context, [*arguments, *NOBODY])
+
+
+def test_every_command_that_prints_data_takes_json():
+    no_data = {"coordinator", "broker"}
+    for words, command in commands():
+        if not isinstance(command, click.Group) and words[0] not in no_data:
+            assert any("--json" in option.opts for option in command.params), words
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnknownQueue("x"), exits.WRONG_USE),
+        (Unreachable("x"), exits.REFUSED),
+        (Waiting("x"), exits.REFUSED),
+        (BugError("x"), exits.DEFECT),
+        (click.UsageError("x"), exits.WRONG_USE),
+        (click.ClickException("x"), exits.REFUSED),
+        (KeyboardInterrupt(), exits.INTERRUPTED),
+        (ValueError("x"), exits.DEFECT),
+    ],
+)
+def test_what_an_error_means_for_the_exit_code(error, code):
+    assert exits.exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["queue", "list"], 2, "SERIATIM_COORDINATOR"),
+        (["queue", "list", "--coordinator", "here"], 2, "HOST:PORT"),
+        (["queue", "list", *NOBODY], 3, "no coordinator answers at 127.0.0.1:1: Connection refused"),
+        (["status", "orders", *NOBODY], 3, "no coordinator answers"),
+        (["bench", "latency", "--queue", "q", *NOBODY], 3, "no coordinator answers"),
+        (["queue", "create", "q", "--groups", "g1", *NOBODY], 2, "two groups or more"),
+        (["queue", "create", "q", "--durability", "no", *NOBODY], 2, "'no' is not one of"),
+        (["queue", "delete", "q", *NOBODY], 2, "give --yes"),
+        (["queue", "abandon-link", "q", "--epoch", "1", "--confirm", "p", *NOBODY], 2, "nothing was given up"),
+        (["bench", "failover", "--queue", "q", "--pids", "/nowhere/pids.json", *NOBODY], 2, "does not exist"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, message, capfd):
+    assert main.run(arguments) == code
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ queues
+
+
+def test_create_sends_what_was_given_and_leaves_the_rest_to_the_cluster(asked):
+    asked.replies["CreateQueue"] = a_view()
+    result = invoke("queue", "create", "orders", "--groups", "g2,g1", "--retention", "7d", "--json")
+    assert json.loads(result.output)["queue"] == "orders"
+    [(method, request)] = asked.calls
+    assert (method, request.queue) == ("CreateQueue", "orders")
+    assert request.settings == pb.QueueSettings(
+        durability="sync", groups=["g2", "g1"], retention_ms=604_800_000, readmit="drained"
+    )
+
+
+@pytest.mark.parametrize(("answer", "calls"), [("y\n", ["DeleteQueue"]), ("n\n", []), ("\n", [])])
+def test_delete_asks(asked, terminal, answer, calls):
+    asked.replies["DeleteQueue"] = pb.Done()
+    result = invoke("queue", "delete", "orders", answer=answer)
+    assert [method for method, _ in asked.calls] == calls
+    assert result.return_value == (exits.DONE if calls else exits.ANSWER_IS_NO)
+
+
+def test_delete_with_yes_doesn_t_ask(asked):
+    asked.replies["DeleteQueue"] = pb.Done()
+    result = invoke("queue", "delete", "orders", "--yes", "--json")
+    assert json.loads(result.output) == {"queue": "orders", "is_deleted": True}
+
+
+SHOWN = pb.AbandonLinkReply(what="7 records")
+GIVEN_UP = pb.AbandonLinkReply(what="7 records", is_done=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "confirmed", "code"),
+    [("orders\n", ["", "orders"], exits.DONE), ("order\n", [""], exits.ANSWER_IS_NO), ("\n", [""], exits.ANSWER_IS_NO)],
+)
+def test_abandon_link_shows_first_and_wants_the_queue_s_name(asked, terminal, answer, confirmed, code):
+    asked.replies["AbandonLink"] = [SHOWN, GIVEN_UP]
+    result = invoke("queue", "abandon-link", "orders", "--epoch", "4", answer=answer)
+    assert [(request.confirmed_queue, request.epoch) for _, request in asked.calls] == [(name, 4) for name in confirmed]
+    assert "would be given up for good: 7 records" in result.output
+    assert result.return_value == code
+
+
+def test_abandon_link_where_nobody_can_be_asked_shows_and_gives_up_nothing(asked):
+    asked.replies["AbandonLink"] = [SHOWN]
+    result = invoke("queue", "abandon-link", "orders", "--epoch", "4")
+    assert isinstance(result.exception, click.UsageError)
+    assert [request.confirmed_queue for _, request in asked.calls] == [""]
+
+
+def test_abandon_link_with_confirm_needs_nobody(asked):
+    asked.replies["AbandonLink"] = [SHOWN, GIVEN_UP]
+    result = invoke("queue", "abandon-link", "orders", "--epoch", "4", "--confirm", "orders", "--json")
+    assert json.loads(result.output) == {"queue": "orders", "epoch": 4, "what": "7 records", "is_done": True}
+
+
+# ------------------------------------------------------------------------------------------------------------ groups
+
+
+def a_group(sending=(), backlog=(), *, is_draining=True):
+    members = [
+        pb.MemberView(member="a", is_registered=True, address="h:1", is_in_sync=True, is_peer_connected=True),
+        pb.MemberView(member="b", is_registered=True, address="h:2", problem="disk full"),
+    ]
+    return pb.GroupView(
+        group="g1", is_draining=is_draining, members=members, sending_queues=sending, backlog_queues=backlog
+    )
+
+
+def groups(*found):
+    return pb.ListGroupsReply(groups=found)
+
+
+@pytest.mark.parametrize(("until", "looks"), [("switched", 1), ("drained", 2)])
+def test_drain_waits_as_long_as_asked(asked, monkeypatch, until, looks):
+    monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)
+    asked.replies = {
+        "DrainGroup": a_group(["orders"], ["orders"]),
+        "ListGroups": [groups(a_group([], ["orders"])), groups(a_group())],
+    }
+    result = invoke("group", "drain", "g1", "--until", until)
+    assert result.return_value == exits.DONE
+    assert [method for method, _ in asked.calls] == ["DrainGroup", *["ListGroups"] * looks]
+    assert "g1 still takes records of orders" in result.output
+
+
+def test_drain_says_no_when_the_time_is_over(asked):
+    asked.replies["DrainGroup"] = a_group(["orders"])
+    result = invoke("group", "drain", "g1", "--timeout", "0", "--json")
+    assert result.return_value == exits.ANSWER_IS_NO
+    assert json.loads(result.stdout)["sending_queues"] == ["orders"]
+
+
+def test_drain_without_waiting_doesn_t_look(asked):
+    asked.replies["DrainGroup"] = a_group(["orders"])
+    assert invoke("group", "drain", "g1", "--no-wait").return_value == exits.DONE
+    assert len(asked.calls) == 1
+
+
+def test_a_group_that_isn_t_there(asked):
+    asked.replies["ListGroups"] = groups(a_group())
+    assert isinstance(invoke("group", "describe", "g7").exception, UnknownGroup)
+
+
+def test_a_group_s_line_says_what_is_wrong():
+    heading, line = views.group_lines([a_group(["q"], is_draining=False)])
+    assert heading.split("  ")[0] == "group"
+    assert line == "g1     in service  in sync  disk full  q          -"
+
+
+# ------------------------------------------------------------------------------------------------------------- views
+
+
+def a_link(epoch, **fields):
+    group = f"g{epoch}"
+    sides = {
+        side: pb.LinkMember(
+            group=group,
+            member=place,
+            incarnation=pb.Incarnation(disk_id=f"disk-{place}", start=1),
+            address=f"h:{place}",
+        )
+        for side, place in (("master", "a"), ("slave", "b"))
+    }
+    now = pb.Incarnation(disk_id="disk-a", start=1)
+    return pb.LinkView(epoch=epoch, group=group, durability="sync", master_now=now, **sides, **fields)
+
+
+def a_view():
+    return pb.QueueView(
+        queue="orders",
+        queue_id=7,
+        cluster="main",
+        chain_version=12,
+        settings=pb.QueueSettings(
+            durability="interval", flush_ms=5, retention_ms=86_400_000, readmit="drained", max_record_bytes=1024
+        ),
+        sender="app-0000000001",
+        sender_token=3,
+        send_list=["g2", "g3"],
+        switches_left=1,
+        links=[
+            a_link(1, state="sealed", has_base=True, has_end=True, end=40, has_committed=True, copies=1),
+            a_link(2, state="open", has_base=True, base=40, has_committed=True, committed_index=2500, copies=2),
+        ],
+        subscriptions=[
+            pb.SubscriptionView(
+                subscription="all", subscription_id=1, reader="r-1", reader_token=2, consume_list=[1, 2],
+                has_cursor=True, cursor_epoch=1, cursor_index=10, has_offset=True, cursor_offset=10, has_lag=True,
+                lag_records=2530,
+            ),
+            pb.SubscriptionView(subscription="new"),
+        ],
+        waits=[pb.WaitReason(what="g1", reason="it has unread records")],
+        abandoned=[pb.AbandonedView(epoch=1, what="3 records of link 1")],
+    )  # fmt: skip
+
+
+SETTINGS_LINE = "  settings       interval, flushed every 5 ms, groups all, retention 1d, readmit drained, records up to 1,024 bytes"
+
+
+def test_a_queue_for_a_person():
+    assert list(views.queue_lines(a_view())) == [
+        "queue orders (id 7, chain version 12)",
+        SETTINGS_LINE,
+        "  sender         app-0000000001 (token 3)",
+        "  send list      g2 > g3   (switches left: 1)",
+        "  chain",
+        "    epoch  group  state   durability  base  records  copies  master    slave",
+        "    1      g1     sealed  sync        0     40       1       g1-a h:a  g1-b (not there)",
+        "    2      g2     open    sync        40    2,500    2       g2-a h:a  g2-b (not there)",
+        "  subscriptions",
+        "    name  reader                    consume list  cursor      offset  lag",
+        "    all   r-1 (token 2)             1 > 2         1:10        10      2,530",
+        "    new   nobody elected (token 0)  empty         at the end  -       ?",
+        "  waits",
+        "    g1: it has unread records",
+        "  WARNING one copy: 40 unread records of epoch 1 have one living copy",
+        "  ABANDONED epoch 1: 3 records of link 1",
+    ]
+
+
+def test_a_queue_for_a_program_has_all_keys_and_null_for_what_nobody_told():
+    content = json.loads(json.dumps(views.queue_object(a_view())))
+    assert list(content) == [
+        "queue", "queue_id", "cluster", "chain_version", "created_at_ms", "settings", "sender", "sender_token",
+        "send_list", "switches_left", "links", "subscriptions", "waits", "one_copy", "abandoned", "groups",
+    ]  # fmt: skip
+    assert content["one_copy"] == [{"epoch": 1, "records": 40}]
+    assert content["links"][1] | {"master": None, "slave": None} == {
+        "epoch": 2, "group": "g2", "state": "open", "durability": "sync", "base": 40, "end": None, "committed": 2500,
+        "copies": 2, "is_abandoned": False, "sealed_at_ms": None, "master": None, "slave": None, "link_hash": None,
+        "chain_hash": None,
+    }  # fmt: skip
+    assert content["links"][0]["slave"] == {
+        "member": "g1-b", "address": "h:b", "disk_id": "disk-b", "start": 1, "is_registered": False,
+    }  # fmt: skip
+    assert content["subscriptions"][1]["cursor_epoch"] is None
+    empty = views.queue_object(pb.QueueView())
+    assert list(empty) == list(content)
+
+
+def test_many_links_are_not_all_shown_to_a_person():
+    view = pb.QueueView(links=[a_link(epoch, state="sealed") for epoch in range(1, 31)])
+    lines = list(views.queue_lines(view))
+    assert "    (18 earlier links not shown)" in lines
+    assert sum(" sealed " in line for line in lines) == 12
+    assert len(views.queue_object(view)["links"]) == 30
+
+
+def test_a_pushed_view_is_completed_with_what_members_told_before():
+    described, pushed = a_view(), a_view()
+    pushed.chain_version += 1
+    for link in pushed.links:
+        link.has_committed, link.committed_index, link.copies = False, 0, 0
+    pushed.links.append(a_link(3, state="opening"))
+    pushed.subscriptions[0].has_cursor = pushed.subscriptions[0].has_lag = pushed.subscriptions[0].has_offset = False
+    merged = with_members_knowledge(pushed, described)
+    assert merged.chain_version == 13
+    assert [link.committed_index for link in merged.links] == [0, 2500, 0]
+    assert (merged.subscriptions[0].cursor_index, merged.subscriptions[0].lag_records) == (10, 2530)
+    pushed.subscriptions[0].generation = 2  # sought meanwhile: the old cursor says nothing about the new position
+    assert not with_members_knowledge(pushed, described).subscriptions[0].has_cursor
+
+
+def test_an_older_push_gives_way_to_a_newer_description():
+    described, pushed = a_view(), a_view()
+    described.chain_version += 1
+    assert with_members_knowledge(pushed, described) is described

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seriatim.cli.measurement import milliseconds, outage_s, percentile, throughput
+
+
+def test_percentiles_are_of_the_nearest_rank():
+    values = [float(value) for value in range(1, 101)]
+    assert percentile(values, 50) == 50
+    assert percentile(values, 99) == 99
+    assert percentile([3.0], 99) == 3
+    assert percentile([1.0, 2.0], 50) == 1
+    assert percentile([], 50) is None
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 100))
+def test_a_percentile_is_the_least_value_that_enough_values_don_t_exceed(values, percent):
+    found = percentile(values, percent)
+    need = len(values) * percent / 100
+    assert found in values
+    assert sum(value <= found for value in values) >= need - 1e-9
+    assert sum(value < found for value in values) < need + 1e-9
+
+
+def test_throughput_in_the_units_of_its_keys():
+    assert throughput(2000, 500, 2.0, [0.001, 0.002, 0.004]) == {
+        "count": 2000, "seconds": 2.0, "records_per_s": 1000, "mb_per_s": 0.5, "latency_p50_ms": 2.0,
+        "latency_p99_ms": 4.0,
+    }  # fmt: skip
+    assert throughput(0, 500, 0.0, [])["latency_p50_ms"] is None
+    assert milliseconds(0.0123456) == 12.346
+
+
+def acknowledgements(*, gap_s=0.001, stood_still=((1.0, 0.2),), end_s=3.0):
+    found, now_s = [], 0.0
+    harms = list(stood_still)
+    while now_s < end_s:
+        found.append(now_s)
+        now_s += gap_s
+        if harms and now_s >= harms[0][0]:
+            now_s += harms.pop(0)[1]
+    return found
+
+
+def test_an_outage_is_the_longest_silence_less_the_ordinary_gap():
+    assert outage_s(acknowledgements(), 1.0, 3.0) == pytest.approx(0.2, abs=0.0015)
+    assert outage_s(acknowledgements(stood_still=()), 1.0, 3.0) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_silences_before_the_harm_and_after_the_end_don_t_count():
+    times = acknowledgements(stood_still=((0.5, 0.4), (1.5, 0.1), (2.5, 0.8)), end_s=4.0)
+    assert outage_s(times, 1.4, 2.4) == pytest.approx(0.1, abs=0.0015)
+
+
+def test_a_silence_that_lasts_until_the_end_counts_whole():
+    assert outage_s([0.0, 0.1, 0.2, 1.2, 1.3], 0.25, 0.9) == pytest.approx(0.9)
+
+
+def test_without_an_acknowledgement_afterwards_there_is_no_outage_to_tell():
+    assert outage_s([0.1, 0.2], 0.5, 1.0) is None
+    assert outage_s([0.6], 0.5, 1.0) is None
+    assert outage_s([], 0.5, 1.0) is None
