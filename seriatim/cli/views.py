@@ -283,7 +283,7 @@ def _subscription_lines(view: pb.QueueView) -> Iterator[str]:
             f"{one.reader or 'nobody elected'} (token {one.reader_token})",
             " > ".join(map(str, one.consume_list)) or "empty",
             _cursor_text(one),
-            "-" if not one.consume_list else number(one.cursor_offset if one.has_offset else None),
+            number(one.cursor_offset if one.has_offset else None),
             number(one.lag_records if one.has_lag else None),
         ]
         for one in view.subscriptions

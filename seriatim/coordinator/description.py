@@ -1,4 +1,4 @@
-"""A queue's view with what only members know: committed indexes, cursors, lag, living copies.
+"""A queue's view with what only members know: committed indexes, cursors, lag, living copies; and who is elected.
 
 Members are asked side by side with a short deadline; what nobody answers stays unset.
 """
@@ -39,7 +39,10 @@ class Description:
         """The whole view."""
         registry = self._store.registry
         view = messages.queue_view(document, version, registry)
-        answers = await self._asked(document, list(document.links))
+        answers, elected = await asyncio.gather(self._asked(document, list(document.links)), self._elected(document))
+        view.sender, *readers = elected
+        for told, reader in zip(view.subscriptions, readers, strict=True):
+            told.reader = reader
         for link, shown in zip(document.links, view.links, strict=True):
             _describe_link(link, shown, answers[link.epoch])
             if link.end and shown.copies == 1:
@@ -48,6 +51,14 @@ class Description:
         for subscription, told in zip(document.subscriptions, view.subscriptions, strict=True):
             _describe_cursor(document, subscription, told, answers)
         return view
+
+    async def _elected(self, document: ChainDocument) -> list[str]:
+        """Who is first in line now as sender, and as reader of each subscription; empty where nobody stands.
+
+        The chain document has only who got the latest token, and that one may be gone.
+        """
+        lines = [None, *(one.subscription_id for one in document.subscriptions)]
+        return list(await asyncio.gather(*(self._store.first_in_line(document.queue_id, line) for line in lines)))
 
     async def _asked(self, document: ChainDocument, links: list[Link]) -> Answers:
         registry = self._store.registry
@@ -86,8 +97,7 @@ def _describe_cursor(
 ) -> None:
     """The cursor, as far as the members of the head link tell it, and how many records lie behind it."""
     if not subscription.consume_list:
-        told.has_cursor, told.has_lag, told.lag_records = True, True, 0
-        told.cursor_epoch, told.cursor_index = subscription.position_epoch, subscription.position_index
+        _describe_end(document, subscription, told)
         return
     head = subscription.consume_list[0]
     link = document.link(head)
@@ -112,6 +122,20 @@ def _describe_cursor(
     ends = [_known_end(document.link(epoch), answers.get(epoch, [])) for epoch in subscription.consume_list]
     if None not in ends:
         told.has_lag, told.lag_records = True, max(0, sum(end or 0 for end in ends) - cursor)
+
+
+def _describe_end(document: ChainDocument, subscription: Subscription, told: pb.SubscriptionView) -> None:
+    """The cursor of a subscription that has read all: at the end of the last link."""
+    told.has_cursor, told.has_lag, told.lag_records = True, True, 0
+    last = document.last_link
+    if last is None or last.end is None:
+        told.cursor_epoch, told.cursor_index = subscription.position_epoch, subscription.position_index
+    else:
+        told.cursor_epoch, told.cursor_index = last.epoch, last.end
+    if last is None:
+        told.has_offset, told.cursor_offset = True, document.dropped.offset
+    elif last.base is not None and last.end is not None:
+        told.has_offset, told.cursor_offset = True, last.base + last.end
 
 
 def _known_end(link: Link | None, answers: list[pb.DescribeLinkReply]) -> int | None:

@@ -89,12 +89,37 @@ def test_status_tells_chain_lists_cursor_and_lag(seriatim, queue):
     [subscription] = view["subscriptions"]
     assert (subscription["consume_list"], subscription["cursor_offset"], subscription["lag_records"]) == ([1], 200, 300)
     assert view["switches_left"] == 1
+    # Who had the token is gone: nobody is elected.
+    assert (view["sender"], view["sender_token"]) == (None, 1)
+    assert (subscription["reader"], subscription["reader_token"]) == (None, 1)
     text = seriatim("status", queue).stdout
     assert "consume list" in text
     cluster, *others = seriatim("status", "--json").objects
     assert cluster["kind"] == "cluster"
     assert cluster["elected_coordinator"] in cluster["coordinators"]
     assert {one["kind"] for one in others} == {"group", "queue"}
+
+
+def test_status_tells_who_is_elected(seriatim, queue, cluster):
+    command = (*SERIATIM, "produce", "--queue", queue, "--name", "somebody", "--coordinator", cluster.coordinators)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as producing:
+        deadline_s = time.monotonic() + 30
+        while not (sender := seriatim("status", queue, "--json").objects[0]["sender"]):
+            assert time.monotonic() < deadline_s
+        producing.communicate(b"", timeout=30)
+    assert sender.startswith("somebody-")
+    assert seriatim("status", queue, "--json").objects[0]["sender"] is None
+
+
+def test_a_subscription_that_has_read_all_is_at_the_end(seriatim, queue):
+    seriatim("produce", "--queue", queue, given=RECORDS)
+    seriatim("consume", "--queue", queue, "--max", "500")
+    seriatim("queue", "rotate", queue)
+    deadline_s = time.monotonic() + 30
+    while (told := seriatim("status", queue, "--json").objects[0]["subscriptions"][0])["consume_list"]:
+        assert time.monotonic() < deadline_s
+    cursor = (told["cursor_epoch"], told["cursor_index"], told["cursor_offset"], told["lag_records"])
+    assert cursor == (1, 500, 500, 0)
 
 
 def test_a_drained_group_loses_nothing_and_comes_back(seriatim, queue):

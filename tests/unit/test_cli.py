@@ -344,7 +344,7 @@ def test_a_queue_for_a_person():
         "  subscriptions",
         "    name  reader                    consume list  cursor      offset  lag",
         "    all   r-1 (token 2)             1 > 2         1:10        10      2,530",
-        "    new   nobody elected (token 0)  empty         at the end  -       ?",
+        "    new   nobody elected (token 0)  empty         at the end  ?       ?",
         "  waits",
         "    g1: it has unread records",
         "  WARNING one copy: 40 unread records of epoch 1 have one living copy",
