@@ -1,0 +1,149 @@
+"""One process of the workload: a sender or a reader that keeps a history of its own.
+
+    python -m tests.faults.workload sender|reader COORDINATORS QUEUE NAME HISTORY [SUBSCRIPTION]
+
+Senders share one source, `log`, and its seqs: whoever is elected goes on behind the resume point, as with a database's
+log. A record's value is a function of its seq. A sender writes *sent* before it sends and *acknowledged* after it was
+told; a reader writes *delivered* before it asks for more, and so before anything is committed. SIGTERM ends both gently.
+"""
+
+from __future__ import annotations
+
+import queue as queues
+import signal
+import sys
+import time
+from pathlib import Path
+
+from seriatim.consumer import Consumer
+from seriatim.producer import Handle, Producer
+from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
+from tests.faults.history import Acknowledged, Delivered, Sent, write
+
+SOURCE = "log"
+SESSION_TIMEOUT_S = 1.5
+_AT_ONCE = 5
+_PAUSE_S = 0.012
+_FLUSH_S = 8.0
+
+
+def value_of(seq: int) -> str:
+    return f"{seq}:{seq * 7919 % 104729}"
+
+
+class Stopping:
+    """Whether SIGTERM asked to end."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.is_asked = True
+
+
+class Sender:
+    def __init__(self, coordinators: str, queue: str, name: str, history: Path) -> None:
+        self._history = history
+        self._acknowledged: queues.SimpleQueue[Acknowledged] = queues.SimpleQueue()
+        self._producer = Producer(
+            coordinators, queue, name, linger_ms=2, max_block_s=0.5, session_timeout_s=SESSION_TIMEOUT_S
+        )
+        self._token = 0
+        self._next_seq = 0
+        self._stored_seq = -1  # up to here a resume point told that all is stored
+
+    def run(self, stopping: Stopping) -> None:
+        while not stopping.is_asked:
+            if self._is_elected():
+                self._send_some()
+            self._note()
+        try:
+            if self._producer.is_elected:
+                self._producer.flush(_FLUSH_S)
+        except (DeadlineOver, OutcomeUnknown):
+            pass  # what isn't acknowledged isn't in the history either
+        self._note()
+        self._producer.abort()
+
+    def _is_elected(self) -> bool:
+        """Elected, and it is known where to go on."""
+        try:
+            elected = self._producer.wait_until_elected(0.3)
+        except (NotElected, Waiting, Unreachable):
+            return False
+        if elected.token == self._token:
+            return True
+        if elected.resume_point is None:
+            time.sleep(0.3)
+            self._producer.stand_again()
+            return False
+        stored = elected.resume_point.get(SOURCE, -1)
+        now_s = time.monotonic()
+        write(
+            (Acknowledged(SOURCE, seq, None, now_s) for seq in range(self._stored_seq + 1, stored + 1)), self._history
+        )
+        self._stored_seq = max(self._stored_seq, stored)
+        self._token, self._next_seq = elected.token, stored + 1
+        return True
+
+    def _send_some(self) -> None:
+        now_s = time.monotonic()
+        seqs = range(self._next_seq, self._next_seq + _AT_ONCE)
+        write((Sent(SOURCE, seq, value_of(seq), now_s) for seq in seqs), self._history)
+        for seq in seqs:
+            try:
+                handle = self._producer.send(value_of(seq).encode(), seq=seq, source=SOURCE)
+            except (NotElected, Waiting, Unreachable, DeadlineOver):
+                return
+            handle.add_done_callback(self._ended)
+            self._next_seq = seq + 1
+        time.sleep(_PAUSE_S)
+
+    def _ended(self, handle: Handle) -> None:
+        try:
+            end = handle.result(0)
+        except OutcomeUnknown:
+            return
+        self._acknowledged.put(Acknowledged(SOURCE, end.seq, end.offset, time.monotonic()))
+
+    def _note(self) -> None:
+        events = []
+        while not self._acknowledged.empty():
+            events.append(self._acknowledged.get())
+        if events:
+            write(events, self._history)
+
+
+def read(coordinators: str, queue: str, name: str, history: Path, subscription: str, stopping: Stopping) -> None:
+    consumer = Consumer(
+        coordinators, queue, subscription, session_timeout_s=SESSION_TIMEOUT_S, auto_commit_ms=50, name=name
+    )
+    run = time.monotonic_ns()
+    with consumer:
+        while not stopping.is_asked:
+            records = consumer.poll(200, 0.2)
+            if not records:
+                continue
+            chunk, now_s = consumer._chunk, time.monotonic()  # whose term it was can't be told by an application
+            session = f"{name}-{run}-{0 if chunk is None else chunk.term}"
+            write(
+                (
+                    Delivered(subscription, session, one.offset, one.source, one.seq, one.value.decode(), now_s)
+                    for one in records
+                ),
+                history,
+            )
+
+
+def main() -> None:
+    kind, coordinators, queue, name, history, *rest = sys.argv[1:]
+    stopping = Stopping()
+    if kind == "sender":
+        Sender(coordinators, queue, name, Path(history)).run(stopping)
+    else:
+        read(coordinators, queue, name, Path(history), rest[0], stopping)
+
+
+if __name__ == "__main__":
+    main()
