@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check proto
+.PHONY: help setup demo test check bench proto
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ check: setup ## formatting, lint, types, import contracts, stubs up to date
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
 	tools/generate-stubs --check
+
+bench: setup ## throughput, latency and outage of this machine, medians of 5 rounds (ARGS="--rounds 3 --json FILE")
+	$(PYTHON) bench/run.py $(ARGS)
 
 proto: setup ## make the gRPC stubs again from the .proto files
 	tools/generate-stubs
