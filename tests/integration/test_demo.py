@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.cli.embedded.processes import Supervisor
 from seriatim.cli.main import run
 
@@ -89,3 +90,14 @@ def test_wrong_values_and_a_directory_in_use_are_refused(tmp_path, capsys):
     with Supervisor(tmp_path):
         assert run(["demo", "--dir", str(tmp_path)]) == 3
     assert "in use" in capsys.readouterr().err
+
+
+def test_a_directory_with_an_earlier_demo_is_refused_with_a_verdict_and_its_logs_stay(tmp_path):
+    with EmbeddedPostgres(tmp_path / "east") as east:
+        east.run("pgbench", "--initialize", "--quiet", "--init-steps", "dt")
+    demo = _started(tmp_path, "--dir", str(tmp_path))
+    output, messages = demo.communicate(timeout=100)
+    assert demo.returncode == 1
+    assert "holds an earlier demo" in json.loads(output.splitlines()[-1])["verdict"]
+    assert f"logs: {tmp_path / 'logs'}" in messages
+    assert (tmp_path / "logs" / "g1-a.log").exists()

@@ -19,6 +19,7 @@ from seriatim.cli import exits
 from seriatim.cli.demo import plan, verdict
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.protocol.errors import SeriatimError
 
 if TYPE_CHECKING:
     from seriatim.cli.demo.stage import Stage
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--scale", type=click.IntRange(1, 100), default=1, show_default=True, help="100,000 accounts each.")
 @click.option(
     "--rate", type=click.IntRange(0), default=200, show_default=True,
-    help="Transactions a second at most; 0: as many as pgbench can.",
+    help="Transactions a second at most; 0: as many as pgbench can. The default leaves room for the rest on two cores.",
 )  # fmt: skip
 @click.option("--faults/--no-faults", "has_faults", default=True, show_default=True, help="Kill processes meanwhile.")
 @click.option(
@@ -62,13 +63,17 @@ def demo(
     How long sending stood still at each fault is measured by looking at the queue's committed end every 25 ms.
     """
     try:
+        import psycopg
+
         from seriatim.cli.demo.run import Demo
         from seriatim.cli.demo.stage import Load, Stage
         from seriatim.cli.demo.view import chosen_view
+        from seriatim.consumer.spark.engine import check_java
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[demo]'"
         ) from error
+    check_java()
     began_s = time.monotonic()
     faults = plan.planned(seconds) if has_faults else ()
     report: dict[str, object]
@@ -78,15 +83,16 @@ def demo(
                 figures = Demo(stage, view, Load(seconds, clients, scale, rate), faults, began_s).run()
             report = figures.as_json()
             click.echo(verdict.as_text(figures), err=is_json)
-        except (DemoFailed, EmbeddedError) as error:
+        except (DemoFailed, EmbeddedError, SeriatimError, psycopg.Error) as error:
             report = verdict.failed(str(error))
             click.echo(f"the demo failed: {error}", err=True)
         except KeyboardInterrupt:
+            stage.keeps_logs = False
             click.echo("interrupted: stopping everything", err=True)
             raise
         is_good = report["verdict"] == verdict.IDENTICAL
+        stage.keeps_logs = not is_good
         if not is_good:
-            stage.keeps_logs = True
             click.echo(f"logs: {stage.directory / 'logs'}", err=True)
         if is_kept:
             _keep(stage)

@@ -69,9 +69,6 @@ class Demo:
     # ------------------------------------------------------------------------------------------------------- steps
 
     def _set_up(self) -> None:
-        from seriatim.consumer.spark.engine import check_java
-
-        check_java()
         stage, say = self.stage, self.view.say
         say(
             f"starting ZooKeeper, two coordinators and {len(stage.cluster.groups)} groups of two brokers in {stage.directory}"

@@ -46,11 +46,12 @@ class Stage:
         """Take the directory (None: a temporary one, removed at the end unless `is_kept`). Raises as `DevelopmentCluster`."""
         self._is_temporary = directory is None and not is_kept
         self.directory = Path(tempfile.mkdtemp(prefix="seriatim-demo-")) if directory is None else directory.resolve()
-        self.keeps_logs = False
-        """Set when something failed: the logs of a temporary directory then stay."""
+        self.keeps_logs = True
+        """Whether the logs of a temporary directory stay: until it is known that nothing failed."""
         try:
             self.cluster = DevelopmentCluster(ClusterSettings(self.directory, name="demo"))
         except BaseException:
+            self.keeps_logs = False
             self._tidy()
             raise
         self.supervisor = self.cluster.supervisor
