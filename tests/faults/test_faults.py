@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 
@@ -36,6 +37,11 @@ def trial(cluster: DevelopmentCluster, request: pytest.FixtureRequest) -> Iterat
     name = "".join(char if char.isalnum() else "-" for char in request.node.name.removeprefix("test_")).strip("-")
     with Trial(cluster, name[:60]) as started:
         yield started
+
+
+def say(text: str) -> None:
+    """For whoever looks into a failure."""
+    sys.stdout.write(f"{text}\n")
 
 
 @pytest.mark.parametrize("side", ["master", "slave"])
@@ -178,7 +184,7 @@ def test_planned_switches_under_load(trial: Trial) -> None:
 
 def test_a_mix_of_faults(trial: Trial) -> None:
     seed = int(os.environ.get("SERIATIM_FAULTS_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"seed {seed}: repeat with SERIATIM_FAULTS_SEED={seed}")
+    say(f"seed {seed}: repeat with SERIATIM_FAULTS_SEED={seed}")
     chance = random.Random(seed)
     until_s = time.monotonic() + MIX_S
     done = []
@@ -193,7 +199,7 @@ def test_a_mix_of_faults(trial: Trial) -> None:
             "reader": trial.elected_reader,
         }.get(fault, lambda fault=fault: fault)()
         done.append(f"{how} {name}")
-        print(f"{until_s - time.monotonic():.1f} s left: {done[-1]}")
+        say(f"{until_s - time.monotonic():.1f} s left: {done[-1]}")
         if fault == "rotate":
             trial.rotate()
         elif name and how == "kill":
@@ -206,4 +212,4 @@ def test_a_mix_of_faults(trial: Trial) -> None:
         trial.wait_for_progress(f"after {done}")
     assert len(done) >= 3
     verdict = trial.judge()
-    print(verdict.counts, [link.group for link in trial.view().links])
+    say(f"{verdict.counts} over {[link.group for link in trial.view().links]}")

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from seriatim.cli.embedded.cluster import DevelopmentCluster
 from seriatim.cli.embedded.processes import ProcessSpec
 from seriatim.consumer import RangeReader
-from seriatim.consumer.transport import Coordinators, Members
+from seriatim.consumer.transport import Members
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Epoch, Index
 from tests.faults import certificates, checker
@@ -45,7 +46,7 @@ def wait_until(claim: Callable[[], bool], what: str, timeout_s: float = 25.0) ->
 def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
     async def call() -> Any:
         async with Coordinators(cluster.coordinators) as coordinators:
-            return await coordinators.call(method, request, 5)
+            return await coordinators.call_within(method, request, 5)
 
     return asyncio.run(call())
 
@@ -73,7 +74,7 @@ class Trial:
         self.killed: list[str] = []
         self.paused: list[str] = []
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> Self:
         wait_until_whole(self.cluster)
         self.directory.mkdir(parents=True)
         ask(self.cluster, "CreateQueue", pb.CreateQueueRequest(queue=self.queue))
