@@ -421,8 +421,13 @@ class Buffer:
 
     @property
     def problem(self) -> SeriatimError:
-        """What the producer waits for, or waited for last; an error of its own for each raise."""
-        return type(self._problem)(self._problem.message, **self._problem.details)
+        """What the producer waits for, or waited for last; an error of its own for each raise.
+
+        Only these kinds: an instance that was overtaken (Fenced), or had no answer in time, just stands by.
+        """
+        problem = self._problem
+        kind = type(problem) if isinstance(problem, Unreachable | Waiting) else NotElected
+        return kind(problem.message, **problem.details)
 
     @property
     def used_bytes(self) -> int:

@@ -127,6 +127,7 @@ def test_the_elected_reader_is_harmed(trial: Trial, harm: str) -> None:
 
 
 def test_zookeeper_is_killed(trial: Trial) -> None:
+    trial.wait_for_sending("before", 200)
     trial.kill("zookeeper")
     killed_s = time.monotonic()
     time.sleep(PAST_ITS_SESSION_S)

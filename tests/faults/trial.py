@@ -146,10 +146,7 @@ class Trial:
 
     def wait_for_sending(self, when: str, least: int = 50) -> None:
         since_s = time.monotonic()
-        wait_until(lambda: self._count_acknowledged(since_s) >= least, f"sending goes on {when}")
-
-    def _count_acknowledged(self, since_s: float) -> int:
-        return sum(isinstance(one, Acknowledged) and one.at_s > since_s for one in self.events(*SENDERS))
+        wait_until(lambda: self.acknowledged_since(since_s) >= least, f"sending goes on {when}")
 
     def wait_for_progress(self, when: str) -> None:
         """Records are sent, and each subscription gets some."""
@@ -211,6 +208,7 @@ class Trial:
         """Heal, read to the end, and judge everything; asserts that all of it holds."""
         self.heal()
         wait_until_whole(self.cluster)
+        self.wait_for_sending("after healing", 200)
         self.wait_for_progress("after healing")
         self._end(SENDERS)
         wait_until(self._is_all_read, "everything is read", 40)

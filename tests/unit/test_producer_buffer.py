@@ -398,3 +398,21 @@ def test_whoever_took_a_term_up_is_refused_in_the_next_until_it_takes_that_up() 
         send(buffer, b"1", seq=1)
     buffer.take_up(Token(2))
     send(buffer, b"1", seq=1)
+
+
+@pytest.mark.parametrize(
+    ("noted", "told"),
+    [
+        (errors.Fenced("overtaken"), errors.NotElected),
+        (errors.DeadlineOver("no answer in time"), errors.NotElected),
+        (errors.Unreachable("nobody answers"), errors.Unreachable),
+        (errors.Waiting("no group"), errors.Waiting),
+    ],
+)
+def test_whoever_stands_by_is_told_so_whatever_the_coordinators_said(
+    noted: errors.SeriatimError, told: type[errors.SeriatimError]
+) -> None:
+    buffer = new()
+    buffer.note(noted)
+    assert type(buffer.problem) is told
+    assert buffer.problem.message == noted.message
