@@ -21,7 +21,7 @@ from seriatim.broker_group.streams import read
 from seriatim.protocol import batch, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import MemberBehind, PeerLost, SeriatimError, UnknownLink
+from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
 
 _log = log.logger("broker.replication")
@@ -205,8 +205,13 @@ class MasterStream:
 
 
 async def first_confirmation(runner: LinkRunner, context: Any) -> None:
-    """Tell the master what is durable here, when nothing is being written."""
+    """Tell the master what is durable here, when nothing is being written.
+
+    Raises Sealed where a seal came first: what it found being written may never become durable, so it isn't confirmed.
+    """
     await runner.until(lambda: runner.is_quiet or runner.state.phase is not SealPhase.OPEN)
+    if runner.state.phase is not SealPhase.OPEN:
+        raise Sealed("this link takes no more records", epoch=runner.record.epoch)
     tail = runner.state.tail
     await context.write(pb.ReplicateReply(next_index=tail.index, hash=tail.hash))
 
