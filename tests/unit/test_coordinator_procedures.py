@@ -444,6 +444,12 @@ def test_an_older_token_is_refused_and_only_the_first_in_line_gets_one(world):
     assert isinstance(trace.effects[0].result.error, NotElected)
 
 
+def test_h4_who_was_deposed_by_its_own_clock_gets_a_new_token_though_its_node_is_still_first(world):
+    assert world.document.sender_node == "node-1"
+    trace = sending(token=0).tell(read(world), ElectionSeen("node-1"))
+    assert trace.orders == ["write 3: sender node-1 elected token=2"]
+
+
 def test_a_group_that_couldnt_be_opened_isnt_tried_again_in_the_same_call():
     world = World()
     for group in ("g1", "g2", "g3"):

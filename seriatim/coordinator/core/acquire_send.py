@@ -203,8 +203,8 @@ def _elected(state: AcquireSend, first: str, now_ms: int) -> Step:
     if first != node:
         error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
         return state, (Answer(Refused(error)),)
-    if document.sender_node == node:  # it has its token, but the answer that brought it was lost
-        return _routed(_with_own_token(state), now_ms)
+    # Also the node that got the latest token: who asks without one has been deposed by its own clock meanwhile, and
+    # what it sent under that token is never to be taken for what it sends from now on (H4).
     named = chain.with_sender(document, node)
     what = f"sender {node} elected token={named.sender_token}"
     return replace(state, phase=Phase.NAMING, pending=named), (WriteChain(named, state.version, what),)
