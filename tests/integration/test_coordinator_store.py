@@ -266,8 +266,12 @@ def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
                 assert reply.WhichOneof("kind") == "wait"
                 assert reply.token == 1
                 assert reply.wait.reasons
+                request.token = reply.token
                 again = await rpc.call(stub.AcquireSend, request, 5)
                 assert again.token == 1  # the same instance keeps its token
+                request.token = 0
+                anew = await rpc.call(stub.AcquireSend, request, 5)
+                assert anew.token == 2  # it was deposed meanwhile (H4)
 
     asyncio.run(scenario())
 

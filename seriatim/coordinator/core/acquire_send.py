@@ -141,7 +141,7 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
         case Phase.PAUSING, Woken():
             return _open(state)
         case Phase.ELECTING, ElectionSeen(first):
-            return _elected(state, first, now_ms)
+            return _elected(state, first)
         case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainConflict():
             return _again(state)
         case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainWritten(version):
@@ -198,7 +198,7 @@ def _fenced(document: ChainDocument, token: Token) -> Fenced:
     )
 
 
-def _elected(state: AcquireSend, first: str, now_ms: int) -> Step:
+def _elected(state: AcquireSend, first: str) -> Step:
     document, node = state.document, state.request.election_node
     if first != node:
         error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
