@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.spark]
 
 
 def _started(folder, *arguments, **environment):
+    # A shell's background job ignores SIGINT, and so would everything that it starts.
     return subprocess.Popen(
-        (sys.executable, "-m", "seriatim.cli.main", "demo", "--json", *arguments),
+        ("env", "--default-signal=INT", sys.executable, "-m", "seriatim.cli.main", "demo", "--json", *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
