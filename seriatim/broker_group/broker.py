@@ -232,7 +232,7 @@ class Broker:
                 runner.reload(record)
                 _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
             has_it = runner.holding().has_it
-        if not has_it or not record.has_cursors:
+        if not has_it or record.lacks_cursors:
             self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
             self.resync_wanted.set()
         self.drained_wanted.set()

@@ -85,11 +85,14 @@ class Membership:
 
     async def run_session(self) -> None:
         """Seal, register, renew; again for each session."""
+        told = ""
         while True:
             try:
                 await self._serve_session()
             except WorldError as error:
-                _log.info("session interrupted", reason=error.message)
+                if error.message != told or self.is_registered.is_set():
+                    _log.info("session interrupted", reason=error.message)
+                told = error.message
             except (NodeExists, NoNode):
                 # Another disk in this member's place, or a node that ended between two looks at it.
                 _log.info("another process is registered as this member; waiting until its session is gone")

@@ -88,7 +88,8 @@ class Resyncer:
                 problem = (
                     f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found.message}"
                 )
-                _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
+                if problem != self.problem:
+                    _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
         for key, index in list(self._broker.damaged):
             await self._mend(key, index)
         await self._bring_up_peer(documents)

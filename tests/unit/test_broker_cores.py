@@ -214,6 +214,12 @@ def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
     assert plan(lost, holding=(held(1, 9, 9), held(2, None, 5)), dropped=dropped) == (Drop(QUEUE, Epoch(1)),)
 
 
+def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_other() -> None:
+    """Both would wait for the other's for ever: found by killing a whole cluster at once."""
+    adopted = held(1, 0, 0, has_cursors=False, digest=EMPTY_HASH, end_hash=EMPTY_HASH)
+    assert plan(sealed(1, 0, digest=EMPTY_HASH), holding=(adopted,)) == ()
+
+
 def test_a_queue_that_was_not_read_is_left_alone() -> None:
     assert resync.plan("g1", {}, [held(1, 9, 3, None)]) == ()
     assert resync.plan("g1", {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)

@@ -74,6 +74,11 @@ class LinkRecord:
     def key(self) -> tuple[QueueId, Epoch]:
         return self.queue_id, self.epoch
 
+    @property
+    def lacks_cursors(self) -> bool:
+        """Whether a commit may be missing here. An empty link has none to miss: often neither member ever opened it."""
+        return not self.has_cursors and self.end != 0
+
 
 def encode(record: LinkRecord) -> bytes:
     """JSON of a record."""

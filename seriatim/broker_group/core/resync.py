@@ -120,7 +120,7 @@ def _for_link(wanted: Adopt, holding: Holding | None) -> list[Action]:
         return [wanted]
     if not holding.has_it:
         return [_towards_end(holding, end)]
-    return [] if record.has_cursors else [TakeCursors(queue_id, epoch)]
+    return [TakeCursors(queue_id, epoch)] if record.lacks_cursors else []
 
 
 def _towards_end(holding: Holding, end: Index) -> Action:
