@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
+from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver
 
 Result = TypeVar("Result")
@@ -18,7 +19,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_handle)
+        self._loop.set_exception_handler(rpc.ignore_shared_poller)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -58,9 +59,3 @@ class LoopThread:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-
-
-def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes every loop of the process for each event; all but one find nothing to read. It is no error.
-    if not isinstance(context.get("exception"), BlockingIOError):
-        loop.default_exception_handler(context)

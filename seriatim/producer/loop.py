@@ -129,7 +129,7 @@ class SendingLoop:
 
     def _run(self) -> None:
         self._buffer.own_thread = threading.get_ident()
-        self._loop.set_exception_handler(_ignore_shared_poller)
+        self._loop.set_exception_handler(rpc.ignore_shared_poller)
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._main())
@@ -443,10 +443,3 @@ def _as_ours(error: BaseException) -> SeriatimError:
 
 async def _closed(channel: grpc.aio.Channel) -> None:
     await channel.close(None)
-
-
-def _ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """grpc.aio wakes all loops of a process for what one of them may read; the others find nothing there."""
-    if isinstance(context.get("exception"), BlockingIOError):
-        return
-    loop.default_exception_handler(context)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -390,13 +390,3 @@ class _ColumnReader:
             raise ValueError("a column is too short")
         self.at = bounds[-1]
         return [payload[start:end] for start, end in pairwise(bounds)]
-
-
-def record_size_bytes(value: bytes, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> int:
-    """What a record takes in a payload, at most: its parts and 32 bytes for the columns."""
-    size = len(value) + 32
-    if key is not None:
-        size += len(key)
-    for name, content in headers:
-        size += 4 * len(name) + len(content) + 6
-    return size

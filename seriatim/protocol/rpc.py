@@ -102,6 +102,15 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimErro
     await context.abort(grpc.StatusCode[error.grpc_status], errors.to_wire(error))
 
 
+def ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Exception handler for a loop that is not the only one of its process.
+
+    grpc.aio wakes every loop for what one of them may read; the others find nothing there, which is no error.
+    """
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
 def answers_errors(
     method: Callable[[Any, Any, Any], Awaitable[Reply]],
 ) -> Callable[[Any, Any, Any], Awaitable[Reply]]:
