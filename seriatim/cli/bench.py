@@ -23,6 +23,7 @@ _CHUNK_BYTES = 64 * 1024
 _CHUNK_RECORDS = 1000
 _IDLE_S = 5.0
 _ELECTION_TIMEOUT_S = 60.0
+_FAULTS = ("master-kill", "slave-kill", "master-pause", "slave-pause", "rotate", "sender-kill", "sender-stop")
 
 _queue = click.option("--queue", required=True, metavar="NAME", help="Queue to use; made where it isn't there.")
 _durability = click.option(
@@ -201,15 +202,23 @@ def latency(*, queue: str, size: int, count: int, durability: str, coordinator: 
     )
 
 
-@bench.command(short_help="How long sending stands still when the master is killed.")
+@bench.command(short_help="How long sending and reading stand still when something fails.")
 @_queue
 @_size(100)
-@_count(10, "How often the master is killed.")
+@_count(10, "How often the fault is made.")
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Records a second.")
+@click.option(
+    "--fault",
+    type=click.Choice(list(_FAULTS)),
+    help="What is done, to the present master or slave or the elected sender. [default: master-kill with --pids, else rotate]",
+)
 @click.option(
     "--pids",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="DIR/pids.json of `seriatim up`, which starts again what is killed. Without it, switches are planned ones.",
+    help="DIR/pids.json of `seriatim up`, which starts again what is killed. Faults of members need it.",
+)
+@click.option(
+    "--session-timeout-ms", type=click.IntRange(min=500), default=4000, show_default=True, help="Of sender and reader."
 )
 @_durability
 @coordinator_option
@@ -220,28 +229,42 @@ def failover(
     size: int,
     count: int,
     rate: float,
+    fault: str | None,
     pids: Path | None,
+    session_timeout_ms: int,
     durability: str,
     coordinator: str,
     is_json: bool,
 ) -> int:
-    r"""Send at a steady rate, kill the current master (SIGKILL) COUNT times, each time wait until its group is back.
+    r"""Send at a steady rate and read, make one kind of fault COUNT times, each time wait until all is as before.
 
-    An outage is the longest time between two acknowledgements around the kill, less the ordinary gap. Ends with 1
-    where a record that was sent was not acknowledged in the end.
+    \b
+    master-kill, slave-kill    SIGKILL to a member of the open link's group
+    master-pause, slave-pause  SIGSTOP, and SIGCONT once records flow again
+    rotate                     a planned switch to the next group
+    sender-kill, sender-stop   SIGKILL to the elected sender, or SIGTERM, upon which it closes; another stands by
+
+    An outage is the longest time between two acknowledgements around the fault, less the ordinary gap; reading_outage the
+    same for deliveries to a reader. Sender and reader are processes of their own. Ends with 1 where a record has no end:
+    neither acknowledged, nor unknown to a sender that stopped (of a killed one nobody can tell).
 
     \b
     Example:
-      seriatim bench failover --queue load --count 10 --pids DIR/pids.json
+      seriatim bench failover --queue load --fault master-pause --count 50 --pids DIR/pids.json
     """
-    from seriatim.cli.failover import FailoverRun
+    from seriatim.cli.failover import FailoverRun, Fault
+    from seriatim.cli.workload import Workload
 
     _ensure(coordinator, queue, durability)
-    with _progress("kills" if pids else "switches", count) as advance:
-        run = FailoverRun(coordinator, queue, size, rate, count, pids, lambda _number, _outage_s: advance(1))
-        figures = run.measure()
+    kind = Fault(fault or ("master-kill" if pids else "rotate"))
+    subscription = f"bench-{os.urandom(4).hex()}"
+    workload = Workload(coordinator, queue, size, rate, session_timeout_ms / 1000, subscription)
+    with _progress(kind.value, count) as advance:
+        figures = FailoverRun(kind, workload, count, pids, lambda _number, _outage: advance(1)).measure()
     _show(figures, is_json=is_json)
-    return exits.DONE if figures["records_sent"] == figures["records_acknowledged"] else exits.ANSWER_IS_NO
+    ended = (figures["records_acknowledged"], figures["records_unknown"])
+    is_whole = kind is Fault.SENDER_KILL or (figures["records_sent"], 0) == ended
+    return exits.DONE if is_whole else exits.ANSWER_IS_NO
 
 
 def _wait_until_elected(consumer: Consumer) -> None:
@@ -296,8 +319,9 @@ def _show(figures: dict[str, Any], *, is_json: bool) -> None:
     click.echo(text)
     if "outages_ms" in figures:
         click.echo(
-            f"outage of {figures['harms']} ({figures['kind']}): p50 {_text(figures['outage_p50_ms'])}, "
+            f"{figures['fault']}, {figures['harms']} times: sending stood still p50 {_text(figures['outage_p50_ms'])}, "
             f"p99 {_text(figures['outage_p99_ms'])}, longest {_text(figures['outage_max_ms'])}; "
+            f"reading p50 {_text(figures['reading_outage_p50_ms'])}, p99 {_text(figures['reading_outage_p99_ms'])}; "
             f"{figures['records_acknowledged']:,} of {figures['records_sent']:,} records acknowledged"
         )
 

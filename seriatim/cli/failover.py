@@ -1,199 +1,281 @@
-"""Failover, measured: records at a steady rate, the current master killed again and again."""
+"""Failover, measured: records at a steady rate through real processes, harmed in one way again and again.
+
+A sender, a reader, and for faults of the sender a second one that stands by, run as processes of their own
+(`workload`). After each harm everything is healed, and the next one waits until all is as before. Sending stood still
+between two acknowledgements, reading between two deliveries.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
 from seriatim.cli import coordinators
 from seriatim.cli.measurement import milliseconds, outage_s, percentile, throughput
 from seriatim.cli.views import open_link
-from seriatim.producer import Handle, Producer
+from seriatim.cli.workload import Instance, Workload
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Waiting, WorldError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Waiting, WorldError
 
 _LOOK_EVERY_S = 0.1
 _SETTLE_S = 1.0
+_HELD_S = 0.5
+"""A paused process stays paused for so long after records flow again."""
+_BEFORE_S = 2.0
+"""So much before a harm tells what is ordinary."""
 _RETURN_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 60.0
 
 
-class SteadySender:
-    """Sends records at a steady rate on a thread of its own, and notes when each was acknowledged."""
+class Fault(StrEnum):
+    """What is done to the system. The first ones are done to a member of the open link's group."""
 
-    def __init__(self, producer: Producer, size_bytes: int, rate: float) -> None:
-        """`rate`: records a second."""
-        self.sent = 0
-        self.acknowledged_at_s: list[float] = []
-        self.latencies_s: list[float] = []
-        self.failure: SeriatimError | None = None
-        self._producer = producer
-        self._value = os.urandom(size_bytes)
-        self._interval_s = 1 / rate
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="steady sender", daemon=True)
+    MASTER_KILL = "master-kill"
+    SLAVE_KILL = "slave-kill"
+    MASTER_PAUSE = "master-pause"
+    SLAVE_PAUSE = "slave-pause"
+    ROTATE = "rotate"
+    SENDER_KILL = "sender-kill"
+    SENDER_STOP = "sender-stop"
 
-    def start(self) -> None:
-        """Begin to send."""
-        self._thread.start()
+    @property
+    def needs_pids(self) -> bool:
+        """Whether a broker's process is harmed."""
+        return self in _OF_MEMBERS
 
-    def stop(self) -> None:
-        """Send no more, and wait for what is on its way. Raises what sending failed with."""
-        self._stopping.set()
-        self._thread.join()
-        if self.failure is not None:
-            raise self.failure
-        self._producer.flush(60)
+    @property
+    def needs_standby(self) -> bool:
+        return self in {Fault.SENDER_KILL, Fault.SENDER_STOP}
 
-    def _run(self) -> None:
-        started_s = time.perf_counter()
-        try:
-            while not self._stopping.is_set():
-                due = int((time.perf_counter() - started_s) / self._interval_s) + 1
-                while self.sent < due:
-                    self._send()
-                time.sleep(max(0.0, started_s + self.sent * self._interval_s - time.perf_counter()))
-        except SeriatimError as error:
-            self.failure = error
 
-    def _send(self) -> None:
-        sent_at_s = time.perf_counter()
+_OF_MEMBERS = {
+    Fault.MASTER_KILL: signal.SIGKILL,
+    Fault.SLAVE_KILL: signal.SIGKILL,
+    Fault.MASTER_PAUSE: signal.SIGSTOP,
+    Fault.SLAVE_PAUSE: signal.SIGSTOP,
+}
 
-        def ended(handle: Handle) -> None:
-            now_s = time.perf_counter()
-            try:
-                handle.result(0)
-            except SeriatimError as error:
-                self.failure = error
-                return
-            self.acknowledged_at_s.append(now_s)
-            self.latencies_s.append(now_s - sent_at_s)
 
-        self._producer.send(self._value).add_done_callback(ended)
-        self.sent += 1
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """How long sending and reading stood still after one harm, in seconds."""
+
+    sending_s: float
+    reading_s: float
 
 
 @dataclass(slots=True)
 class FailoverRun:
-    """One measurement. `pids`: file that maps members to process ids; None: switches are planned ones (`rotate`)."""
+    """One measurement. `pids`: file that maps members to process ids; needed for faults of members."""
 
-    addresses: str
-    queue: str
-    size_bytes: int
-    rate: float
+    fault: Fault
+    workload: Workload
     harms: int
     pids: Path | None
-    on_outage: Callable[[int, float], None]
-    outages_s: list[float] = field(default_factory=list)
+    on_outage: Callable[[int, Outage], None]
+    outages: list[Outage] = field(default_factory=list)
+    senders: list[Instance] = field(default_factory=list)
+    readers: list[Instance] = field(default_factory=list)
 
     def measure(self) -> dict[str, object]:
-        """Run it; the figures. Raises InvalidArgument for a file that doesn't fit, Waiting where a group doesn't return."""
-        with Producer(self.addresses, self.queue, linger_ms=0) as producer:
-            producer.wait_until_elected(30)
-            sender = SteadySender(producer, self.size_bytes, self.rate)
-            sender.start()
-            started_s = time.perf_counter()
-            try:
-                for number in range(1, self.harms + 1):
-                    self._wait_for_acknowledgements(sender)
-                    self.outages_s.append(self._one(sender))
-                    self.on_outage(number, self.outages_s[-1])
-            finally:
-                sender.stop()
-            seconds = time.perf_counter() - started_s
+        """Run it; the figures. Raises InvalidArgument for a file that doesn't fit, Waiting where something doesn't return."""
+        if self.fault.needs_pids and self.pids is None:
+            raise InvalidArgument(f"{self.fault} needs the process ids of the members: --pids DIR/pids.json")
+        started_s = time.monotonic()
+        try:
+            self._start_sender("sending")
+            self.readers.append(Instance("read", self.workload))
+            if self.fault.needs_standby:
+                self._start_sender("waiting")
+            for number in range(1, self.harms + 1):
+                self._wait_for_flow()
+                self.outages.append(self._one())
+                self.on_outage(number, self.outages[-1])
+        finally:
+            for instance in (*self.senders, *self.readers):
+                instance.close()
+            request = pb.SubscriptionRequest(queue=self.workload.queue, subscription=self.workload.subscription)
+            coordinators.call(self.workload.addresses, "DeleteSubscription", request)
+        return self._figures(time.monotonic() - started_s)
+
+    def _figures(self, seconds: float) -> dict[str, object]:
+        latencies_s = [
+            report.figure for sender in self.senders for report in sender.reports if report.what == "acknowledged"
+        ]
+        sending_s = [outage.sending_s for outage in self.outages]
+        reading_s = [outage.reading_s for outage in self.outages]
         return {
             "bench": "failover",
-            "queue": self.queue,
-            "size": self.size_bytes,
-            "kind": "planned" if self.pids is None else "killed",
+            "queue": self.workload.queue,
+            "size": self.workload.size_bytes,
+            "fault": self.fault.value,
             "harms": self.harms,
-            "records_sent": sender.sent,
-            "records_acknowledged": len(sender.acknowledged_at_s),
-            **throughput(len(sender.acknowledged_at_s), self.size_bytes, seconds, sender.latencies_s),
-            "outage_p50_ms": milliseconds(percentile(self.outages_s, 50)),
-            "outage_p99_ms": milliseconds(percentile(self.outages_s, 99)),
-            "outage_max_ms": milliseconds(max(self.outages_s, default=None)),
-            "outages_ms": [milliseconds(one) for one in self.outages_s],
+            "rate": self.workload.rate,
+            "session_timeout_s": self.workload.session_timeout_s,
+            "records_sent": round(sum(sender.total("ended") for sender in self.senders)),
+            "records_acknowledged": len(latencies_s),
+            "records_unknown": round(sum(sender.total("lost") for sender in self.senders)),
+            "records_read": round(sum(reader.total("delivered") for reader in self.readers)),
+            **throughput(len(latencies_s), self.workload.size_bytes, seconds, latencies_s),
+            "outage_p50_ms": milliseconds(percentile(sending_s, 50)),
+            "outage_p99_ms": milliseconds(percentile(sending_s, 99)),
+            "outage_max_ms": milliseconds(max(sending_s, default=None)),
+            "reading_outage_p50_ms": milliseconds(percentile(reading_s, 50)),
+            "reading_outage_p99_ms": milliseconds(percentile(reading_s, 99)),
+            "reading_outage_max_ms": milliseconds(max(reading_s, default=None)),
+            "outages_ms": [milliseconds(one) for one in sending_s],
+            "reading_outages_ms": [milliseconds(one) for one in reading_s],
         }
 
-    def _one(self, sender: SteadySender) -> float:
-        """Harm the current master, wait until all is as before; how long sending stood still."""
-        group = self._describe_serving()
-        harmed_at_s = time.perf_counter()
-        if self.pids is None:
-            coordinators.call(self.addresses, "RotateQueue", pb.QueueRequest(queue=self.queue), 30.0)
-            name, pid = group.group, 0
+    def _start_sender(self, standing: str) -> None:
+        sender = Instance("send", self.workload)
+        self.senders.append(sender)
+        sender.wait_for(standing, _START_TIMEOUT_S)
+
+    # ---- one harm
+
+    def _one(self) -> Outage:
+        """Harm, heal, wait until all is as before; how long sending and reading stood still."""
+        if self.fault.needs_standby:
+            harmed_at_s = self._harm_sender()
+        elif self.fault is Fault.ROTATE:
+            harmed_at_s = self._rotate()
         else:
-            name = f"{group.group}-{group.master.member}"
-            pid = _pid(self.pids, name)
-            harmed_at_s = time.perf_counter()
-            os.kill(pid, signal.SIGKILL)
-        self._wait_for_return(sender, group.group, name, pid, group.epoch)
-        result = outage_s(sender.acknowledged_at_s, harmed_at_s, time.perf_counter())
-        if result is None:
-            raise Waiting(f"nothing was acknowledged any more after {name} was killed", reasons={name: "killed"})
-        return result
+            harmed_at_s = self._harm_member(_OF_MEMBERS[self.fault])
+        until_s = time.monotonic()
+        since_s = harmed_at_s - _BEFORE_S
+        sending_s = outage_s(self._acknowledged_at_s(since_s), harmed_at_s, until_s)
+        reading_s = outage_s(self._delivered_at_s(since_s), harmed_at_s, until_s)
+        if sending_s is None or reading_s is None:
+            what = "acknowledged" if sending_s is None else "read"
+            raise Waiting(f"nothing was {what} any more after {self.fault}", reasons={self.fault: "nothing flows"})
+        return Outage(sending_s, reading_s)
+
+    def _harm_sender(self) -> float:
+        """Kill the elected sender, or tell it to stop; another one stands by afterwards."""
+        elected = self.senders[-2]
+        harmed_at_s = time.monotonic()
+        elected.signal(signal.SIGKILL if self.fault is Fault.SENDER_KILL else signal.SIGTERM)
+        self._wait_for_flow_after(harmed_at_s)
+        self._start_sender("waiting")
+        return harmed_at_s
+
+    def _rotate(self) -> float:
+        before = self._describe_serving()
+        harmed_at_s = time.monotonic()
+        coordinators.call(self.workload.addresses, "RotateQueue", pb.QueueRequest(queue=self.workload.queue), 30.0)
+        self._wait_for_return(before, "")
+        return harmed_at_s
+
+    def _harm_member(self, number: signal.Signals) -> float:
+        before = self._describe_serving()
+        side = before.slave if self.fault in {Fault.SLAVE_KILL, Fault.SLAVE_PAUSE} else before.master
+        name = f"{side.group}-{side.member}"
+        pid = self._pid(name)
+        harmed_at_s = time.monotonic()
+        os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            try:
+                self._wait_for_flow_after(harmed_at_s)
+                time.sleep(_HELD_S)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            self._wait_for_return(before, "")
+        else:
+            self._wait_for_return(before, name, pid)
+        return harmed_at_s
+
+    # ---- what is seen
+
+    def _acknowledged_at_s(self, since_s: float) -> list[float]:
+        return sorted(at_s for sender in self.senders for at_s in sender.times_s("acknowledged", since_s))
+
+    def _delivered_at_s(self, since_s: float) -> list[float]:
+        return sorted(at_s for reader in self.readers for at_s in reader.times_s("delivered", since_s))
 
     def _describe_serving(self) -> pb.LinkView:
         deadline_s = time.monotonic() + 10
         while True:
-            view = coordinators.call(self.addresses, "DescribeQueue", pb.QueueRequest(queue=self.queue))
-            link = open_link(view)
+            link = open_link(self._view())
             if link is not None and link.state == "open":
                 return link
             if time.monotonic() > deadline_s:
-                raise Waiting(f"queue {self.queue} has no open link", reasons={self.queue: "no open link"})
+                queue = self.workload.queue
+                raise Waiting(f"queue {queue} has no open link", reasons={queue: "no open link"})
             time.sleep(_LOOK_EVERY_S)
 
-    def _wait_for_acknowledgements(self, sender: SteadySender) -> None:
-        """Until records flow again at their ordinary rate, so that the next harm meets an ordinary state."""
+    def _view(self) -> pb.QueueView:
+        request = pb.QueueRequest(queue=self.workload.queue)
+        view: pb.QueueView = coordinators.call(self.workload.addresses, "DescribeQueue", request)
+        return view
+
+    def _wait_for_flow(self) -> None:
+        """Until records flow at their ordinary rate, to the reader too, so that the next harm meets an ordinary state."""
+        deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
+        wanted = self.workload.rate * _SETTLE_S * 0.8
+        while True:
+            since_s = time.monotonic()
+            time.sleep(_SETTLE_S)
+            is_sending = len(self._acknowledged_at_s(since_s)) >= wanted
+            if is_sending and _is_even(self._delivered_at_s(since_s)):
+                return
+            if time.monotonic() > deadline_s:
+                raise DeadlineOver(f"fewer than {self.workload.rate:g} records a second pass; lower --rate")
+
+    def _wait_for_flow_after(self, harmed_at_s: float) -> None:
+        """Until records are acknowledged and read again, behind a silence in both that began with the harm."""
+        deadline_s = harmed_at_s + _RETURN_TIMEOUT_S
+        while True:
+            time.sleep(_LOOK_EVERY_S)
+            now_s = time.monotonic()
+            has_passed = now_s - harmed_at_s > 2 * _LOOK_EVERY_S
+            times = (self._acknowledged_at_s(harmed_at_s), self._delivered_at_s(harmed_at_s))
+            if has_passed and all(found and now_s - found[-1] < _LOOK_EVERY_S for found in times):
+                return
+            if now_s > deadline_s:
+                raise Waiting(f"records don't flow after {self.fault}", reasons={self.fault: "nothing flows"})
+
+    def _wait_for_return(self, before: pb.LinkView, name: str, pid: int = 0) -> None:
+        """Until the group that served is on the send list again; `name`, `pid`: a process that was killed runs again."""
         deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
         while True:
-            before = len(sender.acknowledged_at_s)
-            time.sleep(_SETTLE_S)
-            if len(sender.acknowledged_at_s) - before >= self.rate * _SETTLE_S * 0.8:
-                return
-            if sender.failure is not None:
-                raise sender.failure
-            if time.monotonic() > deadline_s:
-                raise DeadlineOver(f"fewer than {self.rate:g} records a second are acknowledged; lower --rate")
-
-    def _wait_for_return(self, sender: SteadySender, group: str, name: str, pid: int, epoch: int) -> None:
-        """Until the killed process runs again, and its group is on the send list again."""
-        deadline_s = time.monotonic() + _RETURN_TIMEOUT_S
-        while sender.failure is None:
             time.sleep(_LOOK_EVERY_S)
-            is_back = self.pids is None or _new_pid(self.pids, name) not in {None, pid}
+            is_back = not name or self._new_pid(name) not in {None, pid}
             try:
-                view = coordinators.call(self.addresses, "DescribeQueue", pb.QueueRequest(queue=self.queue))
+                view = self._view()
             except WorldError:
                 view = pb.QueueView()
             link = open_link(view)
-            if is_back and link is not None and link.epoch > epoch and group in view.send_list:
+            if is_back and link is not None and link.epoch > before.epoch and before.group in view.send_list:
                 return
             if time.monotonic() > deadline_s:
                 reasons = "; ".join(f"{wait.what}: {wait.reason}" for wait in view.waits) or "no reason is given"
-                what = f"{name} was not started again" if not is_back else f"group {group} was not re-admitted"
-                raise Waiting(f"{what} within {_RETURN_TIMEOUT_S:g} s: {reasons}", reasons={name: reasons})
+                what = f"group {before.group} was not re-admitted" if is_back else f"{name} was not started again"
+                raise Waiting(f"{what} within {_RETURN_TIMEOUT_S:g} s: {reasons}", reasons={before.group: reasons})
+
+    def _new_pid(self, name: str) -> int | None:
+        content = json.loads(self.pids.read_text()) if self.pids is not None else None
+        return content.get(name) if isinstance(content, dict) else None
+
+    def _pid(self, name: str) -> int:
+        try:
+            pid = self._new_pid(name)
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"can't read {self.pids}: {error}") from error
+        if not isinstance(pid, int):
+            raise InvalidArgument(
+                f"{self.pids} doesn't name the member {name}: is it the pids.json of this cluster's `seriatim up`?"
+            )
+        return pid
 
 
-def _new_pid(pids: Path, name: str) -> int | None:
-    content = json.loads(pids.read_text())
-    return content.get(name) if isinstance(content, dict) else None
-
-
-def _pid(pids: Path, name: str) -> int:
-    try:
-        pid = _new_pid(pids, name)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"can't read {pids}: {error}") from error
-    if not isinstance(pid, int):
-        raise InvalidArgument(
-            f"{pids} doesn't name the master {name}: is it the pids.json of this cluster's `seriatim up`?"
-        )
-    return pid
+def _is_even(times_s: list[float]) -> bool:
+    """Whether something came all the time: no silence is longer than a tenth of a second."""
+    return len(times_s) > 1 and max(later - earlier for earlier, later in pairwise(times_s)) < 0.1

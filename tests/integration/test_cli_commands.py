@@ -220,12 +220,47 @@ def test_bench_failover_kills_masters_and_loses_nothing(seriatim, cluster):
     after = cluster.supervisor.pids()
     assert sum(before[name] != after[name] for name in before) in {1, 2}
     assert figures["records_sent"] == figures["records_acknowledged"]
-    assert figures["kind"] == "killed"
-    assert len(figures["outages_ms"]) == 2
+    assert figures["fault"] == "master-kill"
+    assert len(figures["outages_ms"]) == len(figures["reading_outages_ms"]) == 2
     assert 0 < figures["outage_p50_ms"] <= figures["outage_p99_ms"]
+    assert 0 < figures["reading_outage_p50_ms"] <= figures["reading_outage_p99_ms"]
     [planned] = seriatim("bench", "failover", "--queue", name, "--count", "1", "--rate", "200", "--json").objects
-    assert planned["kind"] == "planned"
-    assert seriatim("queue", "describe", name, "--json").objects[0]["send_list"][0] in {"g1", "g2"}
+    assert planned["fault"] == "rotate"
+    described = seriatim("queue", "describe", name, "--json").objects[0]
+    assert described["send_list"][0] in {"g1", "g2"}
+    assert described["subscriptions"] == []
+
+
+@pytest.mark.parametrize("fault", ["sender-stop", "sender-kill"])
+def test_bench_failover_lets_a_second_sender_take_over(seriatim, fault):
+    name = f"load-{uuid.uuid4().hex[:8]}"
+    [figures] = seriatim(
+        "bench", "failover", "--queue", name, "--count", "1", "--rate", "200", "--fault", fault,
+        "--session-timeout-ms", "1000", "--json",
+    ).objects  # fmt: skip
+    if fault == "sender-stop":
+        assert (figures["records_acknowledged"], figures["records_unknown"]) == (figures["records_sent"], 0)
+        assert 0 < figures["outage_p50_ms"] < 1000
+    else:
+        assert figures["records_acknowledged"] > 0
+        assert figures["outage_p50_ms"] > 300
+
+
+def test_bench_failover_pauses_a_member_and_lets_it_go_on(seriatim, cluster):
+    name = f"load-{uuid.uuid4().hex[:8]}"
+    before = cluster.supervisor.pids()
+    [figures] = seriatim(
+        "bench", "failover", "--queue", name, "--count", "1", "--rate", "200", "--fault", "master-pause",
+        "--pids", str(cluster.supervisor.directory / "pids.json"), "--json",
+    ).objects  # fmt: skip
+    assert cluster.supervisor.pids() == before
+    assert figures["records_sent"] == figures["records_acknowledged"]
+    assert figures["outage_p50_ms"] > 200
+
+
+def test_bench_failover_of_members_needs_their_process_ids(seriatim):
+    refused = seriatim("bench", "failover", "--queue", "load", "--count", "1", "--fault", "slave-kill", code=2)
+    assert "--pids" in refused.stderr
 
 
 def test_bench_failover_refuses_somebody_else_s_pids(seriatim, tmp_path):
@@ -233,4 +268,4 @@ def test_bench_failover_refuses_somebody_else_s_pids(seriatim, tmp_path):
     other.write_text("{}")
     name = f"load-{uuid.uuid4().hex[:8]}"
     refused = seriatim("bench", "failover", "--queue", name, "--count", "1", "--pids", str(other), code=2)
-    assert "doesn't name the master" in refused.stderr
+    assert "doesn't name the member" in refused.stderr
