@@ -299,7 +299,9 @@ class OpenLinkReply(_message.Message):
 
     NEXT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def next(self) -> Global___Position: ...
+    def next(self) -> Global___Position:
+        """where the link went on when the call came; durable here, and on the master's slave"""
+
     def __init__(
         self,
         *,
@@ -372,16 +374,22 @@ class AppendReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     next_index: _builtins.int
     """every record below it is committed"""
+    refusal: _builtins.str
+    """Why nothing more is taken on this stream, as in a status's details. Said here, because a client that is writing may
+    not be told the status with which its call ended. The sender ends the stream.
+    """
     def __init__(
         self,
         *,
         next_index: _builtins.int = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "refusal", b"refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -789,7 +797,7 @@ class FetchReply(_message.Message):
     end: _builtins.int
     """Last: the link's recorded end; everything before it was sent."""
     committed_index: _builtins.int
-    """what the member knows to be committed, for lag"""
+    """what the member knows to be committed, for lag; said alone when nothing else is"""
     @_builtins.property
     def start(self) -> Global___Position:
         """First: the batch that holds `from_index` starts at this position."""
@@ -1295,6 +1303,7 @@ class SendGrant(_message.Message):
     MAX_RECORD_BYTES_FIELD_NUMBER: _builtins.int
     HAS_BASE_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
+    NEXT_MASTER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     next_index: _builtins.int
     is_resume_known: _builtins.bool
@@ -1303,6 +1312,8 @@ class SendGrant(_message.Message):
     has_base: _builtins.bool
     base: _builtins.int
     """offset of index 0, where it is known"""
+    next_master: _builtins.str
+    """where a switch would lead now: an address to be connected to, and nothing more"""
     @_builtins.property
     def master(self) -> Global___LinkMember: ...
     @_builtins.property
@@ -1322,10 +1333,11 @@ class SendGrant(_message.Message):
         max_record_bytes: _builtins.int = ...,
         has_base: _builtins.bool = ...,
         base: _builtins.int = ...,
+        next_master: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["master", b"master", "slave", b"slave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "durability", b"durability", "epoch", b"epoch", "has_base", b"has_base", "is_resume_known", b"is_resume_known", "master", b"master", "max_record_bytes", b"max_record_bytes", "next_index", b"next_index", "resume_point", b"resume_point", "slave", b"slave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "durability", b"durability", "epoch", b"epoch", "has_base", b"has_base", "is_resume_known", b"is_resume_known", "master", b"master", "max_record_bytes", b"max_record_bytes", "next_index", b"next_index", "next_master", b"next_master", "resume_point", b"resume_point", "slave", b"slave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1671,6 +1683,7 @@ class LinkView(_message.Message):
     COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     SEALED_AT_MS_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     group: _builtins.str
     state: _builtins.str
@@ -1706,6 +1719,10 @@ class LinkView(_message.Message):
     def marks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """at the link's start, for readers"""
 
+    @_builtins.property
+    def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """members whose seal the end rests on: they held everything below it"""
+
     def __init__(
         self,
         *,
@@ -1730,10 +1747,11 @@ class LinkView(_message.Message):
         committed_index: _builtins.int = ...,
         copies: _builtins.int = ...,
         sealed_at_ms: _builtins.int = ...,
+        answered: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["master", b"master", "master_now", b"master_now", "slave", b"slave", "slave_now", b"slave_now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_marks_known", b"are_marks_known", "base", b"base", "chain_hash", b"chain_hash", "committed_index", b"committed_index", "copies", b"copies", "durability", b"durability", "end", b"end", "epoch", b"epoch", "group", b"group", "has_base", b"has_base", "has_committed", b"has_committed", "has_end", b"has_end", "is_abandoned", b"is_abandoned", "link_hash", b"link_hash", "marks", b"marks", "master", b"master", "master_now", b"master_now", "sealed_at_ms", b"sealed_at_ms", "slave", b"slave", "slave_now", b"slave_now", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "are_marks_known", b"are_marks_known", "base", b"base", "chain_hash", b"chain_hash", "committed_index", b"committed_index", "copies", b"copies", "durability", b"durability", "end", b"end", "epoch", b"epoch", "group", b"group", "has_base", b"has_base", "has_committed", b"has_committed", "has_end", b"has_end", "is_abandoned", b"is_abandoned", "link_hash", b"link_hash", "marks", b"marks", "master", b"master", "master_now", b"master_now", "sealed_at_ms", b"sealed_at_ms", "slave", b"slave", "slave_now", b"slave_now", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
