@@ -24,8 +24,8 @@ check: setup ## formatting, lint, types, import contracts, stubs up to date
 	.venv/bin/lint-imports
 	tools/generate-stubs --check
 
-bench: setup ## throughput, latency and outage of this machine, medians of 5 rounds (ARGS="--rounds 3 --json FILE")
-	$(PYTHON) bench/run.py $(ARGS)
+bench: setup ## Seriatim beside Kafka, NATS and a floor, in turn (ARGS="--only seriatim,kafka --cases throughput --rounds 5")
+	$(PYTHON) -m bench $(ARGS)
 
 proto: setup ## make the gRPC stubs again from the .proto files
 	tools/generate-stubs

@@ -1,0 +1,4 @@
+"""Clients: one small class for each, over the library that an application would use, set as fits the case.
+
+`base.Client` says what a load asks of them.
+"""

@@ -1,0 +1,99 @@
+"""How long sending stands still when the current leader is killed or paused.
+
+A load sends at a steady rate. Again and again: wait until all is whole, harm the leader, wait until records are
+acknowledged again, heal. A killed server is started again at once, as a service manager would; a paused one goes on when
+sending has recovered, or after `PAUSE_MAX_S` where it never does.
+The outage is the longest time between two acknowledgements around the harm, less the ordinary gap.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.cases import Case
+from bench.load import Order
+from bench.measuring import LoadFailed, LoadProcess
+from bench.peers import Peer
+from seriatim.cli.measurement import milliseconds, outage_s, percentile
+
+PAUSE_MAX_S = 30.0
+_WHOLE_TIMEOUT_S = 120.0
+_SETTLE_S = 2.0
+"""Of ordinary sending before each harm."""
+_STEADY_S = 0.5
+"""So long records have to flow again before an outage counts as over."""
+_LOOK_EVERY_S = 0.02
+
+
+def measure_outages(
+    peer: Peer, case: Case, target: dict[str, str], count: int, packages: Sequence[Path]
+) -> dict[str, Any]:
+    """Harm the leader `count` times; the outages. Raises LoadFailed where sending doesn't recover or not all is whole again."""
+    order = Order(peer.client, target, "steady", case.size_bytes, rate=case.rate)
+    with LoadProcess(order, packages, peer.directory / "load.log") as load:
+        load.wait_for("begin", _WHOLE_TIMEOUT_S)
+        harms = [_harm_once(peer, case, target["queue"], load) for _ in range(count)]
+        load.stop()
+        found = load.wait_for("end", _WHOLE_TIMEOUT_S)
+    acknowledged_at_s = found["acknowledged_at_s"]
+    outages_s = [outage_s(acknowledged_at_s, harmed_s, until_s) for harmed_s, until_s in harms]
+    known_s = [one for one in outages_s if one is not None]
+    if len(known_s) < count:
+        raise LoadFailed("nothing was acknowledged any more after a harm")
+    return {
+        "outages_ms": [milliseconds(one) for one in known_s],
+        "outage_p50_ms": milliseconds(percentile(known_s, 50)),
+        "outage_max_ms": milliseconds(max(known_s)),
+        "count": found["count"],
+        "unacknowledged": found["count"] - len(acknowledged_at_s),
+    }
+
+
+def _harm_once(peer: Peer, case: Case, queue: str, load: LoadProcess) -> tuple[float, float]:
+    """When the leader was harmed, and up to when the longest gap is looked for (perf_counter)."""
+    _wait(lambda: peer.is_whole(queue), _WHOLE_TIMEOUT_S, "not all copies were whole before the harm", every_s=0.2)
+    _wait_for_flow(load, case.rate, _SETTLE_S, _WHOLE_TIMEOUT_S)
+    leader = peer.leader(queue)
+    is_pause = case.signal == "SIGSTOP"
+    harmed_s = time.perf_counter()
+    peer.harm(leader, signal.Signals[case.signal])
+    try:
+        _wait(lambda: load.latest.get("last_at_s", 0) > harmed_s + _LOOK_EVERY_S,
+              PAUSE_MAX_S if is_pause else _WHOLE_TIMEOUT_S, "sending didn't recover")  # fmt: skip
+        _wait_for_flow(load, case.rate, _STEADY_S, _WHOLE_TIMEOUT_S)
+    except TimeoutError:
+        if not is_pause:
+            raise LoadFailed(f"{peer.name}: nothing was acknowledged after {leader} was killed") from None
+    recovered_s = time.perf_counter()
+    if is_pause:
+        peer.heal(leader)
+    _wait(lambda: peer.is_whole(queue), _WHOLE_TIMEOUT_S, "not all copies came back", every_s=0.2)
+    _wait_for_flow(load, case.rate, _STEADY_S, _WHOLE_TIMEOUT_S)
+    is_over = is_pause and recovered_s - harmed_s < PAUSE_MAX_S
+    return harmed_s, recovered_s if is_over else time.perf_counter()
+
+
+def _wait_for_flow(load: LoadProcess, rate: float, steady_s: float, timeout_s: float) -> None:
+    """Until, for so long, records are acknowledged at least nearly as quickly as they are sent."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        before = load.latest.get("acknowledged", 0)
+        time.sleep(steady_s)
+        if load.latest.get("acknowledged", 0) - before >= rate * steady_s * 0.8:
+            return
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"fewer than {rate:g} records a second are acknowledged")
+        if load.process.poll() is not None:
+            raise LoadFailed("the load ended")
+
+
+def _wait(is_so: Callable[[], bool], timeout_s: float, otherwise: str, *, every_s: float = _LOOK_EVERY_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(otherwise)
+        time.sleep(every_s)
