@@ -14,7 +14,7 @@ from seriatim.broker_group.core.replica_events import (
 )
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
-from seriatim.protocol import batch
+from seriatim.protocol import batch, errors
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
@@ -32,7 +32,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Index, Token
 
 SETTLE_S = 1.0
-"""How long the acknowledgements of what came before a refused batch are waited for."""
+"""How long the acknowledgements of what came before a refused batch are waited for, and then for the sender to leave."""
 
 _HARMLESS = (CallerError, Resend, PartlyResend, WrongIndex, BadChecksum)
 """Refusals that say nothing against the link: what came before is acknowledged first."""
@@ -48,6 +48,7 @@ class AppendStream:
         self._told: Index | None = None
         self._error: SeriatimError | None = None
         self._wake = asyncio.Event()
+        self._reading: asyncio.Future[Any] | None = None
 
     def acknowledge(self, index: Index) -> None:
         self._acknowledged = index
@@ -61,17 +62,38 @@ class AppendStream:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until the sender ends the stream; raises the error that ends it otherwise."""
+        """Until the sender ends the stream; raises the error that ends it otherwise, having told it first."""
+        try:
+            await self._serve()
+        except SeriatimError as error:
+            await self._refuse(error)
+            raise
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def _refuse(self, error: SeriatimError) -> None:
+        """Say why in a message, and wait for the sender to leave: one that is writing may not be told a status."""
+        await self._context.write(pb.AppendReply(next_index=self._told or 0, refusal=errors.to_wire(error)))
+        self._error = error
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._discard())
+        await asyncio.wait((self._reading,), timeout=SETTLE_S)
+
+    async def _discard(self) -> None:
+        while await read(self._context) is not None:
+            continue
+
+    async def _serve(self) -> None:
         runner, token = await self._opened()
         if runner.source is not None:
             runner.source.end(OlderVersion("the sender opened another stream for this link"))
         runner.source = self
         self.acknowledge(runner.state.committed.index)
-        reading = asyncio.ensure_future(self._read(runner, token))
+        reading = self._reading = asyncio.ensure_future(self._read(runner, token))
         try:
             await self._write(runner, reading)
         finally:
-            reading.cancel()
             if runner.source is self:
                 runner.source = None
 
@@ -100,6 +122,8 @@ class AppendStream:
             message = await read(self._context)
             if message is None:
                 return None
+            if self._error is not None:
+                continue  # ended: nothing more is taken
             try:
                 if message.WhichOneof("kind") != "batch":
                     raise MalformedFrame("an Append stream goes on with batches")

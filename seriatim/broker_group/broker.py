@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
-from seriatim.broker_group.core.link_record import LinkRecord, Role
+from seriatim.broker_group.core.link_record import LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.replica_events import (
     Opened,
@@ -23,7 +24,15 @@ from seriatim.broker_group.store import LinkKey, Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Durability
-from seriatim.protocol.errors import InvalidArgument, PeerLost, Sealed, UnknownLink, WrongCluster, WrongIncarnation
+from seriatim.protocol.errors import (
+    DiskFailed,
+    InvalidArgument,
+    PeerLost,
+    Sealed,
+    UnknownLink,
+    WrongCluster,
+    WrongIncarnation,
+)
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
 
 _log = log.logger("broker")
@@ -52,6 +61,7 @@ class Broker:
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {record.key: record for record in store.links()}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
+        self._opening: dict[LinkKey, asyncio.Event] = {}
 
     @property
     def incarnation(self) -> Incarnation:
@@ -129,17 +139,36 @@ class Broker:
 
     # ---- opening
 
-    async def open_link(self, request: pb.OpenLinkRequest) -> LinkRunner:
-        """Take records for a link from a token; the two copies are made equal while this is answered (H3)."""
+    async def open_link(self, request: pb.OpenLinkRequest) -> tuple[LinkRunner, Position]:
+        """Take records for a link from a token; the two copies are made equal while this is answered (H3).
+
+        Answers where the link went on when the call came, or when the copies were equal: durable here and, on the
+        master, on the slave. A stream that brings records meanwhile isn't waited for.
+        """
         key = self.check_name(request.link)
         async with self.lock(key):
             runner = await self._opened(key, request)
         if runner.record.role is Role.MASTER:
             await self._connect_slave(runner, request.slave.address)
-        await runner.until(lambda: runner.state.phase is not SealPhase.OPEN or _is_settled(runner))
-        if runner.state.phase is not SealPhase.OPEN:
+        position = runner.state.tail
+        await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
+        if runner.state.failure:
+            raise DiskFailed(f"this member's disk failed: {runner.state.failure}", epoch=key[1])
+        if _is_over(runner):
             raise Sealed("this link takes no more records", epoch=key[1])
-        return runner
+        return runner, position
+
+    async def until_opened(self, key: LinkKey, timeout_s: float) -> LinkRunner:
+        """The link, once it takes records here: its master may be told of it a moment sooner. Raises UnknownLink."""
+        runner = self.find(key)
+        if runner is None or not (runner.record.opened_start or runner.record.is_sealed):
+            opened = self._opening.setdefault(key, asyncio.Event())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await opened.wait()
+            if self._opening.get(key) is opened:
+                del self._opening[key]
+        return self.link(key)
 
     async def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
         version, token = ChainVersion(request.chain_version), Token(request.token)
@@ -150,6 +179,8 @@ class Broker:
             runner = self.made(record)
             runner.changed_record(record)
             self.opened(key)
+            if key in self._opening:
+                self._opening.pop(key).set()
             _log.info(
                 "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
             )
@@ -239,12 +270,15 @@ class Broker:
         return has_it
 
 
-def _is_settled(runner: LinkRunner) -> bool:
-    """Nothing is on its way: the position to be answered is durable here, and on the slave as well."""
+def _is_over(runner: LinkRunner) -> bool:
+    return runner.state.phase is not SealPhase.OPEN or bool(runner.state.failure)
+
+
+def _is_kept(runner: LinkRunner, index: Index) -> bool:
+    """All before `index` is durable here, and on the slave as well while it is connected."""
     state = runner.state
-    if state.record.role is not Role.MASTER:
-        return runner.is_quiet
-    return runner.is_quiet and (state.confirmed == state.tail.index or not state.is_peer_ready)
+    is_on_two = state.record.role is not Role.MASTER or state.confirmed >= index or not state.is_peer_ready
+    return state.durable >= index and is_on_two
 
 
 def _incarnation(member: pb.LinkMember) -> Incarnation:

@@ -39,6 +39,9 @@ from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 
 _log = log.logger("broker.service")
 
+OPENING_S = 1.0
+"""How long a master is kept waiting for the OpenLink that makes this member its slave."""
+
 
 class BrokerService(BrokerServicer):
     """See the module."""
@@ -52,8 +55,8 @@ class BrokerService(BrokerServicer):
 
     @answers_errors
     async def OpenLink(self, request: pb.OpenLinkRequest, context: Any) -> pb.OpenLinkReply:
-        runner = await self._broker.open_link(request)
-        return pb.OpenLinkReply(next=position_message(runner, runner.state.tail))
+        runner, position = await self._broker.open_link(request)
+        return pb.OpenLinkReply(next=position_message(runner, position))
 
     @answers_errors
     async def Append(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
@@ -64,7 +67,7 @@ class BrokerService(BrokerServicer):
         message = await read(context)
         if message is None or message.WhichOneof("kind") != "open":
             raise MalformedFrame("a Replicate stream starts with what it is for")
-        runner = self._broker.link(self._broker.check_name(message.open.link))
+        runner = await self._broker.until_opened(self._broker.check_name(message.open.link), OPENING_S)
         record, master = runner.record, _incarnation(message.open.from_master)
         if runner.state.phase is not SealPhase.OPEN:
             raise Sealed("this link takes no more records", epoch=record.epoch)

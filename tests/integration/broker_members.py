@@ -27,6 +27,7 @@ from seriatim.protocol.chain import (
     LinkState,
     QueueSettings,
 )
+from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
@@ -243,7 +244,8 @@ class Members:
             )
             await call.write(pb.FetchRequest(open=opened))
             while (reply := await read(call)) is not None:
-                yield reply
+                if reply.WhichOneof("kind") is not None:  # else only to be heard
+                    yield reply
         except grpc.aio.AioRpcError as error:
             raise rpc.translated(error) from error
         finally:
@@ -286,6 +288,9 @@ class Appending:
         while (reply := await read(self._call)) is not None:
             assert reply.next_index >= self.acknowledged
             self.acknowledged = reply.next_index
+            if reply.refusal:
+                self._call.cancel()
+                raise from_wire(reply.refusal)
 
     async def until_acknowledged(self, index: int, timeout_s: float = 5) -> None:
         async def holds() -> bool:
@@ -299,6 +304,8 @@ class Appending:
             assert self._reading is not None
             try:
                 await self._reading
+            except SeriatimError as refused:
+                return refused
             except grpc.aio.AioRpcError as error:
                 return rpc.translated(error)
         raise AssertionError("the stream ended without an error")

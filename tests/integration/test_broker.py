@@ -30,7 +30,6 @@ from seriatim.protocol.errors import (
     Resend,
     Sealed,
     UnknownLink,
-    Unreachable,
     WrongCluster,
     WrongIncarnation,
     WrongIndex,
@@ -108,13 +107,11 @@ def test_a_killed_slave_is_noticed_at_once_and_the_seal_covers_all_acknowledged(
         stream = await group.append(group.a).open()
         sending = asyncio.ensure_future(stream.send(batches(3000)))
         await stream.until_acknowledged(500)
-        # gRPC hides the reason from a sender that is just writing.
-        stream.is_stopped = True
-        await sending
         started_s = asyncio.get_running_loop().time()
         await group.b.kill()
         assert isinstance(await stream.error(), PeerLost)
         assert asyncio.get_running_loop().time() - started_s < 1.0
+        await sending
         reply = await group.seal(group.a)
         assert reply.answer == pb.SealReply.WHOLE
         assert reply.positions[-1].index >= stream.acknowledged
@@ -223,12 +220,9 @@ def test_a_refused_batch_ends_the_stream_and_what_came_before_is_acknowledged(ru
             ([type(two)(two.header, b"nonsense", b""), two], MalformedFrame),
         ]
         for sent, expected in refusals:
-            error: Exception = Unreachable("not asked yet")
-            # gRPC hides the reason from a sender that is just writing; nothing was stored, so the same can be sent again.
-            while isinstance(error, Unreachable):
-                stream = await group.append(group.a).open()
-                await stream.send(sent)
-                error = await stream.error()
+            stream = await group.append(group.a).open()
+            await stream.send(sent)
+            error = await stream.error()
             assert isinstance(error, expected), error
             assert stream.acknowledged == 210
         stream = await group.append(group.a).open()
@@ -265,6 +259,43 @@ def test_a_new_token_fences_the_old_sender_and_finds_equal_copies(run: Callable[
         await new.until_acknowledged(position.index + 100)
         await new.close()
         assert isinstance(await (await group.append(group.a, token=1).open()).error(), Fenced)
+
+    run(scenario)
+
+
+def test_a_sender_that_is_writing_is_told_why_it_is_refused(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        for token in range(1, 11):
+            await group.open(token=token)
+            at = (await group.open(token=token)).index
+            stream = await group.append(group.a, token=token).open()
+            sending = asyncio.ensure_future(stream.send(batches(3000, first_index=at)))
+            await stream.until_acknowledged(at + 50)
+            await group.open(token=token + 1)
+            assert isinstance(await stream.error(), Fenced)
+            await sending
+
+    run(scenario)
+
+
+def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sending = asyncio.ensure_future(stream.send(batches(6000)))
+        await stream.until_acknowledged(100)
+        master, slave = group.chain_members[Epoch(1)]
+        for member in (group.a, group.b) * 3:
+            request = pb.OpenLinkRequest(
+                link=group.name(1, member.incarnation), chain_version=group.version, token=1, master=master,
+                slave=slave, durability="sync", flush_ms=20, max_record_bytes=1 << 20, queue="orders",
+            )  # fmt: skip
+            reply = await member.stub.OpenLink(request, timeout=5)
+            assert 0 < reply.next.index <= stream.sent_index + 10  # one may be on its way
+            assert not sending.done()
+        await sending
+        await stream.until_acknowledged(60_000)
+        await stream.close()
 
     run(scenario)
 
