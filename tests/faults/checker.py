@@ -1,24 +1,27 @@
 """Judges a history. Names of what it finds are those of Jepsen's workload for logs.
 
-lost-write            acknowledged, and not delivered to a subscription that read to the end
+lost-write            acknowledged, and not delivered to a subscription that read to the end from where it was put
 duplicate             one identity at two offsets of a subscription
 offset-disagreement   one offset with two contents: between readers, or between reader and acknowledgement
 aborted-read          delivered, though never sent or refused for good
 wrong-value           delivered with another value than was sent
-skipped-poll          a session starts behind records that its subscription never got
+skipped-poll          records lie between two that a subscription got one after the other, or before its first one
 backward-poll         within a session, an offset that doesn't rise
 reordering            A is delivered before B, though B was acknowledged before A was sent
 source-order          the seqs of one source don't rise with the offsets
+
+A subscription that is sought begins anew, so each of its generations is judged by itself; only the last one has to reach
+the end.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.faults.history import Acknowledged, Delivered, Event, Refused, Sent
+from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Refused, Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Verdict:
 
 
 Identity = tuple[str, int]
+Stretch = tuple[str, int]
+"""A subscription, and one of its generations."""
 
 
 def check(events: Iterable[Event], *, read_to_end: bool = True) -> Verdict:
@@ -51,6 +56,7 @@ def check(events: Iterable[Event], *, read_to_end: bool = True) -> Verdict:
     acknowledged: dict[Identity, Acknowledged] = {}
     refused: set[Identity] = set()
     delivered: list[Delivered] = []
+    starts: dict[Stretch, int] = {}
     for event in events:
         match event:
             case Sent():
@@ -61,19 +67,23 @@ def check(events: Iterable[Event], *, read_to_end: bool = True) -> Verdict:
                 refused.add((event.source, event.seq))
             case Delivered():
                 delivered.append(event)
+            case Positioned():
+                starts[event.subscription, event.generation] = event.offset
     found: list[Anomaly] = []
     by_offset = _agreed_contents(delivered, found)
     found += _against_sent(by_offset, sent, refused)
     found += _against_acknowledged(by_offset, acknowledged)
-    found += _within_subscriptions(delivered)
+    stretches, offsets = _stretches(delivered, starts), sorted(by_offset)
+    for stretch, ones in stretches.items():
+        found += _within(stretch, ones, starts.get(stretch, 0), offsets)
     found += _orders(by_offset, sent, acknowledged)
     if read_to_end:
-        found += _lost(delivered, acknowledged)
+        found += _lost(stretches, starts, by_offset, acknowledged)
     counts = {
         "sent": len(sent),
         "acknowledged": len(acknowledged),
         "delivered": len(by_offset),
-        "handed_out_again": len(delivered) - len({(one.subscription, one.offset) for one in delivered}),
+        "handed_out_again": len(delivered) - len({(one.subscription, one.generation, one.offset) for one in delivered}),
     }
     return Verdict(tuple(found), counts)
 
@@ -120,39 +130,38 @@ def _against_acknowledged(by_offset: dict[int, Delivered], acknowledged: dict[Id
     return found
 
 
-def _within_subscriptions(delivered: list[Delivered]) -> list[Anomaly]:
-    found = []
-    by_subscription: dict[str, list[Delivered]] = defaultdict(list)
+def _stretches(delivered: list[Delivered], starts: dict[Stretch, int]) -> dict[Stretch, list[Delivered]]:
+    """What each generation of each subscription was handed; also of those that were handed nothing."""
+    found: dict[Stretch, list[Delivered]] = {stretch: [] for stretch in starts}
     for one in delivered:
-        by_subscription[one.subscription].append(one)
-    for subscription, ones in by_subscription.items():
-        place: dict[Identity, int] = {}
-        last_of: dict[str, int] = {}
-        reached = -1
-        offsets = sorted({one.offset for one in ones})
-        for one in ones:
-            earlier = place.setdefault((one.source, one.seq), one.offset)
-            if earlier != one.offset:
-                found.append(
-                    Anomaly("duplicate", f"{subscription}: {one.source}:{one.seq} at {earlier} and {one.offset}")
-                )
-            last = last_of.get(one.session)
-            if last is not None and one.offset <= last:
-                found.append(Anomaly("backward-poll", f"{one.session}: {one.offset} after {last}"))
-            last_of[one.session] = one.offset
-            if one.offset > reached:
-                # Offsets that nobody was handed before the first one count only if somebody was handed them later.
-                skipped = _between(offsets, reached, one.offset) if reached >= 0 else []
-                if skipped:
-                    found.append(
-                        Anomaly("skipped-poll", f"{one.session}: {one.offset} before {skipped[0]} was handed out")
-                    )
-                reached = one.offset
+        found.setdefault((one.subscription, one.generation), []).append(one)
     return found
 
 
-def _between(offsets: list[int], low: int, high: int) -> list[int]:
-    return offsets[bisect_right(offsets, low) : bisect_left(offsets, high)]
+def _within(stretch: Stretch, ones: list[Delivered], start: int, offsets: list[int]) -> list[Anomaly]:
+    """One generation of a subscription, in the order of time. `offsets`: all that anybody was handed, rising."""
+    found = []
+    subscription = stretch[0]
+    place: dict[Identity, int] = {}
+    last_of: dict[str, int] = {}
+    reached = bisect_left(offsets, start)  # so many of the offsets it got, or needn't get
+    for one in ones:
+        earlier = place.setdefault((one.source, one.seq), one.offset)
+        if earlier != one.offset:
+            found.append(Anomaly("duplicate", f"{subscription}: {one.source}:{one.seq} at {earlier} and {one.offset}"))
+        last = last_of.get(one.session)
+        if one.offset < start or (last is not None and one.offset <= last):
+            found.append(
+                Anomaly("backward-poll", f"{one.session}: {one.offset} after {start if last is None else last}")
+            )
+        last_of[one.session] = one.offset
+        at = bisect_left(offsets, one.offset)
+        if at > reached:
+            found.append(
+                Anomaly("skipped-poll", f"{one.session}: {one.offset} before {offsets[reached]} was handed out")
+            )
+        reached = max(reached, at + 1)
+    return found
 
 
 def _orders(
@@ -183,14 +192,29 @@ def _orders(
     return found
 
 
-def _lost(delivered: list[Delivered], acknowledged: dict[Identity, Acknowledged]) -> list[Anomaly]:
+def _lost(
+    stretches: dict[Stretch, list[Delivered]],
+    starts: dict[Stretch, int],
+    by_offset: dict[int, Delivered],
+    acknowledged: dict[Identity, Acknowledged],
+) -> list[Anomaly]:
+    """Each subscription's last generation has to have everything from its start on."""
     found = []
-    got: dict[str, set[Identity]] = defaultdict(set)
-    for one in delivered:
-        got[one.subscription].add((one.source, one.seq))
-    if not got:
-        got["(nobody read)"] = set()
-    for subscription, identities in got.items():
-        lost = [identity for identity in acknowledged if identity not in identities]
-        found += [Anomaly("lost-write", f"{subscription}: {source}:{seq}") for source, seq in lost]
+    offset_of = {(one.source, one.seq): offset for offset, one in by_offset.items()}
+    last: dict[str, int] = {"(nobody read)": 0} if not stretches else {}
+    for subscription, generation in stretches:
+        last[subscription] = max(generation, last.get(subscription, generation))
+    for stretch in last.items():
+        start = starts.get(stretch, 0)
+        got = {(one.source, one.seq) for one in stretches.get(stretch, ())}
+        found += [
+            Anomaly("lost-write", f"{stretch[0]}: {identity[0]}:{identity[1]}")
+            for identity, ack in acknowledged.items()
+            if identity not in got and _place(identity, ack, offset_of) >= start
+        ]
     return found
+
+
+def _place(identity: Identity, ack: Acknowledged, offset_of: dict[Identity, int]) -> float:
+    """Where it lies; at the end, as far as anybody can tell, where nobody was handed it or told."""
+    return offset_of.get(identity, ack.offset if ack.offset is not None else float("inf"))

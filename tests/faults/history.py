@@ -2,13 +2,18 @@
 
 Times are seconds on one machine's monotonic clock. `session` names one stretch of reading by one elected reader: from
 its grant to its end; a new session may start before where the last one ended (records handed out, not committed).
+
+In a file, a line is one run of facts of one type: a JSON object of columns, a list where a field differs from fact to
+fact, else its one value. A process that is killed leaves at most its last line cut off, which is left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby, repeat
 from pathlib import Path
 
 
@@ -24,12 +29,16 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The sender was told that the record is kept. `offset` is None where it was told without a place (a resume point)."""
+    """The sender was told that the record is kept. `offset` is None where it was told without a place.
+
+    `is_resumed`: told by the resume point of an election, and not by an acknowledgement.
+    """
 
     source: str
     seq: int
     offset: int | None
     at_s: float
+    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A reader got the record."""
+    """A reader got the record. `generation`: of its subscription; a seek begins the next one."""
 
     subscription: str
     session: str
@@ -52,24 +61,87 @@ class Delivered:
     seq: int
     value: str
     at_s: float
+    generation: int = 1
 
 
-Event = Sent | Acknowledged | Refused | Delivered
-_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (Sent, Acknowledged, Refused, Delivered)}
+@dataclass(frozen=True, slots=True)
+class Positioned:
+    """A subscription was created, or sought: this generation starts at `offset`."""
+
+    subscription: str
+    generation: int
+    offset: int
+    at_s: float
+
+
+Event = Sent | Acknowledged | Refused | Delivered | Positioned
+_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (Sent, Acknowledged, Refused, Delivered, Positioned)}
+_FIELDS: dict[str, tuple[str, ...]] = {name: tuple(field.name for field in fields(cls)) for name, cls in _TYPES.items()}
+
+
+class Recorder:
+    """Appends to one history, kept open. A fact is in the operating system's hands when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, events: Iterable[Event]) -> None:
+        """One line for each run of events of one type."""
+        for _, run in groupby(events, type):
+            os.write(self._file, _line(list(run)).encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _line(events: Sequence[Event]) -> str:
+    name = type(events[0]).__name__
+    columns: dict[str, object] = {"type": name, "count": len(events)}
+    for field in _FIELDS[name]:
+        values = [getattr(event, field) for event in events]
+        first = values[0]
+        columns[field] = first if all(value == first for value in values) else values
+    return json.dumps(columns, separators=(",", ":")) + "\n"
 
 
 def write(events: Iterable[Event], path: Path) -> None:
-    """Append events to a file, one JSON object a line."""
-    with path.open("a") as file:
-        for event in events:
-            file.write(json.dumps({"type": type(event).__name__} | asdict(event)) + "\n")
+    """Append events to a file."""
+    recorder = Recorder(path)
+    recorder.write(events)
+    recorder.close()
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file. A last line that was cut off by a kill is left out."""
-    for line in path.read_text().splitlines():
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        yield _TYPES[content.pop("type")](**content)
+    """The events of a file."""
+    return Tail(path).follow()
+
+
+class Tail:
+    """Follows a history that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def follow(self) -> Iterator[Event]:
+        """What came since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        end = content.rfind(b"\n") + 1
+        self._offset += end
+        for line in content[:end].splitlines():
+            try:
+                columns = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # cut off by a kill; who came after it went on behind it
+            yield from _events(columns)
+
+
+def _events(columns: dict[str, object]) -> Iterator[Event]:
+    name, count = str(columns["type"]), columns["count"]
+    values = [columns[field] for field in _FIELDS[name]]
+    rows = zip(*(value if isinstance(value, list) else repeat(value, count) for value in values), strict=False)
+    yield from (_TYPES[name](*row) for row in rows)

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SENDERS = ("sender-1", "sender-2")
 READERS = {"reader-1": "main", "reader-2": "main", "reader-3": "other"}
 SUBSCRIPTIONS = ("main", "other")
+RECORDS_PER_S = 400
 
 
 def wait_until(claim: Callable[[], bool], what: str, timeout_s: float = 25.0) -> None:
@@ -95,10 +96,11 @@ class Trial:
     def _start(self, name: str) -> None:
         kind = "sender" if name in SENDERS else "reader"
         arguments = (kind, self.cluster.coordinators, self.queue, name, str(self._history(name)))
+        what = READERS.get(name, str(RECORDS_PER_S))
         self.cluster.supervisor.start(
             ProcessSpec(
                 self._process(name),
-                (sys.executable, "-m", "tests.faults.workload", *arguments, READERS.get(name, "")),
+                (sys.executable, "-m", "tests.faults.workload", *arguments, what),
                 environment={"PYTHONPATH": str(ROOT)},
                 stop_timeout_s=15.0,
             )
@@ -244,16 +246,8 @@ class Trial:
 
         wait_until(has_two_copies, "each sealed link has two copies again", 40)
         view = self.view()
-        sealed = []
-        for link in view.links:
-            if not link.has_end:
-                break
-            sealed.append(link)
-        claims = [
-            certificates.Claim(Epoch(one.epoch), one.base, Index(one.end), one.link_hash, one.chain_hash)
-            for one in sealed
-        ]
-        return certificates.problems(claims, asyncio.run(_copies(view, [link for link in sealed if link.end])))
+        claims, links = sealed_links(view)
+        return certificates.problems(claims, asyncio.run(copies_of(view, links)))
 
     def zombie_acknowledgements(self, name: str, *, paused_s: float, resumed_s: float) -> list[Event]:
         """What a sender was told is kept after its pause, though it had not sent it before."""
@@ -266,9 +260,23 @@ class Trial:
         ]
 
 
-async def _copies(
+def sealed_links(view: pb.QueueView) -> tuple[list[certificates.Claim], list[pb.LinkView]]:
+    """What is certified of the chain's links from the first on, and which of them hold records."""
+    sealed = []
+    for link in view.links:
+        if not link.has_end:
+            break
+        sealed.append(link)
+    claims = [
+        certificates.Claim(Epoch(one.epoch), one.base, Index(one.end), one.link_hash, one.chain_hash) for one in sealed
+    ]
+    return claims, [link for link in sealed if link.end]
+
+
+async def copies_of(
     view: pb.QueueView, links: list[pb.LinkView]
 ) -> dict[tuple[Epoch, str], list[certificates.StoredBatch]]:
+    """What both members of each link hold, by epoch and member."""
     found = {}
     members = Members()
     try:

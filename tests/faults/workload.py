@@ -1,6 +1,7 @@
 """One process of the workload: a sender or a reader that keeps a history of its own.
 
-    python -m tests.faults.workload sender|reader COORDINATORS QUEUE NAME HISTORY [SUBSCRIPTION]
+    python -m tests.faults.workload sender COORDINATORS QUEUE NAME HISTORY RECORDS_PER_S
+    python -m tests.faults.workload reader COORDINATORS QUEUE NAME HISTORY SUBSCRIPTION
 
 Senders share one source, `log`, and its seqs: whoever is elected goes on behind the resume point, as with a database's
 log. A record's value is a function of its seq. A sender writes *sent* before it sends and *acknowledged* after it was
@@ -14,16 +15,20 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from seriatim.consumer import Consumer
+from seriatim.consumer.core.view import Place
+from seriatim.consumer.session import Grant
 from seriatim.producer import Handle, Producer
+from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
-from tests.faults.history import Acknowledged, Delivered, Sent, write
+from tests.faults.history import Acknowledged, Delivered, Recorder, Sent
 
 SOURCE = "log"
 SESSION_TIMEOUT_S = 1.5
-_AT_ONCE = 5
-_PAUSE_S = 0.012
+_STEP_S = 0.002
+_MOST_AT_ONCE = 20
 _FLUSH_S = 8.0
 
 
@@ -43,8 +48,12 @@ class Stopping:
 
 
 class Sender:
-    def __init__(self, coordinators: str, queue: str, name: str, history: Path) -> None:
-        self._history = history
+    """Sends at a steady rate while elected; what it couldn't send on time is sent a little faster afterwards."""
+
+    def __init__(self, coordinators: str, queue: str, name: str, history: Path, records_per_s: float) -> None:
+        self._history = Recorder(history)
+        self._interval_s = 1 / records_per_s
+        self._due_at_s = 0.0  # of the next record
         self._acknowledged: queues.SimpleQueue[Acknowledged] = queues.SimpleQueue()
         self._producer = Producer(
             coordinators, queue, name, linger_ms=2, max_block_s=0.5, session_timeout_s=SESSION_TIMEOUT_S
@@ -63,8 +72,8 @@ class Sender:
                 self._producer.flush(_FLUSH_S)
         except (DeadlineOver, OutcomeUnknown):
             pass  # what isn't acknowledged isn't in the history either
-        self._note()
         self._producer.abort()
+        self._note()
 
     def _is_elected(self) -> bool:
         """Elected, and it is known where to go on."""
@@ -80,17 +89,22 @@ class Sender:
             return False
         stored = elected.resume_point.get(SOURCE, -1)
         now_s = time.monotonic()
-        write(
-            (Acknowledged(SOURCE, seq, None, now_s) for seq in range(self._stored_seq + 1, stored + 1)), self._history
+        self._history.write(
+            Acknowledged(SOURCE, seq, None, now_s, is_resumed=True) for seq in range(self._stored_seq + 1, stored + 1)
         )
         self._stored_seq = max(self._stored_seq, stored)
-        self._token, self._next_seq = elected.token, stored + 1
+        self._token, self._next_seq, self._due_at_s = elected.token, stored + 1, now_s
         return True
 
     def _send_some(self) -> None:
         now_s = time.monotonic()
-        seqs = range(self._next_seq, self._next_seq + _AT_ONCE)
-        write((Sent(SOURCE, seq, value_of(seq), now_s) for seq in seqs), self._history)
+        due = min(_MOST_AT_ONCE, int((now_s - self._due_at_s) / self._interval_s) + 1)
+        if due < 1:
+            time.sleep(max(0.0, self._due_at_s - now_s))
+            return
+        self._due_at_s = max(self._due_at_s + due * self._interval_s, now_s - 1)
+        seqs = range(self._next_seq, self._next_seq + due)
+        self._history.write(Sent(SOURCE, seq, value_of(seq), now_s) for seq in seqs)
         for seq in seqs:
             try:
                 handle = self._producer.send(value_of(seq).encode(), seq=seq, source=SOURCE)
@@ -98,7 +112,7 @@ class Sender:
                 return
             handle.add_done_callback(self._ended)
             self._next_seq = seq + 1
-        time.sleep(_PAUSE_S)
+        time.sleep(_STEP_S)
 
     def _ended(self, handle: Handle) -> None:
         try:
@@ -112,11 +126,29 @@ class Sender:
         while not self._acknowledged.empty():
             events.append(self._acknowledged.get())
         if events:
-            write(events, self._history)
+            self._history.write(events)
+
+
+class RecordingConsumer(Consumer):
+    """Knows what an application can't tell: of which of its terms a record was, and of which generation a term."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.generations: dict[int, int] = {}
+
+    def _granted(self, grant: Grant, place: Place) -> None:
+        super()._granted(grant, place)
+        self.generations[self._hand_over.term] = grant.generation
+
+    @property
+    def last_term(self) -> int:
+        """Of the records that the last poll gave."""
+        return 0 if self._chunk is None else self._chunk.term
 
 
 def read(coordinators: str, queue: str, name: str, history: Path, subscription: str, stopping: Stopping) -> None:
-    consumer = Consumer(
+    recorder = Recorder(history)
+    consumer = RecordingConsumer(
         coordinators, queue, subscription, session_timeout_s=SESSION_TIMEOUT_S, auto_commit_ms=50, name=name
     )
     run = time.monotonic_ns()
@@ -125,22 +157,20 @@ def read(coordinators: str, queue: str, name: str, history: Path, subscription: 
             records = consumer.poll(200, 0.2)
             if not records:
                 continue
-            chunk, now_s = consumer._chunk, time.monotonic()  # whose term it was can't be told by an application
-            session = f"{name}-{run}-{0 if chunk is None else chunk.term}"
-            write(
-                (
-                    Delivered(subscription, session, one.offset, one.source, one.seq, one.value.decode(), now_s)
-                    for one in records
-                ),
-                history,
+            now_s, term = time.monotonic(), consumer.last_term
+            session, generation = f"{name}-{run}-{term}", consumer.generations[term]
+            recorder.write(
+                Delivered(subscription, session, one.offset, one.source, one.seq, one.value.decode(), now_s, generation)
+                for one in records
             )
 
 
 def main() -> None:
     kind, coordinators, queue, name, history, *rest = sys.argv[1:]
     stopping = Stopping()
+    log.start_logging("INFO")
     if kind == "sender":
-        Sender(coordinators, queue, name, Path(history)).run(stopping)
+        Sender(coordinators, queue, name, Path(history), float(rest[0])).run(stopping)
     else:
         read(coordinators, queue, name, Path(history), rest[0], stopping)
 

@@ -1,0 +1,258 @@
+"""The fault campaign: real processes, harmed in every way, under a workload whose history is judged.
+
+    python -m tests.faults.campaign --faults 500 --seed 1 --report DIR
+
+Needs root, or the rights to make network namespaces; it says so and ends with 3 where they can't be made. Ctrl-C ends it
+after the fault that is going on, with the round judged and the report written; a second one ends it at once. Whatever
+happens, hosts, mounts and processes end with it (`network`). Ends with 1 when anything was violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.protocol.errors import SeriatimError
+from tests.faults import checker, network, picture, report
+from tests.faults.catalogue import KINDS, Kind, plan
+from tests.faults.cluster import FaultCluster, hosts
+from tests.faults.history import Delivered
+from tests.faults.nemesis import Fault, Nemesis
+from tests.faults.outages import longest_gap_s
+from tests.faults.report import Findings, Judged
+from tests.faults.round import Round, Stuck
+
+SCRATCH = "seriatim-faults-"
+QUIET_S = (0.4, 0.8)
+SESSION_MS = 1500.0
+TARGETS_MS = {
+    "master killed": (40, 150),
+    "slave killed": (40, 150),
+    "master paused": (350, 350),
+    "planned rotation": (10, 40),
+    "elected sender killed": (SESSION_MS + 100, SESSION_MS + 100),
+    "sender stopped on purpose": (60, 60),
+}
+"""Median and 99th percentile of the outage of sending that have to be reached."""
+
+
+class Campaign:
+    """One run. `findings` is what was found so far."""
+
+    def __init__(self, arguments: argparse.Namespace, kinds: Sequence[Kind], scratch: Path) -> None:
+        self._arguments = arguments
+        self._chance = random.Random(arguments.seed)
+        self._plan = plan(arguments.faults, self._chance, kinds)
+        self._scratch = scratch
+        self._network = hosts()
+        self._began_s = time.monotonic()
+        self._is_stopping = False
+        self._clusters = 0
+        command = f"python -m tests.faults.campaign {' '.join(sys.argv[1:])}"
+        self.findings = Findings(command, arguments.seed, arguments.rate)
+
+    def stop(self, *_: object) -> None:
+        """Asked by Ctrl-C: after this fault. Asked again: now."""
+        if self._is_stopping:
+            raise KeyboardInterrupt
+        self._is_stopping = True
+        self._say("ends after this fault; Ctrl-C again: at once")
+
+    def run(self) -> None:
+        """All rounds, on one cluster as long as it gets along."""
+        left = list(self._plan)
+        while left and not self._is_over():
+            self._clusters += 1
+            cluster = FaultCluster(self._scratch / f"cluster-{self._clusters}", self._network)
+            nemesis = Nemesis(cluster, self._chance, self._say)
+            try:
+                cluster.start()
+                self._say(f"cluster {self._clusters} serves")
+                is_well = True
+                while left and is_well and not self._is_over():
+                    is_well = self._round(cluster, nemesis, left)
+                    report.write(self.findings, self._arguments.report, TARGETS_MS)
+            finally:
+                cluster.close()
+                self.findings.deaths += nemesis.deaths
+                self.findings.seconds = time.monotonic() - self._began_s
+
+    def _is_over(self) -> bool:
+        seconds = self._arguments.seconds
+        return self._is_stopping or (seconds is not None and time.monotonic() - self._began_s > seconds)
+
+    def _round(self, cluster: FaultCluster, nemesis: Nemesis, left: list[Kind]) -> bool:
+        """One queue and its faults; False where the cluster can't be used any more."""
+        self.findings.rounds += 1
+        name = f"round-{self.findings.rounds}"
+        directory = self._scratch / "histories" / name
+        scene = Round(cluster, name, directory, self._arguments.rate)
+        faults: list[Fault] = []
+        try:
+            scene.start()
+            nemesis.wait_until_whole(scene)
+            for _ in range(self._arguments.per_round):
+                if not left or self._is_over():
+                    break
+                time.sleep(self._chance.uniform(*QUIET_S))
+                self._fault(nemesis, left.pop(0), scene, faults)
+            nemesis.bring_back_what_left(scene)
+            verdict, forgeries = scene.judge()
+            nemesis.end_round()
+        except (Stuck, SeriatimError, EmbeddedError, AssertionError) as error:
+            what = f"round {self.findings.rounds}, after {faults[-1].kind if faults else 'nothing'}: {error}"
+            self.findings.stuck.append(what)
+            self._say(what)
+            scene.follow()
+            events = sorted(scene.events, key=lambda event: event.at_s)
+            self._note(scene, faults, checker.check(events, read_to_end=False), [])
+            self._keep_evidence(cluster, name)
+            scene.close()
+            return False
+        self._note(scene, faults, verdict, forgeries)
+        if not verdict.is_clean or forgeries:
+            self._keep_evidence(cluster, name)
+        scene.close()
+        shutil.rmtree(directory)
+        return True
+
+    def _fault(self, nemesis: Nemesis, kind: Kind, scene: Round, faults: list[Fault]) -> None:
+        number = len(self.findings.faults) + len(faults) + 1
+        began_s = time.monotonic()
+        fault = Fault(number, kind.name, kind.family)
+        faults.append(fault)
+        faults[-1] = nemesis.strike(number, kind, scene)
+        fault = faults[-1]
+        scene.follow()
+        sending_s = longest_gap_s(sorted(scene.acknowledged_at_s[-20_000:]), fault.harmed_s, fault.healed_s)
+        self._say(
+            f"{number}/{len(self._plan)} {fault.kind} [{' '.join(fault.targets)}] sending {sending_s * 1000:.0f} ms, "
+            f"took {time.monotonic() - began_s:.1f} s {fault.note}"
+        )
+
+    # ------------------------------------------------------------------------------------------------------ judging
+
+    def _note(self, scene: Round, faults: list[Fault], verdict: checker.Verdict, forgeries: list[str]) -> None:
+        findings, number = self.findings, self.findings.rounds
+        acknowledged = sorted(scene.acknowledged_at_s)
+        delivered = {name: sorted(times) for name, times in scene.delivered_at_s.items()}
+        quiet_since_s = None
+        for fault in faults:
+            if not fault.whole_s:
+                continue
+            if quiet_since_s is not None:
+                findings.quiet_gaps_s.append(longest_gap_s(acknowledged, quiet_since_s, fault.harmed_s - 0.05))
+            quiet_since_s = fault.whole_s
+            findings.faults.append(
+                Judged(
+                    fault.number, number, fault.kind, fault.family, fault.targets,
+                    at_s=fault.harmed_s - self._began_s,
+                    healed_at_s=fault.healed_s - self._began_s,
+                    whole_at_s=fault.whole_s - self._began_s,
+                    sending_s=longest_gap_s(acknowledged, fault.harmed_s, fault.healed_s),
+                    reading_s=max(longest_gap_s(one, fault.harmed_s, fault.healed_s) for one in delivered.values()),
+                    healing_s=longest_gap_s(acknowledged, fault.healed_s, fault.whole_s),
+                    note=fault.note.strip("; "),
+                )
+            )  # fmt: skip
+        findings.violations += [f"round {number}: {one.kind}: {one.what}" for one in verdict.anomalies]
+        findings.violations += [f"round {number}: {one}" for one in forgeries]
+        findings.records.update({key: verdict.counts[key] for key in ("sent", "acknowledged")})
+        findings.records["handed out"] += sum(isinstance(event, Delivered) for event in scene.events)
+        for times, counts in ((acknowledged, findings.acknowledged), (delivered["other"], findings.delivered)):
+            counts.update(int((at_s - self._began_s) / picture.BUCKET_S) for at_s in times)
+        findings.seconds = time.monotonic() - self._began_s
+        clean = "clean" if verdict.is_clean and not forgeries else f"VIOLATED {dict(verdict.kinds())} {forgeries[:3]}"
+        self._say(f"round {number}: {verdict.counts} {clean}")
+
+    def _keep_evidence(self, cluster: FaultCluster, name: str) -> None:
+        """Logs and histories, beside the report."""
+        kept = self._arguments.report / "evidence" / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(cluster.supervisor.directory / "logs", kept / "logs")
+        shutil.copytree(self._scratch / "histories" / name, kept / "histories")
+        self._say(f"evidence: {kept}")
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self._began_s:7.1f} {text}\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """Run it; the exit status."""
+    arguments = _arguments()
+    if not network.is_inside():
+        try:
+            network.enter("tests.faults.campaign")
+        except network.NoNamespaces as error:
+            sys.stderr.write(f"the fault campaign can't run: {error}\n")
+            return 3
+    kinds = [kind for kind in KINDS if not arguments.only or any(word in kind.name for word in arguments.only)]
+    if not kinds:
+        sys.stderr.write(f"no kind of fault has {' or '.join(arguments.only)} in its name\n")
+        return 2
+    scratch, lock = _scratch()
+    try:
+        campaign = Campaign(arguments, kinds, scratch)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, campaign.stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            campaign.run()
+        report.write(campaign.findings, arguments.report, TARGETS_MS)
+        picture.draw(campaign.findings, arguments.report / "faults.png")
+    except network.NoNamespaces as error:
+        sys.stderr.write(f"the fault campaign can't run: {error}\n")
+        return 3
+    finally:
+        lock.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    findings = campaign.findings
+    sys.stdout.write(
+        f"{len(findings.faults)} faults, {findings.records['acknowledged']} records, {len(findings.violations)} "
+        f"violations, {len(findings.stuck)} stuck, {len(findings.deaths)} deaths: {arguments.report / 'faults.md'}\n"
+    )
+    return 0 if findings.is_clean else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.faults.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=80, help="how many")
+    parser.add_argument("--seconds", type=float, help="begin no fault after so long")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--report", type=Path, default=Path("fault-report"), help="folder; faults.md, .png and .json")
+    parser.add_argument("--rate", type=float, default=1000, help="records a second")
+    parser.add_argument("--per-round", type=int, default=40, help="faults before a round is judged")
+    parser.add_argument("--only", action="append", help="kinds with this in their name")
+    arguments = parser.parse_args()
+    arguments.report = arguments.report.resolve()
+    if "--seed" not in sys.argv:
+        sys.argv += ["--seed", str(arguments.seed)]
+    return arguments
+
+
+def _scratch() -> tuple[Path, TextIO]:
+    """A folder for this run, locked while it goes on; those of runs that were cut off are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError), (old / "running").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
+    lock = (scratch / "running").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return scratch, lock
+
+
+if __name__ == "__main__":
+    sys.exit(main())

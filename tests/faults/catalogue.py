@@ -1,0 +1,246 @@
+"""Every kind of fault, as data: who is harmed, how, and for how long.
+
+A role names processes by what they do at that moment (`roles` of the round says who that is); `nemesis` knows how each
+kind of harm is done and undone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+Role = Literal[
+    "master", "slave", "head", "idle member",
+    "coordinator", "other coordinator", "coordinators",
+    "zookeeper leader", "zookeeper follower", "zookeepers", "zookeeper majority",
+    "sender", "standby sender", "senders", "reader", "standby reader", "readers",
+    "servers",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL; healed by a start."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """SIGTERM, as somebody does on purpose; healed by a start."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP; healed by SIGCONT."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nothing passes between two roles; with `is_one_way` only the second is deaf to the first."""
+
+    one: Role
+    other: Role
+    is_one_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTrouble:
+    """A member's disk as `disks` can harm it; healed by mending the disk and starting the member again."""
+
+    role: Role
+    trouble: Literal["write error", "flush error", "slow flush", "full", "filled", "nearly filled"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlipBits:
+    """Bits of stored records flipped on the disk; `is_killed`: of a member that is dead meanwhile."""
+
+    role: Role
+    is_killed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlankDisk:
+    """The member is killed, and comes back at the same address with an empty disk."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What people do, on purpose."""
+
+    what: Literal[
+        "rotate", "drain the head", "add a group", "remove a group", "restart everything", "create a subscription",
+        "seek back", "seek forward",
+    ]  # fmt: skip
+
+
+Harm = Kill | Stop | Pause | Cut | DiskTrouble | FlipBits | BlankDisk | Order
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`held_s`: least and most seconds from harm to healing. `share`: its part of the faults that aren't headlines."""
+
+    name: str
+    family: Literal["processes", "network", "zookeeper", "disk", "people", "two at once"]
+    harms: tuple[Harm, ...]
+    held_s: tuple[float, float] = (0.5, 1.0)
+    is_headline: bool = False
+    share: float = 1.0
+
+
+def _kinds_of_processes() -> list[Kind]:
+    past_session_s, briefly_s = (2.0, 3.0), (0.5, 1.2)
+    return [
+        Kind("master killed", "processes", (Kill("master"),), is_headline=True),
+        Kind("slave killed", "processes", (Kill("slave"),), is_headline=True),
+        Kind("master paused", "processes", (Pause("master"),), (0.7, 1.8), is_headline=True),
+        Kind("elected sender killed", "processes", (Kill("sender"),), (1.9, 2.0), is_headline=True),
+        Kind("sender stopped on purpose", "processes", (Stop("sender"),), (0.5, 0.7), is_headline=True),
+        Kind("both members of the head killed", "processes", (Kill("head"),), (0.5, 2.5), share=3),
+        Kind("a member of another group killed", "processes", (Kill("idle member"),)),
+        Kind("elected coordinator killed", "processes", (Kill("coordinator"),), share=2),
+        Kind("other coordinator killed", "processes", (Kill("other coordinator"),)),
+        Kind("both coordinators killed", "processes", (Kill("coordinators"),)),
+        Kind("standby sender killed", "processes", (Kill("standby sender"),)),
+        Kind("elected reader killed", "processes", (Kill("reader"),), (1.9, 2.2), share=2),
+        Kind("elected reader stopped on purpose", "processes", (Stop("reader"),)),
+        Kind("standby reader killed", "processes", (Kill("standby reader"),)),
+        Kind("all servers killed at once", "processes", (Kill("servers"),), (0.1, 1.0), share=0.7),
+        Kind("master paused past its session", "processes", (Pause("master"),), past_session_s, share=2),
+        Kind("slave paused", "processes", (Pause("slave"),), briefly_s),
+        Kind("slave paused past its session", "processes", (Pause("slave"),), past_session_s),
+        Kind("both members of the head paused", "processes", (Pause("head"),), (0.5, 3.0), share=2),
+        Kind("elected coordinator paused", "processes", (Pause("coordinator"),), (0.5, 3.0)),
+        Kind("both coordinators paused", "processes", (Pause("coordinators"),), (0.5, 2.0)),
+        Kind("elected sender paused", "processes", (Pause("sender"),), briefly_s),
+        Kind("elected sender paused past its session", "processes", (Pause("sender"),), past_session_s, share=2),
+        Kind("elected reader paused", "processes", (Pause("reader"),), briefly_s),
+        Kind("elected reader paused past its session", "processes", (Pause("reader"),), past_session_s, share=2),
+        Kind("all servers paused at once", "processes", (Pause("servers"),), (0.3, 2.5)),
+    ]
+
+
+def _kinds_of_network() -> list[Kind]:
+    places: dict[str, Role] = {
+        "sender": "sender",
+        "master": "master",
+        "slave": "slave",
+        "coordinators": "coordinators",
+        "ZooKeeper": "zookeepers",
+        "reader": "reader",
+    }
+    found = []
+    for (one, one_role), (other, other_role) in combinations(places.items(), 2):
+        # Longer than a session where ZooKeeper is cut off: sessions then end with their processes alive.
+        held_s = (1.8, 2.8) if "ZooKeeper" in {one, other} else (0.7, 1.5)
+        found += [
+            Kind(f"cut: {one} | {other}", "network", (Cut(one_role, other_role),), held_s, share=0.5),
+            Kind(f"cut: {one} → {other}", "network", (Cut(one_role, other_role, is_one_way=True),), held_s, share=0.3),
+            Kind(f"cut: {other} → {one}", "network", (Cut(other_role, one_role, is_one_way=True),), held_s, share=0.3),
+        ]
+    found.append(Kind("master cut off from all servers", "network", (Cut("master", "servers"),), (0.7, 2.8)))
+    return found
+
+
+def _kinds_of_zookeeper() -> list[Kind]:
+    return [
+        Kind("ZooKeeper's leader killed", "zookeeper", (Kill("zookeeper leader"),), share=2),
+        Kind("ZooKeeper's follower killed", "zookeeper", (Kill("zookeeper follower"),)),
+        Kind("ZooKeeper's leader paused", "zookeeper", (Pause("zookeeper leader"),), (0.5, 3.0)),
+        Kind("ZooKeeper's follower paused", "zookeeper", (Pause("zookeeper follower"),), (0.5, 3.0)),
+        Kind("ZooKeeper without a majority", "zookeeper", (Kill("zookeeper majority"),), (1.0, 3.5), share=2),
+        Kind("all of ZooKeeper killed", "zookeeper", (Kill("zookeepers"),), (0.2, 1.0)),
+        Kind(
+            "ZooKeeper's leader cut off from the others",
+            "zookeeper",
+            (Cut("zookeeper leader", "zookeepers"),),
+            (1.5, 3.0),
+        ),
+    ]
+
+
+def _kinds_of_disks() -> list[Kind]:
+    found: list[Kind] = []
+    for role in ("master", "slave"):
+        found += [
+            Kind(f"{role}'s writes fail", "disk", (DiskTrouble(role, "write error"),)),
+            Kind(f"{role}'s flushes fail", "disk", (DiskTrouble(role, "flush error"),)),
+            Kind(f"{role}'s flushes are slow", "disk", (DiskTrouble(role, "slow flush"),), (0.8, 1.5)),
+            Kind(f"{role}'s writes find no room", "disk", (DiskTrouble(role, "full"),)),
+            Kind(f"{role}'s disk full to the last byte", "disk", (DiskTrouble(role, "filled"),), (1.0, 1.5)),
+            Kind(f"{role}'s disk full up to its reserve", "disk", (DiskTrouble(role, "nearly filled"),), (1.0, 1.5)),
+            Kind(f"bits flipped on the killed {role}'s disk", "disk", (FlipBits(role, is_killed=True),), share=1.5),
+            Kind(f"bits flipped on the living {role}'s disk", "disk", (FlipBits(role, is_killed=False),)),
+            Kind(f"{role} back with a blank disk", "disk", (BlankDisk(role),), share=1.5),
+        ]
+    return found
+
+
+def _kinds_of_people() -> list[Kind]:
+    return [
+        Kind("planned rotation", "people", (Order("rotate"),), (0.3, 0.5), is_headline=True),
+        Kind("head drained and resumed", "people", (Order("drain the head"),), share=3),
+        Kind("group added", "people", (Order("add a group"),), share=1.5),
+        Kind("group drained and removed", "people", (Order("remove a group"),), share=1.5),
+        Kind("rolling restart of everything", "people", (Order("restart everything"),), share=0.3),
+        Kind("subscription created", "people", (Order("create a subscription"),), share=2),
+        Kind("subscription sought back", "people", (Order("seek back"),), share=2),
+        Kind("subscription sought forward", "people", (Order("seek forward"),), share=1.5),
+    ]
+
+
+KINDS: tuple[Kind, ...] = (
+    *_kinds_of_processes(),
+    *_kinds_of_network(),
+    *_kinds_of_zookeeper(),
+    *_kinds_of_disks(),
+    *_kinds_of_people(),
+)
+
+PAIRED: tuple[Kind, ...] = tuple(
+    kind
+    for kind in KINDS
+    if all(isinstance(harm, Kill | Stop | Pause | Cut) for harm in kind.harms)
+    if kind.name not in {"all servers killed at once", "all servers paused at once"}
+)
+"""What may come in twos: nothing that takes a copy away."""
+
+
+def pair(chance: random.Random) -> Kind:
+    """Two kinds at once; held as long as the longer one asks."""
+    one, other = chance.sample(PAIRED, 2)
+    held_s = (max(one.held_s[0], other.held_s[0]), max(one.held_s[1], other.held_s[1]))
+    return Kind(f"{one.name}; {other.name}", "two at once", (*one.harms, *other.harms), held_s)
+
+
+_HEADLINE_PART = 0.104
+_PAIRS_PART = 0.12
+
+
+def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS) -> list[Kind]:
+    """So many faults in random order.
+
+    A tenth and a little more of each headline; of the rest an eighth in twos, then every other kind once before any
+    comes again, the likelier ones first. With 500 each headline comes 52 times, and every kind at least once.
+    """
+    headlines, others = [kind for kind in kinds if kind.is_headline], [kind for kind in kinds if not kind.is_headline]
+    of_each = round(count * _HEADLINE_PART) if others else -(-count // max(1, len(headlines)))
+    chosen = [kind for kind in headlines for _ in range(of_each)]
+    if len(kinds) == len(KINDS):
+        chosen += [pair(chance) for _ in range(int((count - len(chosen)) * _PAIRS_PART))]
+    while len(chosen) < count:
+        chosen += sorted(others, key=lambda kind: chance.random() ** (1 / kind.share), reverse=True)
+    chosen = chosen[:count]
+    chance.shuffle(chosen)
+    return chosen

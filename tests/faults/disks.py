@@ -1,0 +1,117 @@
+"""A member's disk: a real file system of limited size in an image of its own, which can be harmed in every way.
+
+Full, by real bytes; failing or slow, by the library of `faulty_disk.c` under the broker; damaged, by flipped bits in the
+files of the database; blank, by removal.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import struct
+import subprocess
+from enum import IntEnum
+from pathlib import Path
+
+SIZE_MB = 768
+RESERVE_MB = 64
+_CONTROL = struct.Struct("=iiq")
+
+
+class Trouble(IntEnum):
+    """What `faulty_disk.c` does to writes or flushes."""
+
+    NONE = 0
+    WRITE_ERROR = 1
+    FLUSH_ERROR = 2
+    SLOW_FLUSH = 3
+    FULL = 4
+
+
+def compile_library(directory: Path) -> Path:
+    """The library to preload, compiled by the system's cc. Raises CalledProcessError."""
+    library = directory / "faulty_disk.so"
+    source = Path(__file__).with_name("faulty_disk.c")
+    subprocess.run(("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"), check=True)
+    return library
+
+
+class Disk:
+    """One member's. Mounted by this process, in its own mount namespace, which ends with it."""
+
+    def __init__(self, directory: Path, name: str, library: Path) -> None:
+        self.path = directory / name
+        self.path.mkdir()
+        image = directory / f"{name}.image"
+        with image.open("wb") as file:
+            file.truncate(SIZE_MB * 1024 * 1024)
+        subprocess.run(("mkfs.ext4", "-q", "-F", "-m", "0", str(image)), check=True)
+        subprocess.run(("mount", "-o", "loop,noatime", str(image), str(self.path)), check=True)
+        self._library = library
+        self._control_path = directory / f"{name}.control"
+        self._control_path.write_bytes(bytes(mmap.PAGESIZE))
+        with self._control_path.open("r+b") as file:
+            self._control = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a broker on this disk is started with."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "SERIATIM_DISK_CONTROL": str(self._control_path),
+            "SERIATIM_DISK_DIRECTORY": str(self.path),
+        }
+
+    def trouble(self, kind: Trouble, delay_ms: int = 0) -> None:
+        """From now on; the count of calls that were harmed starts again."""
+        self._control[: _CONTROL.size] = _CONTROL.pack(kind, delay_ms, 0)
+
+    @property
+    def hits(self) -> int:
+        """How many calls were harmed since `trouble`."""
+        return _CONTROL.unpack(self._control[: _CONTROL.size])[2]
+
+    def fill(self, leaving_mb: int) -> None:
+        """Take room by a real file, until so much is left; 0: nothing at all."""
+        found = os.statvfs(self.path)
+        size = found.f_bavail * found.f_frsize - leaving_mb * 1024 * 1024
+        with (self.path / "ballast").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(size, 4096))
+
+    def mend(self) -> bool:
+        """Room and obedience again; whether there was any trouble."""
+        had_trouble = _CONTROL.unpack(self._control[: _CONTROL.size])[0] != Trouble.NONE
+        self._control[: _CONTROL.size] = _CONTROL.pack(Trouble.NONE, 0, self.hits)
+        (self.path / "ballast").unlink(missing_ok=True)
+        return had_trouble
+
+    def wipe(self) -> None:
+        """A blank disk at the same place."""
+        for path in self.path.iterdir():
+            if path.name != "lost+found":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def flip(self, chance: random.Random, needles: tuple[bytes, ...], most: int = 3) -> list[str]:
+        """Flip a bit in up to `most` places where stored records lie (found by a needle); says where."""
+        places = []
+        for path in sorted((self.path / "data").iterdir()):
+            if path.suffix not in {".log", ".sst", ".blob"}:
+                continue
+            content = path.read_bytes()
+            for needle in needles:
+                at = content.find(needle)
+                while at >= 0:
+                    places.append((path, at + chance.randrange(len(needle))))
+                    at = content.find(needle, at + 1)
+        chosen = chance.sample(places, min(most, len(places)))
+        for path, at in chosen:
+            with path.open("r+b") as file:
+                file.seek(at)
+                (byte,) = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+                file.flush()
+                os.fsync(file.fileno())
+        return [f"{path.name}@{at}" for path, at in chosen]

@@ -1,0 +1,344 @@
+"""Does each harm of the catalogue to a running cluster, and undoes all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import assert_never
+
+from seriatim.cli.embedded.errors import StartFailed
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import SeriatimError
+from tests.faults.catalogue import (
+    KINDS,
+    BlankDisk,
+    Cut,
+    DiskTrouble,
+    FlipBits,
+    Harm,
+    Kill,
+    Kind,
+    Order,
+    Pause,
+    Stop,
+)
+from tests.faults.cluster import (
+    COORDINATORS,
+    GROUPS,
+    MEMBERS,
+    SERVERS,
+    SPARE_GROUP,
+    SPARE_MEMBERS,
+    ZOOKEEPERS,
+    FaultCluster,
+)
+from tests.faults.disks import RESERVE_MB, Trouble
+from tests.faults.round import LATE, Round
+
+_TROUBLES = {
+    "write error": Trouble.WRITE_ERROR,
+    "flush error": Trouble.FLUSH_ERROR,
+    "slow flush": Trouble.SLOW_FLUSH,
+    "full": Trouble.FULL,
+}
+_STAYS_TRUSTED = {"slow flush", "nearly filled"}
+
+
+@dataclass(slots=True)
+class Fault:
+    """What was done. Times by the monotonic clock: from harm to healing, and until all was as before."""
+
+    number: int
+    kind: str
+    family: str
+    targets: tuple[str, ...] = ()
+    harmed_s: float = 0.0
+    healed_s: float = 0.0
+    whole_s: float = 0.0
+    note: str = ""
+
+
+class Nemesis:
+    """One for a cluster's life. `deaths`: processes that ended without having been killed, and what was going on."""
+
+    def __init__(self, cluster: FaultCluster, chance: random.Random, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self._say = say
+        self.deaths: list[str] = []
+        self._paused: set[str] = set()
+        self._killed: set[str] = set()
+        self._distrusted: set[str] = set()
+        self._damaged: set[str] = set()  # whose disk may be refused at a start, because of flipped bits
+        self._drained: set[str] = set()
+        self._has_spare = False
+        self._left: set[str] = set()  # spare members that hold records of this round, and are stopped
+
+    # ------------------------------------------------------------------------------------------------------ one fault
+
+    def strike(self, number: int, kind: Kind, scene: Round) -> Fault:
+        """Harm, hold, heal, and wait until all is as before. Raises Stuck."""
+        kind = self._possible(kind)
+        fault = Fault(number, kind.name, kind.family)
+        view = scene.view()
+        targets = [self._targets(harm, scene, view) for harm in kind.harms]
+        fault.targets = tuple(dict.fromkeys(name for found in targets for name in found))
+        fault.harmed_s = time.monotonic()
+        for harm in kind.harms:
+            self._harm(harm, scene, view, fault)
+        time.sleep(max(0.0, fault.harmed_s + self._chance.uniform(*kind.held_s) - time.monotonic()))
+        fault.healed_s = time.monotonic()
+        self._heal(scene, fault)
+        self.wait_until_whole(scene)
+        fault.whole_s = time.monotonic()
+        return fault
+
+    def wait_until_whole(self, scene: Round) -> None:
+        """Everything runs, everything is in service, records flow. Raises Stuck."""
+        groups = {*GROUPS, *((SPARE_GROUP,) if self._has_spare else ())}
+        scene.wait_until(lambda: len(self._cluster.zookeeper_modes()) == len(ZOOKEEPERS), "all of ZooKeeper serves")
+        scene.wait_until_whole({*MEMBERS, *(SPARE_MEMBERS if self._has_spare else ())}, groups)
+        scene.wait_for_clients()
+        scene.wait_for_progress("after healing")
+
+    def _possible(self, kind: Kind) -> Kind:
+        """The spare group is added only where it isn't there, and removed only where it is."""
+        named = {one.name: one for one in KINDS}
+        if kind.name == "group added" and self._has_spare:
+            return named["group drained and removed"]
+        if kind.name == "group drained and removed" and not self._has_spare:
+            return named["group added"]
+        return kind
+
+    def _targets(self, harm: Harm, scene: Round, view: pb.QueueView) -> tuple[str, ...]:
+        match harm:
+            case Cut():
+                return (*scene.roles(harm.one, view), *scene.roles(harm.other, view))
+            case Order():
+                return (view.links[-1].group,) if harm.what in {"rotate", "drain the head"} else ()
+            case _:
+                return scene.roles(harm.role, view)
+
+    # ------------------------------------------------------------------------------------------------------ harm
+
+    def _harm(self, harm: Harm, scene: Round, view: pb.QueueView, fault: Fault) -> None:
+        names = () if isinstance(harm, Cut | Order) else scene.roles(harm.role, view)
+        match harm:
+            case Kill():
+                self._kill(names)
+            case Stop():
+                self._stop(names)
+            case Pause():
+                self._pause(names)
+            case Cut():
+                one, other = scene.roles(harm.one, view), scene.roles(harm.other, view)
+                cut = self._cluster.network.cut_one_way if harm.is_one_way else self._cluster.network.cut
+                cut(one, [name for name in other if name not in one])
+            case DiskTrouble():
+                self._trouble(harm, names)
+            case FlipBits():
+                self._flip(harm, names, scene, fault)
+            case BlankDisk():
+                self._kill(names)
+                self._wipe(names)
+            case Order():
+                self._order(harm, scene, fault)
+            case _:
+                assert_never(harm)
+
+    def _stop(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._killed.add(name)
+            self._cluster.signal(name, signal.SIGTERM)
+
+    def _pause(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self._killed:
+                self._paused.add(name)
+                self._cluster.signal(name, signal.SIGSTOP)
+
+    def _wipe(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._cluster.disks[name].wipe()
+            self._damaged.discard(name)
+
+    def _kill(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._killed.add(name)
+            self._paused.discard(name)
+            with contextlib.suppress(StartFailed):
+                self._cluster.signal(name, signal.SIGKILL)
+
+    def _trouble(self, harm: DiskTrouble, names: tuple[str, ...]) -> None:
+        for name in names:
+            disk = self._cluster.disks[name]
+            if harm.trouble == "filled":
+                disk.fill(0)
+            elif harm.trouble == "nearly filled":
+                disk.fill(RESERVE_MB // 2)
+            else:
+                disk.trouble(_TROUBLES[harm.trouble], delay_ms=self._chance.randrange(20, 150))
+            if harm.trouble not in _STAYS_TRUSTED:
+                self._distrusted.add(name)
+
+    def _flip(self, harm: FlipBits, names: tuple[str, ...], scene: Round, fault: Fault) -> None:
+        if harm.is_killed:
+            self._kill(names)
+        scene.follow()
+        values = scene.some_values(self._chance, 40)
+        for name in names:
+            flipped = self._cluster.disks[name].flip(self._chance, values)
+            self._damaged.add(name)
+            fault.note += f"{name}: flipped {', '.join(flipped) or 'nothing: no records on this disk'}; "
+
+    # ------------------------------------------------------------------------------------------------------ people
+
+    def _order(self, harm: Order, scene: Round, fault: Fault) -> None:
+        try:
+            self._carry_out(harm, scene, fault)
+        except SeriatimError as error:
+            fault.note += f"{harm.what}: {error}; "
+
+    def _carry_out(self, harm: Order, scene: Round, fault: Fault) -> None:
+        match harm.what:
+            case "rotate":
+                scene.ask("RotateQueue", pb.QueueRequest(queue=scene.queue))
+            case "drain the head":
+                group = scene.view().links[-1].group
+                self._drained.add(group)
+                scene.ask("DrainGroup", pb.GroupRequest(group=group))
+            case "add a group":
+                self._has_spare = True
+                self._left.clear()
+                self._cluster.start_servers(SPARE_MEMBERS)
+                self._cluster.expected |= set(SPARE_MEMBERS)
+                scene.ask("ResumeGroup", pb.GroupRequest(group=SPARE_GROUP))
+            case "remove a group":
+                scene.ask("DrainGroup", pb.GroupRequest(group=SPARE_GROUP))
+                scene.wait_until(lambda: self._is_out_of_use(scene, SPARE_GROUP), f"{SPARE_GROUP} is drained")
+                self._has_spare = False
+                self._cluster.expected -= set(SPARE_MEMBERS)
+                self._cluster.supervisor.stop_all(SPARE_MEMBERS)
+                self._left |= set(SPARE_MEMBERS)
+            case "restart everything":
+                self._restart_everything(scene)
+            case "create a subscription":
+                self._create_subscription(scene, fault)
+            case "seek back" | "seek forward":
+                self._seek(scene, fault, is_back=harm.what == "seek back")
+            case _:
+                assert_never(harm.what)
+
+    @staticmethod
+    def _is_out_of_use(scene: Round, group: str) -> bool:
+        found = {one.group: one for one in scene.ask("ListGroups", pb.ListGroupsRequest()).groups}[group]
+        return not found.sending_queues and not found.backlog_queues
+
+    def _restart_everything(self, scene: Round) -> None:
+        """Each process in its turn, gently, and the next only when all is well."""
+        for name in (*ZOOKEEPERS, *COORDINATORS, *MEMBERS, *scene.clients):
+            self._cluster.supervisor.stop(name)
+            if name in SERVERS:
+                self._cluster.start_servers([name])
+            else:
+                scene.start_client(name)
+            self.wait_until_whole(scene)
+
+    def _create_subscription(self, scene: Round, fault: Fault) -> None:
+        start = self._chance.choice(("earliest", "latest", "offset"))
+        if "reader-4" in scene.clients:
+            self._seek(scene, fault, is_back=start != "latest", subscription=LATE)
+            return
+        if start == "offset":
+            start = str(self._chance.randrange(max(1, scene.last_offset)))
+        fault.note += f"from {start}; "
+        request = pb.CreateSubscriptionRequest(queue=scene.queue, subscription=LATE, **{"from": start})
+        scene.ask("CreateSubscription", request)
+        scene.note_positions()
+        scene.clients["reader-4"] = "reader"
+        scene.start_client("reader-4")
+
+    def _seek(self, scene: Round, fault: Fault, *, is_back: bool, subscription: str = "other") -> None:
+        to = str(self._chance.randrange(max(1, scene.last_offset))) if is_back else "latest"
+        fault.note += f"{subscription} to {to}; "
+        request = pb.SeekSubscriptionRequest(queue=scene.queue, subscription=subscription, to=to)
+        try:
+            scene.ask("SeekSubscription", request)
+        finally:
+            scene.note_positions()
+
+    # ------------------------------------------------------------------------------------------------------ healing
+
+    def _heal(self, scene: Round, fault: Fault) -> None:
+        """Undo everything: network first, clients last, members side by side."""
+        cluster = self._cluster
+        cluster.network.heal()
+        for name in self._paused:
+            with contextlib.suppress(StartFailed):
+                cluster.signal(name, signal.SIGCONT)
+        self._paused.clear()
+        for name, disk in cluster.disks.items():
+            hits = disk.hits
+            if disk.mend():
+                fault.note += f"{name}: {hits} calls harmed; "
+        self._note_deaths(scene, fault)
+        for name in self._distrusted:
+            cluster.supervisor.stop(name)
+        for name in self._killed:
+            cluster.supervisor.stop(name)  # one that was stopped on purpose may still be ending
+        self._killed.clear()
+        self._start_servers(fault)
+        for name in scene.clients:
+            scene.start_client(name)
+        for group in list(self._drained):
+            scene.wait_until(lambda group=group: self._is_out_of_use(scene, group), f"{group} is drained")
+            scene.ask("ResumeGroup", pb.GroupRequest(group=group))
+            self._drained.discard(group)
+
+    def _note_deaths(self, scene: Round, fault: Fault) -> None:
+        """Who ended without having been killed; a member whose disk failed may."""
+        running = self._cluster.supervisor.pids()
+        for name in (*sorted(self._cluster.expected), *scene.clients):
+            if name not in running and name not in self._killed:
+                fault.note += f"{name} ended; "
+                if name not in self._distrusted:
+                    self.deaths.append(f"{name}, during fault {fault.number} ({fault.kind})")
+
+    def _start_servers(self, fault: Fault) -> None:
+        """Start what doesn't run. A disk that was damaged by us and is refused at the start is replaced by a blank one."""
+        expected = self._cluster.expected
+        self._cluster.start_servers(name for name in expected if name not in MEMBERS and name not in SPARE_MEMBERS)
+        stopped = sorted(expected - set(self._cluster.supervisor.pids()))
+
+        def start(name: str) -> None:
+            try:
+                self._cluster.start_servers([name])
+            except StartFailed:
+                if name not in self._damaged:
+                    raise
+                fault.note += f"{name}'s disk was refused at the start, and replaced by a blank one; "
+                self._cluster.supervisor.stop(name)
+                self._wipe((name,))
+                self._cluster.start_servers([name])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(start, stopped))
+        self._distrusted.clear()
+
+    def bring_back_what_left(self, scene: Round) -> None:
+        """The disks of a group that was removed are kept until the round is judged: then they are looked at, too."""
+        if self._left:
+            self._cluster.start_servers(self._left)
+            members = {*MEMBERS, *SPARE_MEMBERS}
+            scene.wait_until_whole(members, set(GROUPS))
+
+    def end_round(self) -> None:
+        """Members that only came back to be judged go again."""
+        if self._left:
+            self._cluster.supervisor.stop_all(self._left)
+            self._left.clear()

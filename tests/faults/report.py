@@ -1,0 +1,217 @@
+"""What a campaign found, as a page for people and as JSON; the picture is `picture`'s."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.faults.outages import BOUNDS_MS, histogram, percentile
+
+FINDINGS = "## What these runs found"
+_FAMILIES = ("processes", "network", "zookeeper", "disk", "people", "two at once")
+
+
+@dataclass(slots=True)
+class Judged:
+    """A fault after its round was judged. Seconds from the campaign's start; outages in seconds.
+
+    `sending_s`, `reading_s`: longest standstill between harm and healing; `healing_s`: longest one of sending from
+    then on, until all was as before.
+    """
+
+    number: int
+    round: int
+    kind: str
+    family: str
+    targets: tuple[str, ...]
+    at_s: float
+    healed_at_s: float
+    whole_at_s: float
+    sending_s: float
+    reading_s: float
+    healing_s: float
+    note: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Everything that the report tells."""
+
+    command: str
+    seed: int
+    records_per_s: float
+    faults: list[Judged] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    records: Counter[str] = field(default_factory=Counter)
+    quiet_gaps_s: list[float] = field(default_factory=list)
+    acknowledged: Counter[int] = field(default_factory=Counter)
+    """By half seconds from the campaign's start."""
+    delivered: Counter[int] = field(default_factory=Counter)
+    """To one subscription, by half seconds."""
+    rounds: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.violations or self.stuck or self.deaths)
+
+
+def write(findings: Findings, directory: Path, targets_ms: dict[str, tuple[float, float]]) -> None:
+    """`faults.md` and `faults.json`; what stands in the page's section of findings is kept as it is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "faults.json").write_text(json.dumps(_data(findings), indent=1) + "\n")
+    page = directory / "faults.md"
+    kept = ""
+    if page.exists():
+        _, head, tail = page.read_text().partition(FINDINGS)
+        kept = head + tail
+    text = "\n".join([*_page(findings, targets_ms), ""])
+    page.write_text(text + ("\n" + kept if kept else ""))
+
+
+def _data(findings: Findings) -> dict[str, object]:
+    return asdict(findings) | {"acknowledged": None, "delivered": None, "records": dict(findings.records)}
+
+
+def _page(findings: Findings, targets_ms: dict[str, tuple[float, float]]) -> Iterable[str]:
+    records = findings.records
+    clean = "none" if not findings.violations else f"**{len(findings.violations)}**"
+    yield "# Fault campaign"
+    yield ""
+    yield (
+        "Real processes, each on a host of its own (network namespaces, a bridge, nftables), each broker on a real file "
+        "system of its own, ZooKeeper as an ensemble of three. Two senders of which one is elected send "
+        f"{findings.records_per_s:g} records a second; two subscriptions read, one with two readers. One fault at a "
+        "time, or two at once, with quiet times between. Afterwards a checker judges the recorded history of each "
+        "round (its own queue), a reader reads the whole queue again by offset, and both copies of each sealed link "
+        "are checked against its certificate."
+    )
+    yield ""
+    yield f"    {findings.command}"
+    yield ""
+    yield "| | |"
+    yield "| --- | --- |"
+    yield f"| machine | {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()} |"
+    yield f"| faults | {len(findings.faults)} in {findings.seconds / 60:.1f} minutes, {findings.rounds} rounds, seed {findings.seed} |"
+    yield f"| records | {records['sent']:,} sent, {records['acknowledged']:,} acknowledged, {records['handed out']:,} handed out |"
+    yield f"| violations (lost, repeated, out of order, disagreement of offsets, forged copies) | {clean} |"
+    yield f"| didn't go on in time | {len(findings.stuck) or 'none'} |"
+    yield f"| processes that ended by themselves | {len(findings.deaths) or 'none'} |"
+    if findings.quiet_gaps_s:
+        quiet = findings.quiet_gaps_s
+        yield (
+            "| longest standstill of sending in a quiet time, without any fault | "
+            f"median {_ms(percentile(quiet, 50))} ms, 99th percentile {_ms(percentile(quiet, 99))} ms |"
+        )
+    yield ""
+    yield "![throughput over time, with the faults marked](faults.png)"
+    yield ""
+    yield from _wrong(findings)
+    yield from _headlines(findings.faults, targets_ms)
+    yield from _by_kind(findings.faults)
+    yield from _histograms(findings.faults)
+
+
+def _wrong(findings: Findings) -> Iterable[str]:
+    for title, found in (
+        ("Violations", findings.violations),
+        ("Didn't go on in time", findings.stuck),
+        ("Ended by themselves", findings.deaths),
+    ):
+        if found:
+            yield f"## {title}"
+            yield ""
+            yield from (f"- {one}" for one in found[:50])
+            yield ""
+
+
+def _headlines(faults: Sequence[Judged], targets_ms: dict[str, tuple[float, float]]) -> Iterable[str]:
+    yield "## Outage of sending, against what it must reach"
+    yield ""
+    yield "| fault | count | median ms | goal | 99th percentile ms | goal | longest ms |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for kind, (median_goal, high_goal) in targets_ms.items():
+        values = [one.sending_s for one in faults if one.kind == kind]
+        if values:
+            yield (
+                f"| {kind} | {len(values)} | {_ms(percentile(values, 50))} | {median_goal:g} | "
+                f"{_ms(percentile(values, 99))} | {high_goal:g} | {_ms(max(values))} |"
+            )
+    yield ""
+    longer = [one for one in faults if one.reading_s > one.sending_s + 0.05 and "reader" not in one.kind]
+    yield (
+        f"Reading stood still for over 50 ms longer than sending in {len(longer)} of {len(faults)} faults, readers' own "
+        f"faults not counted{_listed(longer)}."
+    )
+    yield ""
+
+
+def _listed(faults: Sequence[Judged]) -> str:
+    kinds = Counter(one.kind for one in faults)
+    return ": " + ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(12)) if kinds else ""
+
+
+def _by_kind(faults: Sequence[Judged]) -> Iterable[str]:
+    yield "## Faults by kind"
+    yield ""
+    yield (
+        "Standstill in milliseconds between harm and healing: median, 99th percentile (nearest rank), longest. "
+        "*After*: longest standstill of sending from healing until all was as before."
+    )
+    yield ""
+    yield "| kind | count | sending | | | reading | | | after |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for family in _FAMILIES:
+        mine = [one for one in faults if one.family == family]
+        if not mine:
+            continue
+        yield f"| **{family}** | **{len(mine)}** | | | | | | | |"
+        if family == "two at once":
+            yield _row("all pairs", mine)
+            continue
+        for kind in sorted({one.kind for one in mine}):
+            yield _row(kind, [one for one in mine if one.kind == kind])
+    yield ""
+
+
+def _row(kind: str, faults: Sequence[Judged]) -> str:
+    def three(value: Callable[[Judged], float]) -> str:
+        values = [value(one) for one in faults]
+        return f"{_ms(percentile(values, 50))} | {_ms(percentile(values, 99))} | {_ms(max(values))}"
+
+    after = max(one.healing_s for one in faults)
+    return (
+        f"| {kind.replace('|', 'and')} | {len(faults)} | {three(lambda one: one.sending_s)} | "
+        f"{three(lambda one: one.reading_s)} | {_ms(after)} |"
+    )
+
+
+def _histograms(faults: Sequence[Judged]) -> Iterable[str]:
+    """Of sending, and of reading, for every kind; a class without faults is left empty."""
+    heads = [*(f"≤ {bound}" for bound in BOUNDS_MS), "more"]
+    for what, value in (("sending", lambda one: one.sending_s), ("reading", lambda one: one.reading_s)):
+        yield f"## Histogram of the outage of {what}"
+        yield ""
+        yield f"| kind, ms | {' | '.join(heads)} |"
+        yield f"| --- |{' ---: |' * len(heads)}"
+        kinds = sorted({(one.family, one.kind) for one in faults if one.family != "two at once"})
+        groups = [(kind, [one for one in faults if one.kind == kind]) for _, kind in kinds]
+        groups.append(("two at once", [one for one in faults if one.family == "two at once"]))
+        groups.append(("**all**", list(faults)))
+        for kind, mine in groups:
+            if mine:
+                counts = histogram([value(one) for one in mine])
+                cells = " | ".join(str(count) if count else "" for count in counts)
+                yield f"| {kind.replace('|', 'and')} | {cells} |"
+        yield ""
+
+
+def _ms(seconds: float) -> str:
+    return "∞" if seconds == float("inf") else f"{seconds * 1000:.0f}"

@@ -1,0 +1,279 @@
+"""One round of a campaign: a queue of its own, the workload's processes, and at the end everything read and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seriatim.cli.embedded.errors import StartFailed
+from seriatim.consumer import RangeReader
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.errors import SeriatimError
+from tests.faults import certificates, checker
+from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
+from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
+from tests.faults.trial import copies_of, sealed_links
+
+LATE = "late"
+_CALL_S = 5.0
+_POLL_S = 0.05
+_WAIT_S = 45.0
+
+
+class Stuck(Exception):
+    """What had to happen didn't, in time: liveness is broken, or the machine far too slow."""
+
+
+class Round:
+    """`start`, then harm and wait, then `judge`; `close` whatever happened."""
+
+    def __init__(self, cluster: FaultCluster, queue: str, directory: Path, records_per_s: float) -> None:
+        self.cluster = cluster
+        self.queue = queue
+        self.events: list[Event] = []
+        self.acknowledged_at_s: list[float] = []
+        self.delivered_at_s: dict[str, list[float]] = {"main": [], "other": []}
+        self.clients = dict.fromkeys(SENDERS, "sender") | {
+            name: "reader" for name, subscription in READERS.items() if subscription != LATE
+        }
+        self._directory = directory
+        self._records_per_s = records_per_s
+        self._starting: set[str] = set()
+        self._tails: dict[str, Tail] = {}
+        self.last_offset = 0
+        self._last_acknowledged = 0
+        self._last_delivered: dict[str, int] = {}
+        self._positions: dict[tuple[str, int], tuple[int, int]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._coordinators = Coordinators(cluster.coordinators)
+
+    # ------------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Make the queue, start the workload, wait until records flow. Raises Stuck."""
+        self._directory.mkdir(parents=True)
+        self.ask("CreateQueue", pb.CreateQueueRequest(queue=self.queue))
+        for name in self.clients:
+            self.start_client(name)
+        self.wait_for_clients()
+        self.wait_for_progress("at the start")
+
+    def start_client(self, name: str) -> None:
+        """Start a process of the workload that doesn't run."""
+        if self.cluster.supervisor.pid(name) is not None:
+            return
+        path = self._directory / f"{name}.jsonl"
+        self._tails.setdefault(name, Tail(path))
+        what = str(self._records_per_s) if name in SENDERS else READERS[name]
+        kind = self.clients[name]
+        with contextlib.suppress(StartFailed):  # it was running after all
+            self.cluster.start_client(name, kind, (self.queue, name, str(path), what))
+            self._starting.add(name)
+
+    def wait_for_clients(self) -> None:
+        """Whoever was started stands for election. Raises Stuck."""
+
+        def stands(name: str) -> bool:
+            return " standing " in self.cluster.supervisor.output(name)
+
+        for name in sorted(self._starting):
+            self.wait_until(lambda name=name: stands(name), f"{name} stands for election")
+        self._starting.clear()
+
+    def close(self) -> None:
+        """End what still runs of it."""
+        for name in self.clients:
+            if self.cluster.supervisor.pid(name) is not None:
+                self.cluster.signal(name, signal.SIGCONT)
+                self.cluster.signal(name, signal.SIGKILL)
+        with contextlib.suppress(SeriatimError):
+            self.ask("DeleteQueue", pb.QueueRequest(queue=self.queue))
+        with contextlib.suppress(SeriatimError):
+            self._loop.run_until_complete(self._coordinators.close())
+        self._loop.close()
+
+    # ------------------------------------------------------------------------------------------------------ asking
+
+    def ask(self, method: str, request: object, timeout_s: float = _CALL_S) -> Any:
+        """Of any coordinator. Raises SeriatimError."""
+        return self._loop.run_until_complete(self._coordinators.call_within(method, request, timeout_s))
+
+    def view(self) -> pb.QueueView:
+        return self.ask("DescribeQueue", pb.QueueRequest(queue=self.queue))
+
+    def wait_until(self, claim: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
+        """Until the claim holds; what can't be asked just now can be asked later. Raises Stuck."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            last: SeriatimError | None = None
+            try:
+                if claim():
+                    return
+            except SeriatimError as error:
+                last = error
+            if time.monotonic() > deadline_s:
+                raise Stuck(f"not within {timeout_s:g} s: {what}{'' if last is None else f' ({last})'}")
+            time.sleep(_POLL_S)
+
+    # ------------------------------------------------------------------------------------------------------ roles
+
+    def roles(self, role: str, view: pb.QueueView | None) -> tuple[str, ...]:
+        """The processes that play a role now; none where nobody does. `view`: None where nobody could tell it."""
+        fixed = {"coordinators": COORDINATORS, "zookeepers": ZOOKEEPERS, "servers": SERVERS, "senders": SENDERS}
+        if role in fixed:
+            return fixed[role]
+        if role.startswith("zookeeper"):
+            return self._zookeepers(role)
+        if view is None:
+            return ()
+        if role in {"coordinator", "other coordinator"}:
+            elected = self._elected_coordinator()
+            found = [name for name in COORDINATORS if (name == elected) is (role == "coordinator")]
+            return tuple(found[:1])
+        if role in {"sender", "standby sender"}:
+            elected = view.sender[:-11]
+            return tuple(name for name in SENDERS if (name == elected) is (role == "sender"))[:1]
+        if role in {"reader", "standby reader"}:
+            elected = next((one.reader[:-11] for one in view.subscriptions if one.subscription == "main"), "")
+            mine = [name for name, subscription in READERS.items() if subscription == "main"]
+            return tuple(name for name in mine if (name == elected) is (role == "reader"))[:1]
+        return self._members(role, view)
+
+    def _members(self, role: str, view: pb.QueueView) -> tuple[str, ...]:
+        if not view.links:
+            return ()
+        head = view.links[-1]
+        by_side = {side: f"{one.group}-{one.member}" for side, one in (("master", head.master), ("slave", head.slave))}
+        if role == "head":
+            return tuple(by_side.values())
+        if role == "idle member":
+            return tuple(name for name in SERVERS if name[0] == "g" and name not in by_side.values())[:1]
+        return (by_side[role],)
+
+    def _zookeepers(self, role: str) -> tuple[str, ...]:
+        modes = self.cluster.zookeeper_modes()
+        leaders = [name for name, mode in modes.items() if mode == "leader"]
+        followers = [name for name, mode in modes.items() if mode == "follower"]
+        if role == "zookeeper majority":
+            return tuple([*leaders, *followers][:2])
+        return tuple((leaders if role == "zookeeper leader" else followers)[:1])
+
+    def _elected_coordinator(self) -> str:
+        address = self.ask("DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
+        return next((name for name in COORDINATORS if self.cluster.address(name) == address), "")
+
+    # ------------------------------------------------------------------------------------------------------ watching
+
+    def follow(self) -> None:
+        """Take in what the workload has recorded."""
+        for name, tail in self._tails.items():
+            for event in tail.follow():
+                self.events.append(event)
+                if isinstance(event, Acknowledged):
+                    if not event.is_resumed:
+                        self.acknowledged_at_s.append(event.at_s)
+                        self._last_acknowledged = max(self._last_acknowledged, event.seq)
+                elif isinstance(event, Delivered):
+                    subscription = READERS[name]
+                    if subscription in self.delivered_at_s:
+                        self.delivered_at_s[subscription].append(event.at_s)
+                    self.last_offset = max(self.last_offset, event.offset)
+                    self._last_delivered[subscription] = max(self._last_delivered.get(subscription, 0), event.seq)
+
+    def some_values(self, chance: random.Random, count: int) -> tuple[bytes, ...]:
+        """Values of records that were sent, old and new ones."""
+        sent = [event for event in self.events[-4000:] if isinstance(event, Sent)]
+        sent += [event for event in chance.choices(self.events, k=count * 4) if isinstance(event, Sent)]
+        return tuple(one.value.encode() for one in chance.sample(sent, min(count, len(sent))))
+
+    def wait_for_progress(self, when: str) -> None:
+        """Records are acknowledged that weren't sent yet, and every subscription reads beyond them. Raises Stuck."""
+        self.follow()
+        goal = self._last_acknowledged + 50
+
+        def is_sent() -> bool:
+            self.follow()
+            return self._last_acknowledged >= goal
+
+        self.wait_until(is_sent, f"sending goes on {when}")
+
+        def is_read() -> bool:
+            self.follow()
+            subscriptions = {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
+            return all(self._last_delivered.get(subscription, 0) >= goal for subscription in subscriptions)
+
+        self.wait_until(is_read, f"reading goes on {when}")
+
+    def wait_until_whole(self, members: set[str], groups: set[str]) -> None:
+        """All members registered, in sync and connected, and all groups on the send list. Raises Stuck."""
+
+        def is_whole() -> bool:
+            found = {
+                f"{group.group}-{one.member}"
+                for group in self.ask("ListGroups", pb.ListGroupsRequest()).groups
+                for one in group.members
+                if one.is_registered and one.is_in_sync and one.is_peer_connected and not one.problem
+            }
+            return members <= found and groups <= set(self.view().send_list)
+
+        self.wait_until(is_whole, "all members are whole and all groups on the send list")
+
+    def note_positions(self) -> None:
+        """Keep where each subscription's present generation started. Raises SeriatimError."""
+        for one in self.view().subscriptions:
+            self._positions[one.subscription, one.generation] = (one.position_epoch, one.position_index)
+
+    # ------------------------------------------------------------------------------------------------------ judging
+
+    def judge(self) -> tuple[checker.Verdict, list[str]]:
+        """Send and read to the end, read all again by offset, and judge; what is wrong with the copies. Raises Stuck."""
+        self._end(SENDERS)
+        self.wait_until(self._is_all_read, "everything is read")
+        self._end(tuple(name for name, kind in self.clients.items() if kind == "reader"))
+        self.follow()
+        again = [*self._read_again(), *self._positioned()]
+        events = sorted(self.events, key=lambda event: event.at_s)
+        return checker.check([*events, *again]), self._forgeries()
+
+    def _end(self, names: tuple[str, ...]) -> None:
+        ended = self.cluster.supervisor.stop_all(names)
+        failed = {name: status for name, status in ended.items() if status != 0}
+        if failed:
+            raise Stuck(f"clients didn't end as they were asked: {failed}")
+
+    def _is_all_read(self) -> bool:
+        wanted = {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
+        found = {one.subscription for one in self.view().subscriptions if one.has_lag and one.lag_records == 0}
+        return wanted <= found
+
+    def _read_again(self) -> Iterator[Delivered]:
+        """The whole queue, read by offset by nobody's reader."""
+        with RangeReader(self.cluster.coordinators, self.queue) as reader:
+            positions = reader.positions()
+            for one in reader.read(positions.earliest, positions.end):
+                yield Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
+
+    def _positioned(self) -> Iterator[Positioned]:
+        """Where generations started, now that the base of every link is known. An empty link may be gone meanwhile."""
+        links = [(link.epoch, link.base) for link in self.view().links]
+        for (subscription, generation), (epoch, index) in self._positions.items():
+            found, base = next(((found, base) for found, base in links if found >= epoch), (epoch, 0))
+            yield Positioned(subscription, generation, base + (index if found == epoch else 0), 0.0)
+
+    def _forgeries(self) -> list[str]:
+        """What both copies of each sealed link lack of what its certificate says."""
+
+        def has_two_copies() -> bool:
+            return all(link.copies == 2 for link in self.view().links if link.has_end and link.end)
+
+        self.wait_until(has_two_copies, "each sealed link has two copies again")
+        view = self.view()
+        claims, links = sealed_links(view)
+        return certificates.problems(claims, self._loop.run_until_complete(copies_of(view, links)))
