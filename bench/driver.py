@@ -22,9 +22,13 @@ from bench.load import Order
 from bench.measuring import LoadFailed, measure, settle
 from bench.outage import measure_outages
 from bench.peers import PEERS, Peer
+from bench.peers.base import PeerFailed
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.measurement import milliseconds, percentile
 from seriatim.protocol.errors import SeriatimError
+
+_FAILURES = (EmbeddedError, SeriatimError, LoadFailed, PeerFailed, LookupError, OSError)
+"""What costs a peer its figure, and not the others theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def _one_turn(
         try:
             peer.start()
             _warm_up(plan, peer, packages)
-        except (EmbeddedError, SeriatimError, LoadFailed, OSError) as error:
+        except _FAILURES as error:
             for case in cases:
                 on_sample(Sample(number, peer.name, case.name, {}, f"could not start: {error}"))
             return
@@ -125,7 +129,7 @@ def _sample(plan: Plan, number: int, peer: Peer, case: Case, packages: Sequence[
     try:
         target = peer.make_queue(case.name.replace(" ", "-").replace(",", ""))
         figures = _figures(plan, peer, case, target, packages)
-    except (EmbeddedError, SeriatimError, LoadFailed, LookupError, OSError) as error:
+    except _FAILURES as error:
         return Sample(number, peer.name, case.name, {}, f"{type(error).__name__}: {error}")
     return Sample(number, peer.name, case.name, figures | {"load_average": load_average})
 

@@ -10,6 +10,10 @@ from bench.cases import Kind
 from seriatim.cli.embedded.processes import Supervisor
 
 
+class PeerFailed(Exception):
+    """A peer didn't do what it was asked; its library's error is the cause."""
+
+
 class Peer(ABC):
     """One system under load. Made anew for each round, in an empty directory."""
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bench import artifacts
 from bench.cases import Kind
-from bench.peers.base import Peer
+from bench.peers.base import Peer, PeerFailed
 from seriatim.cli.embedded.errors import StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
@@ -52,6 +53,7 @@ class Kafka(Peer):
     name = "kafka"
     title = "Kafka, 2 copies, as it comes (page cache)"
     client = "kafka"
+    kinds = frozenset(Kind)
     brokers = 2
     topic_settings: dict[str, str] = {"min.insync.replicas": "2"}  # noqa: RUF012 (replaced by subclasses, never changed)
 
@@ -109,18 +111,18 @@ class Kafka(Peer):
         }
         return settings | _SHIPPED
 
+    @cached_property
     def _admin(self) -> Any:
         path = str(self.fetch()[0])
         if path not in sys.path:
             sys.path.append(path)
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient({"bootstrap.servers": self._bootstrap, "socket.timeout.ms": 2000, "log_level": 0})
+        return AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0})
 
     def _wait_for_brokers(self) -> None:
-        admin = self._admin()
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while len(_metadata(admin).brokers if _metadata(admin) else ()) < self.brokers:
+        while (metadata := _metadata(self._admin)) is None or len(metadata.brokers) < self.brokers:
             if time.monotonic() > deadline_s:
                 raise StartFailed(
                     f"Kafka's brokers didn't register within {_START_TIMEOUT_S:g} s; see {self.directory}"
@@ -128,17 +130,21 @@ class Kafka(Peer):
             time.sleep(0.2)
 
     def make_queue(self, name: str) -> dict[str, str]:
-        admin = self._admin()
+        admin = self._admin
+        from confluent_kafka import KafkaException
         from confluent_kafka.admin import NewTopic
 
         topic = NewTopic(name, num_partitions=1, replication_factor=self.brokers, config=dict(self.topic_settings))
-        admin.create_topics([topic])[name].result(timeout=30)
+        try:
+            admin.create_topics([topic])[name].result(timeout=_START_TIMEOUT_S)
+        except KafkaException as error:
+            raise PeerFailed(f"topic {name}: {error}") from error
         return {"bootstrap": self._bootstrap, "queue": name}
 
     # ---- outages
 
     def _partition(self, queue: str) -> Any:
-        metadata = _metadata(self._admin(), queue)
+        metadata = _metadata(self._admin, queue)
         if metadata is None or not metadata.topics[queue].partitions:
             raise LookupError(f"no broker tells where {queue} is")
         return metadata.topics[queue].partitions[0]
@@ -171,6 +177,7 @@ class KafkaFlush(Kafka):
 
     name = "kafka-flush"
     title = "Kafka, 2 copies, flush.messages=1"
+    kinds = Kafka.kinds - {Kind.OUTAGE}
     topic_settings = {"min.insync.replicas": "2", "flush.messages": "1"}  # noqa: RUF012
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import artifacts
 from bench.cases import Kind
-from bench.peers.base import Peer
+from bench.peers.base import Peer, PeerFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 
@@ -104,9 +104,9 @@ cluster {{ name: bench, listen: {LOCALHOST}:{ports["cluster"]}, routes: [{routes
             try:
                 await connection.jetstream(timeout=10).add_stream(settings)
                 break
-            except (APIError, ServiceUnavailableError, TimeoutError):
+            except (APIError, ServiceUnavailableError, TimeoutError) as error:
                 if time.monotonic() > deadline_s:
-                    raise
+                    raise PeerFailed(f"stream {name}: {error}") from error
                 await asyncio.sleep(0.5)  # a young cluster refuses streams until it knows all its members
         await connection.close()
 
