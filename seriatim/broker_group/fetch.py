@@ -23,6 +23,8 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 READ_BYTES = 1024 * 1024
+BEAT_S = 0.1
+"""A stream with nothing to say says so this often, so that a reader notices a member that stands still."""
 
 
 class FetchStream:
@@ -107,8 +109,18 @@ class FetchStream:
                 await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
             if index >= runner.readable_end or self._credit_bytes <= 0:
-                await self._wake.wait()
+                await self._until_woken(runner)
+
+    async def _until_woken(self, runner: LinkRunner) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._context.write(pb.FetchReply(committed_index=runner.state.committed.index))
+            else:
                 self._wake.clear()
+                return
 
     async def _next(self, runner: LinkRunner, index: Index, end: Index) -> EncodedBatch:
         found = self._broker.cache.get(runner.key, index)

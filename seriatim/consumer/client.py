@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from seriatim.consumer.core import reading
+from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import Chunk, HandOver
@@ -258,7 +258,7 @@ class Consumer:
                 return None
             self._chunk, size_bytes = taken
             if self._thread is not None and self._fetcher is not None:
-                self._thread.tell(self._fetcher.happened, reading.RowsTaken(size_bytes))
+                self._thread.tell(self._fetcher.happened, reading_events.RowsTaken(size_bytes))
         hand_over.check()
         return None
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from seriatim.consumer.core import reading
-from seriatim.consumer.core.reading import (
+from seriatim.consumer.core.reading import Reading
+from seriatim.consumer.core.reading_events import (
     BatchArrived,
     CloseFetch,
     Deliver,
@@ -16,8 +17,8 @@ from seriatim.consumer.core.reading import (
     Event,
     FetchFailed,
     GiveCredit,
+    Heard,
     OpenFetch,
-    Reading,
     StartArrived,
     Tick,
     WakeAt,
@@ -66,6 +67,7 @@ class Fetcher:
         self._on_refused = on_refused
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._silence: asyncio.TimerHandle | None = None
 
     def happened(self, event: Event) -> None:
         """Step the core and carry out its orders."""
@@ -86,6 +88,7 @@ class Fetcher:
                     self._on_discard()
                 case WakeAt(at_s):
                     self._wake_at(at_s)
+        self._watch_silence()
         if self.state.waiting_for != before.waiting_for and self.state.waiting_for:
             _log.debug("reading waits", waiting_for=self.state.waiting_for, at=self.state.at)
         if self.state.failures > before.failures:
@@ -96,6 +99,17 @@ class Fetcher:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0.0, at_s - boottime_s()), self.happened, Tick())
+
+    def _watch_silence(self) -> None:
+        """Keep one timer; where the member was heard meanwhile, it is set anew when it fires."""
+        at_s = reading.silent_at_s(self.state)
+        if at_s is not None and self._silence is None:
+            delay_s = max(0.0, at_s - boottime_s())
+            self._silence = asyncio.get_running_loop().call_later(delay_s, self._look_for_silence)
+
+    def _look_for_silence(self) -> None:
+        self._silence = None
+        self.happened(Tick())
 
     def _open(self, order: OpenFetch) -> None:
         view = self.state.view
@@ -117,9 +131,7 @@ class Fetcher:
         reason = "the member ended the stream"
         try:
             async for reply in stream.replies():
-                event = _event(fetch_id, reply)
-                if event is not None:
-                    self.happened(event)
+                self.happened(_event(fetch_id, reply))
                 if fetch_id not in self._streams:
                     return
         except SeriatimError as error:
@@ -138,8 +150,9 @@ class Fetcher:
 
     async def stop(self) -> None:
         """Close every stream and the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.cancel()
         streams = list(self._streams.values())
         self._streams.clear()
         for stream, task in streams:
@@ -148,7 +161,7 @@ class Fetcher:
         await asyncio.gather(*(task for _, task in streams), return_exceptions=True)
 
 
-def _event(fetch_id: int, reply: pb.FetchReply) -> StartArrived | BatchArrived | EndReached | None:
+def _event(fetch_id: int, reply: pb.FetchReply) -> StartArrived | BatchArrived | EndReached | Heard:
     """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
     match reply.WhichOneof("kind"):
         case "batch":
@@ -159,4 +172,4 @@ def _event(fetch_id: int, reply: pb.FetchReply) -> StartArrived | BatchArrived |
         case "end":
             return EndReached(fetch_id, Index(reply.end))
         case None:
-            return None  # only the committed index
+            return Heard(fetch_id)

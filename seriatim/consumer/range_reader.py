@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from seriatim.consumer.core import reading
+from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import ChainView
 from seriatim.consumer.fetching import Fetcher, Identity
@@ -138,7 +138,7 @@ class RangeReader:
         self._waiting.clear()
         self._error = None
         self._fetcher = fetcher
-        fetcher.happened(reading.ReadFrom(view, place, until=end))
+        fetcher.happened(reading_events.ReadFrom(view, place, until=end))
         self._watching = asyncio.create_task(self._watch(fetcher))
 
     async def _end(self) -> None:
@@ -157,7 +157,7 @@ class RangeReader:
             self._fail(error)
 
     def _see(self, fetcher: Fetcher, view: ChainView) -> None:
-        fetcher.happened(reading.ViewChanged(view))
+        fetcher.happened(reading_events.ViewChanged(view))
         with self._changed:
             self._changed.notify_all()
 
@@ -168,7 +168,7 @@ class RangeReader:
 
     def _taken(self, size_bytes: int) -> None:
         if self._fetcher is not None:
-            self._fetcher.happened(reading.RowsTaken(size_bytes))
+            self._fetcher.happened(reading_events.RowsTaken(size_bytes))
 
     def _fail(self, error: SeriatimError) -> None:
         with self._changed:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seriatim.consumer.core import cursor, reading
+from seriatim.consumer.core import cursor, reading_events
 from seriatim.consumer.core.cursor import CursorState
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.fetching import Fetcher, Identity
@@ -224,7 +224,7 @@ class ReaderSession:
             self._on_end()
         self._step(cursor.Deposed())
         if self._fetcher is not None:
-            self._fetcher.happened(reading.Stopped())
+            self._fetcher.happened(reading_events.Stopped())
         self._fail_waiters(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
 
     async def _renew(self) -> None:
@@ -364,7 +364,7 @@ class ReaderSession:
             return
         self._step(cursor.ViewChanged(view))
         if self._fetcher is not None:
-            self._fetcher.happened(reading.ViewChanged(view))
+            self._fetcher.happened(reading_events.ViewChanged(view))
 
     # ---- the cursor
 
@@ -423,7 +423,7 @@ class ReaderSession:
             return
         self._on_grant(self.grant, place)
         if self._fetcher is not None:
-            self._fetcher.happened(reading.ReadFrom(view, place, is_end))
+            self._fetcher.happened(reading_events.ReadFrom(view, place, is_end))
 
     def _wake_at(self, at_s: float) -> None:
         if self._timer is not None:

@@ -36,6 +36,7 @@ def _link(link: pb.LinkView) -> LinkView:
         are_marks_known=link.are_marks_known,
         is_abandoned=link.is_abandoned,
         committed=Index(link.committed_index) if link.has_committed else None,
+        answered=tuple(link.answered),
     )
 
 

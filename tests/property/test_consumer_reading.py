@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from seriatim.consumer.core import invariants, reading
-from seriatim.consumer.core.reading import (
+from seriatim.consumer.core.reading import Reading
+from seriatim.consumer.core.reading_events import (
     BatchArrived,
     CloseFetch,
     Deliver,
@@ -19,9 +20,9 @@ from seriatim.consumer.core.reading import (
     Event,
     FetchFailed,
     GiveCredit,
+    Heard,
     OpenFetch,
     ReadFrom,
-    Reading,
     RowsTaken,
     StartArrived,
     Tick,
@@ -97,6 +98,7 @@ class Reader:
     version: int = 1
     registered: dict[str, bool] = field(default_factory=lambda: {"a": True, "b": True})
     starts: int = 1
+    answered: tuple[str, ...] = ("a", "b")
     state: Reading = field(default_factory=lambda: Reading(2000))
     now_s: float = 100.0
     wake_at_s: float | None = None
@@ -128,6 +130,7 @@ class Reader:
                     self.side(number, "a"),
                     self.side(number, "b"),
                     marks,
+                    answered=self.answered if state is LinkState.SEALED else (),
                 )
             )
         return ChainView("c", 1, "q", ChainVersion(self.version), tuple(links))
@@ -252,10 +255,12 @@ def worlds(draw) -> World:
 @given(world=worlds(), data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world: World, data: st.DataObject) -> None:
-    reader = Reader(world)
+    reader = Reader(world, answered=data.draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()])))
     reader.happened(ReadFrom(reader.view(), Place(Epoch(1), Index(0))))
     start = 0
-    actions = st.sampled_from(["serve", "fail", "grow", "take", "wake", "leave", "return", "stale", "take-over"])
+    actions = st.sampled_from(
+        ["serve", "fail", "grow", "take", "wake", "leave", "return", "stale", "silent", "heard", "take-over"]
+    )
     for action in data.draw(st.lists(actions, max_size=40)):
         latest = max(reader.fetches, default=0)
         match action:
@@ -263,12 +268,8 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
                 reader.serve(latest)
             case "fail":
                 reader.fail(latest)
-            case "grow":
-                reader.grow()
-            case "take":
-                reader.take()
-            case "wake":
-                reader.wake()
+            case "grow" | "take" | "wake":
+                getattr(reader, action)()
             case "leave":
                 reader.registered[data.draw(st.sampled_from("ab"))] = False
                 reader.change()
@@ -276,6 +277,11 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
                 reader.registered = {"a": True, "b": True}
                 reader.starts += 1
                 reader.change()
+            case "heard":
+                reader.happened(Heard(latest))
+            case "silent":  # time passes and nothing comes; perhaps it was this process that stood still
+                reader.now_s += data.draw(st.sampled_from([0.1, 0.35, 2.0]))
+                reader.happened(Tick())
             case "stale":
                 reader.happened(FetchFailed(latest - 1, "an older stream"))
             case "take-over":

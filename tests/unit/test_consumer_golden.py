@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from seriatim.consumer.core import reading
-from seriatim.consumer.core.reading import (
+from dataclasses import replace
+
+from seriatim.consumer.core import reading, reading_events
+from seriatim.consumer.core.reading import Reading
+from seriatim.consumer.core.reading_events import (
     BatchArrived,
     CloseFetch,
     Deliver,
@@ -12,9 +15,9 @@ from seriatim.consumer.core.reading import (
     Event,
     FetchFailed,
     GiveCredit,
+    Heard,
     OpenFetch,
     ReadFrom,
-    Reading,
     RowsTaken,
     StartArrived,
     Tick,
@@ -27,7 +30,7 @@ from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
 
 
-def line(effect: reading.Effect) -> str:
+def line(effect: reading_events.Effect) -> str:
     match effect:
         case OpenFetch():
             return f"open {effect.fetch_id}: link {effect.epoch} at {effect.side} from {effect.from_index}"
@@ -163,6 +166,62 @@ def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
     sealed = chain(link(1, LinkState.SEALED, end=3), version=2)
     assert trace(ViewChanged(sealed), 50.0) == ["wake at 51"]
     assert trace(Tick(), 51.0) == ["close 1", "open 2: link 1 at g1-a from 0", "wake at 52"]
+
+
+def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(Heard(1), 10.2) == []
+    assert reading.silent_at_s(trace.state) == 10.5
+    assert trace(Tick(), 10.4) == []
+    assert trace(Tick(), 10.5) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    assert trace(Tick(), 10.8) == ["close 2", "wake at 10.9"]
+    assert trace(Tick(), 10.9) == ["open 3: link 1 at g1-b from 0"]
+    assert reading.silent_at_s(trace.state) == 10.9 + 0.6
+    assert trace(StartArrived(3, Index(0), {}), 11.0) == []
+    assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1"]
+    assert reading.silent_at_s(trace.state) == 11.1 + 0.3
+
+
+def test_a_silence_is_put_down_to_a_process_that_slept_itself_but_once() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(Tick(), 20.0) == []
+    assert trace(Tick(), 40.0) == ["close 1", "open 2: link 1 at g1-a from 0"]
+
+
+def test_a_silent_member_without_another_one_is_not_left() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN, a=None)), START), 10.0)
+    assert trace(Tick(), 10.3) == []
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN), version=2)), 10.35) == [
+        "close 1",
+        "open 2: link 1 at g1-a from 0",
+    ]
+
+
+def test_a_member_that_didn_t_answer_the_seal_is_left_for_the_one_that_did() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    sealed = replace(link(1, LinkState.SEALED, end=3), answered=("a",))
+    opened = ["close 1", "open 2: link 1 at g1-a from 0", "wake at 11.1"]
+    assert trace(ViewChanged(chain(sealed, version=2)), 10.1) == opened
+    # Who has come back since may be asked as well, but not first.
+    trace = Trace()
+    assert trace(ReadFrom(chain(sealed), START), 10.0)[1] == "open 1: link 1 at g1-a from 0"
+
+
+def test_a_member_that_has_given_all_is_not_left_for_its_missing_answer() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    trace(batch(1, 0, [1, 2, 3]))
+    sealed = replace(link(1, LinkState.SEALED, end=3), answered=("a",))
+    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPEN, base=3), version=2))) == [
+        "close 1",
+        "open 2: link 2 at g1-b from 0",
+    ]
+    assert trace.state.failures == 0
 
 
 def test_credit_bounds_what_is_fetched_ahead() -> None:

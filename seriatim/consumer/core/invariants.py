@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seriatim.consumer.core.cursor import CursorState
-from seriatim.consumer.core.reading import Deliver, Effect, Reading
+from seriatim.consumer.core.reading import Reading
+from seriatim.consumer.core.reading_events import Deliver, Effect
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.errors import InvariantBroken
 

@@ -24,131 +24,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from seriatim.consumer.core.reading_events import (
+    BatchArrived,
+    CloseFetch,
+    Deliver,
+    Discard,
+    Effect,
+    EndReached,
+    Event,
+    FetchFailed,
+    GiveCredit,
+    Heard,
+    OpenFetch,
+    ReadFrom,
+    RowsTaken,
+    StartArrived,
+    Stopped,
+    Tick,
+    ViewChanged,
+    WakeAt,
+)
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
-from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
-from seriatim.protocol.names import Epoch, Incarnation, Index, Offset
+from seriatim.protocol.names import Incarnation, Index, Offset
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 STALL_S = 1.0
 """A member that gives nothing of a link whose end is known, for so long, is left for the other one."""
-
-
-# ---- events: facts ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
-    """Reading starts anew at `place`; everything delivered and not yet taken is void.
-
-    `is_end`: the place is known to be the recorded end of its link. `until`: offset at which to stop, exclusive.
-    """
-
-    view: ChainView
-    place: Place
-    is_end: bool = False
-    until: Offset | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Not to read any more: deposed, or closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ViewChanged:
-    view: ChainView
-
-
-@dataclass(frozen=True, slots=True)
-class StartArrived:
-    """The member will start with the batch at `index`, before which the marks are these."""
-
-    fetch_id: int
-    index: Index
-    marks: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchArrived:
-    fetch_id: int
-    batch: EncodedBatch
-    committed: Index
-
-
-@dataclass(frozen=True, slots=True)
-class EndReached:
-    """The member says: this is the link's recorded end, and all before it was sent."""
-
-    fetch_id: int
-    end: Index
-
-
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
-    fetch_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowsTaken:
-    """The application took deliveries of this size from the buffer."""
-
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time that was asked for has come."""
-
-
-Event = ReadFrom | Stopped | ViewChanged | StartArrived | BatchArrived | EndReached | FetchFailed | RowsTaken | Tick
-
-
-# ---- effects: orders -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFetch:
-    fetch_id: int
-    epoch: Epoch
-    side: Side
-    from_index: Index
-    credit_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseFetch:
-    fetch_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveCredit:
-    fetch_id: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    delivery: Delivery
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Throw away what was delivered and not yet taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a Tick then; takes the place of an earlier order."""
-
-    at_s: float
-
-
-Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | Discard | WakeAt
+SILENCE_S = 0.3
+SILENCE_MAX_S = 5.0
+"""A member that isn't heard for so long is left for the other one; doubled with each failure in a row, up to the latter."""
+LATE_S = 0.1
+"""A look later than this says that this process stood still, not that the member did."""
 
 
 # ---- state -----------------------------------------------------------------------------------------------------
@@ -174,6 +84,8 @@ class Reading:
     is_at_end: `at` is the recorded end of its link.
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
     failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
+    heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
+    this process since.
     waiting_for: why nothing can be fetched now; empty while something is.
     """
 
@@ -192,6 +104,8 @@ class Reading:
     avoid: str = ""
     retry_at_s: float = 0.0
     progress_at_s: float = 0.0
+    heard_at_s: float = 0.0
+    is_excused: bool = False
     waiting_for: str = ""
 
     @property
@@ -226,14 +140,24 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
             state, effects = replace(state, buffered_bytes=max(0, state.buffered_bytes - size_bytes)), []
         case Tick():
             effects = []
-        case StartArrived() | BatchArrived() | EndReached() | FetchFailed():
+        case StartArrived() | BatchArrived() | EndReached() | FetchFailed() | Heard():
             if state.fetch is None or state.fetch.fetch_id != event.fetch_id:
+                return state, []
+            state = replace(state, heard_at_s=now_s, is_excused=False)
+            if isinstance(event, Heard):
                 return state, []
             state, effects = _answered(state, event, now_s)
         case _:
             assert_never(event)
     state, more = _settled(state, now_s)
     return state, effects + more
+
+
+def silent_at_s(state: Reading) -> float | None:
+    """When a Tick is wanted to see whether the member has fallen silent; None: nothing is fetched."""
+    if state.fetch is None:
+        return None
+    return state.heard_at_s + min(SILENCE_MAX_S, SILENCE_S * float(2 ** min(state.failures // 2, 10)))
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
@@ -270,6 +194,8 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
         return state, []
     if before.end != after.end:
         state = replace(state, progress_at_s=now_s)
+    if before.end is None and _is_to_be_left(state, after):
+        return _failed(state, "it didn't answer when the link was sealed", now_s, order_close=True)
     if (before.master, before.slave) == (after.master, after.slave):
         return state, []
     # Somebody came or went: what failed before may work now, and who served may be gone.
@@ -278,6 +204,14 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
         return state, []
     return _failed(state, "it is no longer registered as it was", now_s, order_close=True)
+
+
+def _is_to_be_left(state: Reading, link: LinkView) -> bool:
+    """Whether an end was recorded without the member that is read, by the other one, and records are still to come."""
+    fetch, at = state.fetch, state.at
+    if fetch is None or at is None or link.end is None or at.index >= link.end or fetch.member in link.answered:
+        return False
+    return any(side.is_registered and side.member in link.answered for side in link.sides_by_preference())
 
 
 def _answered(state: Reading, event: StartArrived | BatchArrived | EndReached | FetchFailed, now_s: float) -> Step:
@@ -430,15 +364,8 @@ def _whereabouts(state: Reading, view: ChainView, at: Place) -> tuple[str, LinkV
 
 def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
     """A fetch is open and gets its credit, or is opened, or has to wait."""
-    effects: list[Effect] = []
+    state, effects = _watched(state, link, now_s)
     fetch = state.fetch
-    if fetch is not None and link.end is not None and fetch.credit_bytes > 0:
-        stalled_at_s = state.progress_at_s + STALL_S
-        if now_s >= stalled_at_s:
-            state, effects = _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
-            fetch = None
-        else:
-            effects.append(WakeAt(stalled_at_s))
     if fetch is not None:
         # Not for each batch: a message costs more than a late one does.
         if state.room_bytes >= max(1, state.limit_bytes // 4):
@@ -459,8 +386,30 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
     return _opened(state, link, side, now_s, effects)
 
 
+def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
+    """A member that says nothing, or gives nothing of a sealed link, is left for the other one."""
+    fetch, silent_s = state.fetch, silent_at_s(state)
+    if fetch is None or silent_s is None:
+        return state, []
+    if now_s > silent_s + LATE_S and not state.is_excused:
+        # This process slept: what the member said meanwhile hasn't been read yet.
+        state = replace(state, heard_at_s=now_s, progress_at_s=now_s, is_excused=True)
+    elif now_s >= silent_s and any(
+        side.is_registered and side.member != fetch.member for side in link.sides_by_preference()
+    ):
+        return _failed(state, f"it said nothing for {now_s - state.heard_at_s:.3f} s", now_s, order_close=True)
+    if link.end is None or fetch.credit_bytes <= 0:
+        return state, []
+    stalled_at_s = state.progress_at_s + STALL_S
+    if now_s >= stalled_at_s:
+        return _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
+    return state, [WakeAt(stalled_at_s)]
+
+
 def _choice(link: LinkView, avoid: str) -> Side | None:
     registered = [side for side in link.sides_by_preference() if side.is_registered]
+    if link.end is not None:  # first those that had it all when its end was recorded
+        registered.sort(key=lambda side: side.member not in link.answered)
     return next((side for side in registered if side.member != avoid), registered[0] if registered else None)
 
 
@@ -476,5 +425,7 @@ def _opened(state: Reading, link: LinkView, side: Side, now_s: float, effects: l
         fetch=fetch,
         next_fetch_id=state.next_fetch_id + 1,
         progress_at_s=now_s,
+        heard_at_s=now_s,
+        is_excused=False,
         waiting_for="",
     ), effects

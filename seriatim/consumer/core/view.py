@@ -48,7 +48,7 @@ class LinkView:
 
     `base`: offset of index 0, None while an earlier end is lost. `end`: exclusive, None until it is recorded.
     `marks`: at the link's start; only to be used where `are_marks_known`. `committed`: what a member says, where it
-    was asked.
+    was asked. `answered`: the members (`a`, `b`) on whose seal the end rests.
     """
 
     epoch: Epoch
@@ -61,6 +61,7 @@ class LinkView:
     are_marks_known: bool = True
     is_abandoned: bool = False
     committed: Index | None = None
+    answered: tuple[str, ...] = ()
 
     def sides_by_preference(self) -> tuple[Side, Side]:
         """The slave first: it has less to do."""

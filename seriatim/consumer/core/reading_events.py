@@ -1,0 +1,133 @@
+"""What the reading core is told, and what it orders (`core.reading`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import ChainView, Place, Side
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.names import Epoch, Index, Offset
+
+# ---- events: facts ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Reading starts anew at `place`; everything delivered and not yet taken is void.
+
+    `is_end`: the place is known to be the recorded end of its link. `until`: offset at which to stop, exclusive.
+    """
+
+    view: ChainView
+    place: Place
+    is_end: bool = False
+    until: Offset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Not to read any more: deposed, or closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    view: ChainView
+
+
+@dataclass(frozen=True, slots=True)
+class StartArrived:
+    """The member will start with the batch at `index`, before which the marks are these."""
+
+    fetch_id: int
+    index: Index
+    marks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrived:
+    fetch_id: int
+    batch: EncodedBatch
+    committed: Index
+
+
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """The member says: this is the link's recorded end, and all before it was sent."""
+
+    fetch_id: int
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The member has nothing to send just now, and says so."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    fetch_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTaken:
+    """The application took deliveries of this size from the buffer."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that was asked for has come."""
+
+
+Event = (
+    ReadFrom | Stopped | ViewChanged | StartArrived | BatchArrived | EndReached | Heard | FetchFailed | RowsTaken | Tick
+)
+
+
+# ---- effects: orders -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFetch:
+    fetch_id: int
+    epoch: Epoch
+    side: Side
+    from_index: Index
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseFetch:
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveCredit:
+    fetch_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Throw away what was delivered and not yet taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a Tick then; takes the place of an earlier order."""
+
+    at_s: float
+
+
+Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | Discard | WakeAt
