@@ -43,11 +43,14 @@ Sync = Callable[[], tuple[bool, str]]
 class Membership:
     """See the module. `sync_state` tells whether the member is in sync and what it lacks; `seal` answers a Seal."""
 
-    def __init__(self, broker: Broker, session: ZooKeeperSession, address: str, sync_state: Sync) -> None:
+    def __init__(
+        self, broker: Broker, session: ZooKeeperSession, address: str, sync_state: Sync, outside: str = ""
+    ) -> None:
         self._broker = broker
         self._session = session
         self._paths = Paths(broker.cluster)
         self._address = address
+        self._outside = outside
         self._sync_state = sync_state
         self._state_changed = asyncio.Event()
         self._is_dirty = asyncio.Event()
@@ -179,8 +182,9 @@ class Membership:
         if not broker.room.has_room:
             problem = problem or "no room on the disk for more records"
         registration = Registration(
-            broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem
-        )
+            broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
+            self._outside,
+        )  # fmt: skip
         await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
 
     # ---- the peer

@@ -18,7 +18,10 @@ from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName
 from seriatim.protocol.seriatim_pb2_grpc import add_BrokerServicer_to_server
 from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
@@ -32,6 +35,7 @@ STOP_S = 0.5
 class BrokerSettings:
     """What one broker is told. `advertise`: the address that others are given, if it isn't the one listened on.
 
+    `advertise_outside`: the one that reaches it from outside of the cluster's network, for clients that ask there.
     `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
     """
 
@@ -42,6 +46,7 @@ class BrokerSettings:
     dir: Path
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
+    advertise_outside: str = ""
     session_timeout_ms: int = 4000
     reserve_mb: int = 256
 
@@ -81,13 +86,22 @@ async def _serve(
     keeper = CursorKeeper(broker, coordinators)
     server = rpc.server()
     host = settings.listen.rsplit(":", 1)[0]
-    address = settings.advertise or f"{host}:{rpc.listen(server, settings.listen)}"
+    port = rpc.listen(server, settings.listen)
+    address = settings.advertise or f"{host}:{port}"
     resyncer = Resyncer(broker, keeper, session, paths)
-    membership = Membership(broker, session, address, lambda: (resyncer.is_in_sync, resyncer.problem))
+    membership = Membership(
+        broker, session, address, lambda: (resyncer.is_in_sync, resyncer.problem), settings.advertise_outside
+    )
     resyncer.changed = membership.registration_changed
     service = BrokerService(broker, keeper, membership)
     membership.seal = service.seal
     add_BrokerServicer_to_server(service, server)
+
+    def is_ready() -> bool:
+        """Registered, and sure of it: without a lease it takes no records."""
+        return membership.is_registered.is_set() and broker.lease.usable_until_s > boottime_s() and not stop.is_set()
+
+    add_health(server, pb.DESCRIPTOR.services_by_name["Broker"].full_name, is_ready)
     # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).
     await broker.seal_open_links()
     await server.start()

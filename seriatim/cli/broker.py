@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from seriatim.cli.options import log_options
+
 if TYPE_CHECKING:
     from seriatim.broker_group.process import BrokerSettings
 
@@ -27,15 +29,18 @@ if TYPE_CHECKING:
 )
 @click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
 @click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
+@click.option(
+    "--advertise-outside", help="HOST:PORT that clients outside of the cluster's network are told. [default: as inside]"
+)
 @click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
 @click.option("--reserve-mb", type=int, help="Room kept free of records on the disk. [default: 256]")
-@click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged, to standard error.")
-def broker(config: Path | None, directory: Path | None, log_level: str, **flags: object) -> None:
+@log_options
+def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
     from seriatim.broker_group.process import BrokerSettings
     from seriatim.protocol import log, settings
 
-    log.start_logging(log_level)
+    log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
     asyncio.run(_run(loaded))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from seriatim.cli.options import log_options
+
 
 @click.command(short_help="Run one coordinator.")
 @click.option(
@@ -17,14 +19,17 @@ import click
 @click.option("--cluster", help="Name of the cluster. [default: main]")
 @click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
 @click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
+@click.option("--listen-outside", help="HOST:PORT of a second door, for clients outside of the cluster's network.")
+@click.option("--advertise-outside", help="HOST:PORT that this second door is reached by from there.")
+@click.option("--zookeeper-outside", help="HOST:PORT[,…] that ZooKeeper is reached by from there.")
 @click.option("--name", help="Its name in the cluster. [default: a new one at each start]")
 @click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
-@click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged, to standard error.")
-def coordinator(config: Path | None, log_level: str, **flags: object) -> None:
+@log_options
+def coordinator(config: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one coordinator in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
     from seriatim.coordinator.process import CoordinatorSettings, serve
     from seriatim.protocol import log, settings
 
-    log.start_logging(log_level)
+    log.start_logging(log_level, log_to)
     loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
     asyncio.run(serve(loaded))

@@ -42,6 +42,7 @@ COMMANDS = {
     "capture": Entry("seriatim.cli.capture:capture", "Send a database's log to a queue."),
     "replay": Entry("seriatim.cli.replay:replay", "Apply a captured database log to another database."),
     "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
+    "health": Entry("seriatim.cli.health:health", "Ask a process whether it can do its work."),
     "bench": Entry("seriatim.cli.bench:bench", "Measure throughput, latency and failover."),
 }
 

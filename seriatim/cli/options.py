@@ -25,6 +25,16 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")(command)
 
 
+def log_options(command: Command) -> Command:
+    """`--log-level` and `--log-to`, as every command that runs a server has them."""
+    level = click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged.")
+    to = click.option(
+        "--log-to", type=click.Choice(["stderr", "stdout"]), default="stderr", show_default=True,
+        help="Where the log goes; in a container, standard output.",
+    )  # fmt: skip
+    return level(to(command))
+
+
 class Duration(click.ParamType[int]):
     """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command."""
 

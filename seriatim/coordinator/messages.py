@@ -181,6 +181,11 @@ def link_view(document: ChainDocument, link: Link, registry: Registry) -> pb.Lin
         view.link_hash = certificate.link_hash
         view.chain_hash = certificate.chain_hash or b""
         view.sealed_at_ms = certificate.sealed_at_ms
+        view.answered.extend(
+            side.name.member
+            for side in (link.master, link.slave)
+            if any(one.disk_id == side.incarnation.disk_id for one in certificate.answered)
+        )
     return view
 
 

@@ -6,18 +6,24 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import grpc.aio
 
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.background import BackgroundWork
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
+from seriatim.coordinator.outside import AnswersOutside
 from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
+from seriatim.protocol.health import add_health
 from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import CoordinatorRegistration, NodeExists, SessionState, ZooKeeperSession
 
@@ -32,12 +38,19 @@ class CoordinatorSettings:
 
     `advertise`: the address that others reach it by, where it isn't `listen`. `member_timeout_ms`: deadline of each call
     to a member. `call_timeout_ms`: after that long a call that waits for members is answered with an error.
+
+    `listen_outside`: a second door, whose callers are answered in addresses that reach from outside of the cluster's
+    network (`outside`). `advertise_outside`: what this coordinator's second door is reached by from there.
+    `zookeeper_outside`: what ZooKeeper is reached by from there.
     """
 
     zookeeper: str
     cluster: str = "main"
     listen: str = "127.0.0.1:0"
     advertise: str = ""
+    listen_outside: str = ""
+    advertise_outside: str = ""
+    zookeeper_outside: str = ""
     name: str = ""
     session_timeout_ms: int = 4000
     member_timeout_ms: int = 1000
@@ -50,6 +63,10 @@ class CoordinatorSettings:
                 raise InvalidArgument(f"{key} has to be more than 0")
         if ":" not in self.listen:
             raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
+        if self.listen_outside and not (self.advertise_outside and self.zookeeper_outside):
+            raise InvalidArgument(
+                "listen_outside needs advertise_outside and zookeeper_outside: what callers there are told"
+            )
 
 
 class CoordinatorProcess:
@@ -60,6 +77,7 @@ class CoordinatorProcess:
         self._settings = settings
         self.name = settings.name or f"coordinator-{os.urandom(4).hex()}"
         self.address = ""
+        self.port = 0
         self._session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
         self._store = Store(self._session, settings.cluster)
         self._members = Members(self._store, settings.member_timeout_ms / 1000)
@@ -70,6 +88,8 @@ class CoordinatorProcess:
         self._background = BackgroundWork(self._store, self._members, self._execution, self._is_elected)
         self._register = asyncio.Event()
         self._server = rpc.server()
+        self._outside_server = rpc.server([AnswersOutside(self._outside_addresses)])
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Connect, serve and register. Raises Unreachable, InvalidArgument."""
@@ -79,11 +99,16 @@ class CoordinatorProcess:
         description = Description(self._store, self._members)
         operations = Operations(self._store, self._members, self._execution, description)
         parts = Parts(self._store, self._members, self._execution, description, operations)
-        add_CoordinatorServicer_to_server(CoordinatorService(parts), self._server)
-        port = rpc.listen(self._server, self._settings.listen)
+        service = CoordinatorService(parts)
+        self._serve(service, self._server)
+        self.port = rpc.listen(self._server, self._settings.listen)
         host = self._settings.listen.rsplit(":", 1)[0]
-        self.address = self._settings.advertise or f"{host}:{port}"
+        self.address = self._settings.advertise or f"{host}:{self.port}"
         await self._server.start()
+        if self._settings.listen_outside:
+            self._serve(service, self._outside_server)
+            rpc.listen(self._outside_server, self._settings.listen_outside)
+            await self._outside_server.start()
         await self._registered()
 
     async def run(self) -> None:
@@ -96,10 +121,22 @@ class CoordinatorProcess:
 
     async def stop(self) -> None:
         """Let calls under way finish for a moment, then close everything."""
-        await self._server.stop(STOP_GRACE_S)
+        self._is_stopping = True
+        await asyncio.gather(self._server.stop(STOP_GRACE_S), self._outside_server.stop(STOP_GRACE_S))
         await self._execution.close()
         await self._members.close()
         await self._session.stop()
+
+    def _serve(self, service: CoordinatorService, server: grpc.aio.Server) -> None:
+        add_CoordinatorServicer_to_server(service, server)
+        add_health(server, pb.DESCRIPTOR.services_by_name["Coordinator"].full_name, self._is_ready)
+
+    def _is_ready(self) -> bool:
+        """Whether it can decide anything now: without ZooKeeper it can't."""
+        return self._session.state is SessionState.CONNECTED and not self._is_stopping
+
+    async def _outside_addresses(self) -> Mapping[str, str]:
+        return {**await self._store.outside_addresses(), self._settings.zookeeper: self._settings.zookeeper_outside}
 
     def _is_elected(self) -> bool:
         return self._election.standing is Standing.ELECTED
@@ -126,7 +163,7 @@ class CoordinatorProcess:
 
     async def _registered(self) -> None:
         path = f"{self._store.paths.coordinators}/{self.name}"
-        data = CoordinatorRegistration(self.address).encode()
+        data = CoordinatorRegistration(self.address, self._settings.advertise_outside).encode()
         try:
             await self._session.create(path, data, ephemeral=True)
         except NodeExists:

@@ -199,11 +199,21 @@ class Store:
 
     async def coordinators(self) -> dict[str, str]:
         """Addresses of the registered coordinators, by name."""
+        return {name: one.address for name, one in (await self._registered_coordinators()).items()}
+
+    async def outside_addresses(self) -> dict[str, str]:
+        """Of coordinators and members: from each address to the one that reaches it from outside, where it has one."""
+        members = [state for group in self.registry.groups.values() for state in group.members.values()]
+        found = {one.address: one.outside for one in members}
+        found |= {one.address: one.outside for one in (await self._registered_coordinators()).values()}
+        return {inside: outside for inside, outside in found.items() if outside}
+
+    async def _registered_coordinators(self) -> dict[str, CoordinatorRegistration]:
         found = {}
         for name in await self.session.children(self.paths.coordinators):
             with contextlib.suppress(NoNode):
                 data, _ = await self.session.get(f"{self.paths.coordinators}/{name}")
-                found[name] = CoordinatorRegistration.decode(data).address
+                found[name] = CoordinatorRegistration.decode(data)
         return found
 
     async def elected_coordinator(self) -> str:
@@ -301,4 +311,5 @@ def _member_state(registration: Registration) -> MemberState:
         registration.is_in_sync,
         registration.is_accepting,
         registration.problem,
+        registration.outside,
     )

@@ -1,4 +1,4 @@
-"""One line a decision, key=value, on standard error.
+"""One line a decision, key=value, on standard error or, in a container, on standard output.
 
     2026-11-21T03:27:00.123Z INFO coordinator link sealed queue=orders epoch=3 end=1200 cause_id=acquire-send-1f3a
 
@@ -65,9 +65,9 @@ class _Formatter(logging.Formatter):
         return line
 
 
-def start_logging(level: str = "INFO") -> None:
-    """Send the process's log to standard error. Called once, by a process's entry point; libraries don't call it."""
-    handler = logging.StreamHandler(sys.stderr)
+def start_logging(level: str = "INFO", to: str = "stderr") -> None:
+    """Send the process's log to standard error or `stdout`. Called once, by an entry point; libraries don't call it."""
+    handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)

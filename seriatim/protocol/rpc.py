@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -37,6 +37,8 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Also where it came back under another address: a container's name is looked up anew at each try.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
@@ -57,9 +59,9 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
-def server() -> grpc.aio.Server:
+def server(interceptors: Sequence[Any] = ()) -> grpc.aio.Server:
     """A server with Seriatim's limits; add servicers, then `listen`, then start it."""
-    return grpc.aio.server(options=_SERVER_OPTIONS)
+    return grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
 
 
 def listen(to: grpc.aio.Server, address: str) -> int:

@@ -122,7 +122,8 @@ class Registration:
     """What a member says of itself in its ephemeral node.
 
     `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
-    (protocol.md 7). `is_accepting`: its disk has room for records (H17).
+    (protocol.md 7). `is_accepting`: its disk has room for records (H17). `outside`: the address that reaches it from
+    outside of the cluster's network; empty where `address` does.
     """
 
     incarnation: Incarnation
@@ -131,6 +132,7 @@ class Registration:
     is_in_sync: bool
     is_accepting: bool
     problem: str = ""
+    outside: str = ""
 
     def encode(self) -> bytes:
         content = {
@@ -141,6 +143,7 @@ class Registration:
             "is_in_sync": self.is_in_sync,
             "is_accepting": self.is_accepting,
             "problem": self.problem,
+            "outside": self.outside,
         }
         return json.dumps(content).encode()
 
@@ -155,21 +158,24 @@ class Registration:
             content["is_in_sync"],
             content["is_accepting"],
             content["problem"],
+            content.get("outside", ""),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRegistration:
-    """What a coordinator says of itself in its ephemeral node."""
+    """What a coordinator says of itself in its ephemeral node. `outside`: as in `Registration`."""
 
     address: str
+    outside: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps({"address": self.address}).encode()
+        return json.dumps({"address": self.address, "outside": self.outside}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> CoordinatorRegistration:
-        return cls(json.loads(data)["address"])
+        content = json.loads(data)
+        return cls(content["address"], content.get("outside", ""))
 
 
 _STATES = {

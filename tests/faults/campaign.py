@@ -30,7 +30,7 @@ from tests.faults.catalogue import KINDS, Kind, plan
 from tests.faults.cluster import FaultCluster, hosts
 from tests.faults.history import Delivered
 from tests.faults.nemesis import Fault, Nemesis
-from tests.faults.outages import longest_gap_s
+from tests.faults.outages import longest_gap_s, longest_within_s
 from tests.faults.report import Findings, Judged
 from tests.faults.round import Round, Stuck
 
@@ -153,7 +153,7 @@ class Campaign:
             if not fault.whole_s:
                 continue
             if quiet_since_s is not None:
-                findings.quiet_gaps_s.append(longest_gap_s(acknowledged, quiet_since_s, fault.harmed_s - 0.05))
+                findings.quiet_gaps_s.append(longest_within_s(acknowledged, quiet_since_s, fault.harmed_s))
             quiet_since_s = fault.whole_s
             findings.faults.append(
                 Judged(
@@ -199,9 +199,10 @@ def main() -> int:
         except network.NoNamespaces as error:
             sys.stderr.write(f"the fault campaign can't run: {error}\n")
             return 3
-    kinds = [kind for kind in KINDS if not arguments.only or any(word in kind.name for word in arguments.only)]
+    only = arguments.only
+    kinds = [kind for kind in KINDS if not only or any(word in (kind.name, kind.family) for word in only)]
     if not kinds:
-        sys.stderr.write(f"no kind of fault has {' or '.join(arguments.only)} in its name\n")
+        sys.stderr.write(f"no kind and no family of faults is named {' or '.join(only)}\n")
         return 2
     scratch, lock = _scratch()
     try:
@@ -234,7 +235,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=Path("fault-report"), help="folder; faults.md, .png and .json")
     parser.add_argument("--rate", type=float, default=1000, help="records a second")
     parser.add_argument("--per-round", type=int, default=40, help="faults before a round is judged")
-    parser.add_argument("--only", action="append", help="kinds with this in their name")
+    parser.add_argument("--only", action="append", help="this kind or family; may be repeated")
     arguments = parser.parse_args()
     arguments.report = arguments.report.resolve()
     if "--seed" not in sys.argv:

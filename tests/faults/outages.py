@@ -28,6 +28,12 @@ def longest_gap_s(happened_at_s: Sequence[float], from_s: float, until_s: float)
     return max(0.0, max((later - earlier for earlier, later in pairwise(around)), default=0.0) - ordinary_s)
 
 
+def longest_within_s(happened_at_s: Sequence[float], from_s: float, until_s: float) -> float:
+    """The longest time between two of those that happened from `from_s` to `until_s`; 0 of fewer than two."""
+    inside = happened_at_s[bisect_left(happened_at_s, from_s) : bisect_left(happened_at_s, until_s)]
+    return max((later - earlier for earlier, later in pairwise(inside)), default=0.0)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` per cent of the values don't exceed (nearest rank)."""
     ordered = sorted(values)

@@ -42,7 +42,7 @@ def draw(findings: Findings, path: Path) -> None:
         for fault in findings.faults:
             if times[0] <= fault.at_s < times[0] + _ROW_S:
                 axis.axvspan(fault.at_s, fault.healed_at_s, color=_COLOURS[fault.family], alpha=0.35, linewidth=0)
-        axis.set_xlim(times[0], times[0] + _ROW_S)
+        axis.set_xlim(times[0], times[0] + (_ROW_S if rows > 1 else findings.seconds))
         axis.set_ylim(0, min(highest, 3 * findings.records_per_s) * 1.05)
         axis.tick_params(labelsize=7)
     found[0, 0].set_ylabel("records/s", fontsize=8)

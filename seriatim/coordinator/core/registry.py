@@ -17,7 +17,7 @@ class MemberState:
     """What a registered member says of itself.
 
     `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
-    `problem`: for a person; empty where there is none.
+    `problem`: for a person; empty where there is none. `outside`: its address for clients outside of the cluster's network.
     """
 
     incarnation: Incarnation
@@ -26,6 +26,7 @@ class MemberState:
     is_in_sync: bool = False
     is_accepting: bool = True
     problem: str = ""
+    outside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
