@@ -1,0 +1,156 @@
+"""gRPC's own health checking and reflection, for every server: what `grpcurl`, load balancers and Kubernetes' probes ask.
+
+A server answers for several service names: the empty one and its own say whether it can do its work now (readiness);
+`live` says only that its loop turns (liveness: a process that waits for ZooKeeper is not helped by a restart); a client
+process that stands for election adds `elected`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from seriatim.protocol.errors import InvalidArgument
+
+Claim = Callable[[], bool]
+"""Looked at when somebody asks, so that no answer is older than its question. Called on any thread."""
+
+READY: Final = ""
+LIVE: Final = "live"
+ELECTED: Final = "elected"
+_LOOK_EVERY_S: Final = 0.5
+_THREADS: Final = 4
+
+
+class _Answers:
+    """What both kinds of servers answer."""
+
+    def __init__(self, claims: Mapping[str, Claim]) -> None:
+        self._claims = claims
+
+    def status(self, service: str) -> Any:
+        claim = self._claims.get(service)
+        if claim is None:
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        return health_pb2.HealthCheckResponse.SERVING if claim() else health_pb2.HealthCheckResponse.NOT_SERVING
+
+    def answer(self, service: str) -> Any:
+        return health_pb2.HealthCheckResponse(status=self.status(service))
+
+    def all(self) -> Any:
+        return health_pb2.HealthListResponse(statuses={service: self.answer(service) for service in self._claims})
+
+    def is_known(self, service: str) -> bool:
+        return service in self._claims
+
+
+class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
+    """For an asyncio server."""
+
+    def __init__(self, answers: _Answers) -> None:
+        self._answers = answers
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        if not self._answers.is_known(request.service):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+        return self._answers.answer(request.service)
+
+    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        del request, context
+        return self._answers.all()
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 - the protocol's name
+        del context
+        told = None
+        while True:
+            status = self._answers.status(request.service)
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
+    """For a server on threads."""
+
+    def __init__(self, answers: _Answers) -> None:
+        self._answers = answers
+
+    def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        if not self._answers.is_known(request.service):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
+        return self._answers.answer(request.service)
+
+    def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        del request, context
+        return self._answers.all()
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 - the protocol's name
+        told = None
+        while context.is_active():
+            status = self._answers.status(request.service)
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            time.sleep(_LOOK_EVERY_S)
+
+
+def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:
+    """Let a server answer for its health, and say by reflection what it serves. `service`: its own full name."""
+    answers = _Answers({READY: is_ready, service: is_ready, LIVE: lambda: True})
+    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(answers), server)
+    _add_reflection(server, (service,))
+
+
+class HealthServer:
+    """Health of a process that serves nothing else: a sender or a reader. Its own threads; a context manager."""
+
+    def __init__(self, address: str, claims: Mapping[str, Claim]) -> None:
+        """Nothing listens yet. `claims`: by service name; `live` is added."""
+        self._address = address
+        self._answers = _Answers({**claims, LIVE: lambda: True})
+        self._server: grpc.Server | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        """Raises InvalidArgument where the address can't be listened on."""
+        server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(_BlockingHealthServicer(self._answers), server)
+        _add_reflection(server, ())
+        try:
+            self.port = server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise InvalidArgument(f"can't listen on {self._address} for health checks") from error
+        server.start()
+        self._server = server
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.stop(0).wait()
+            self._server = None
+
+
+def _add_reflection(server: grpc.Server | grpc.aio.Server, services: Iterable[str]) -> None:
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+
+def ask(address: str, service: str, timeout_s: float) -> str:
+    """What a server says of itself: SERVING, NOT_SERVING, SERVICE_UNKNOWN; UNREACHABLE where nobody answers."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            code = error.code()
+            return "SERVICE_UNKNOWN" if code is grpc.StatusCode.NOT_FOUND else "UNREACHABLE"
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

@@ -1,0 +1,159 @@
+"""Health and reflection as clients of gRPC ask for them, and the door for clients from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from seriatim.broker_group.process import BrokerSettings, serve
+from seriatim.cli.embedded.ports import free_port
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+from seriatim.cli.main import run
+from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
+from seriatim.protocol import rpc
+from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.health import HealthServer, ask
+from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, ListGroupsRequest
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run_it(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run_it
+
+
+@asynccontextmanager
+async def coordinator(zookeeper: str, cluster: str, **settings: str) -> AsyncIterator[CoordinatorProcess]:
+    process = CoordinatorProcess(CoordinatorSettings(zookeeper, cluster, **settings))
+    await process.start()
+    work = asyncio.create_task(process.run())
+    try:
+        yield process
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await process.stop()
+
+
+@asynccontextmanager
+async def broker(settings: BrokerSettings) -> AsyncIterator[str]:
+    """A broker that has registered; its address."""
+    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+    serving = asyncio.create_task(serve(settings, lambda _name, address: ready.set_result(address), stop))
+    done, _ = await asyncio.wait((ready, serving), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert ready in done, serving
+    try:
+        yield ready.result()
+    finally:
+        stop.set()
+        await serving
+
+
+async def status(address: str, service: str = "") -> str:
+    return await asyncio.to_thread(ask, address, service, 5.0)
+
+
+def described(address: str) -> tuple[list[str], list[str]]:
+    """By reflection: the services of a server, and the methods of its own one."""
+    with grpc.insecure_channel(address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        services = sorted(database.get_services())
+        own = next(name for name in services if name.startswith("seriatim."))
+        file = database.FindFileContainingSymbol(own)
+        methods = [method.name for one in file.service if own.endswith(f".{one.name}") for method in one.method]
+        return services, methods
+
+
+@in_a_loop
+async def test_servers_answer_for_their_health_and_describe_themselves(
+    zookeeper: str, cluster_name: str, tmp_path: Path
+) -> None:
+    settings = BrokerSettings(zookeeper, cluster_name, "g1", "a", tmp_path)
+    async with coordinator(zookeeper, cluster_name) as process, broker(settings) as address:
+        for server, own in ((process.address, "seriatim.v1.Coordinator"), (address, "seriatim.v1.Broker")):
+            assert [await status(server, name) for name in ("", own, "live")] == ["SERVING"] * 3
+            assert await status(server, "elsewhere") == "SERVICE_UNKNOWN"
+            services, methods = await asyncio.to_thread(described, server)
+            assert services == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", own]
+            assert {"AcquireSend", "Append"} & set(methods)
+    assert await status(address) == "UNREACHABLE"
+
+
+@in_a_loop
+async def test_without_zookeeper_a_server_lives_but_is_not_ready(cluster_name: str, tmp_path: Path) -> None:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper") as own_zookeeper:
+        settings = BrokerSettings(
+            own_zookeeper.address, cluster_name, "g1", "a", tmp_path / "a", session_timeout_ms=1000
+        )
+        async with coordinator(own_zookeeper.address, cluster_name) as process, broker(settings) as address:
+            assert own_zookeeper.supervisor is not None
+            await asyncio.to_thread(own_zookeeper.supervisor.stop, "zookeeper")
+            for server in (process.address, address):
+                async with rpc.channel(server) as channel:
+                    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+                    async for reply in watch:
+                        if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                            break
+                    watch.cancel()
+                assert (await status(server), await status(server, "live")) == ("NOT_SERVING", "SERVING")
+
+
+@in_a_loop
+async def test_who_comes_from_outside_is_told_addresses_that_reach_from_there(
+    zookeeper: str, cluster_name: str, tmp_path: Path
+) -> None:
+    # Names of inside, which nobody here can look up; from outside all of it is on this machine.
+    door, port = f"127.0.0.1:{free_port()}", free_port()
+    settings = BrokerSettings(
+        zookeeper, cluster_name, "g1", "a", tmp_path, f"127.0.0.1:{port}", "g1-a:7000", f"127.0.0.1:{port}"
+    )
+    inside_and_out = {
+        "advertise": "c1:7000", "listen_outside": door, "advertise_outside": door, "zookeeper_outside": "outside:2181",
+    }  # fmt: skip
+    async with coordinator(zookeeper, cluster_name, **inside_and_out) as process, broker(settings):
+        inside = f"127.0.0.1:{process.port}"
+        for address, coordinators, zookeepers, member in (
+            (inside, ["c1:7000"], zookeeper, "g1-a:7000"),
+            (door, [door], "outside:2181", f"127.0.0.1:{port}"),
+        ):
+            async with Coordinators(address) as client:
+                cluster = await client.call("DescribeCluster", DescribeClusterRequest())
+                assert (list(cluster.coordinators), cluster.zookeeper) == (coordinators, zookeepers)
+                groups = await client.call("ListGroups", ListGroupsRequest())
+                assert [one.address for group in groups.groups for one in group.members] == [member, ""]
+        assert await status(f"127.0.0.1:{port}") == "SERVING"
+
+
+def test_a_door_for_outside_needs_what_to_tell_there() -> None:
+    with pytest.raises(InvalidArgument, match="zookeeper_outside"):
+        CoordinatorSettings("z:2181", listen_outside="0.0.0.0:1").check()
+
+
+def test_a_process_that_serves_nothing_else_answers_for_its_health(capsys: pytest.CaptureFixture[str]) -> None:
+    is_elected = False
+    with HealthServer("127.0.0.1:0", {"": lambda: True, "elected": lambda: is_elected}) as server:
+        address = f"127.0.0.1:{server.port}"
+        assert run(["health", address]) == 0
+        assert run(["health", address, "--service", "elected", "--json"]) == 1
+        is_elected = True
+        assert run(["health", address, "--service", "elected"]) == 0
+        assert run(["health", address, "--service", "nobody"]) == 2
+        with pytest.raises(InvalidArgument, match="health"), HealthServer(address, {}):
+            pass
+    assert run(["health", address, "--timeout", "1"]) == 3
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "SERVING"
+    assert json.loads(printed[1]) == {"address": address, "service": "elected", "status": "NOT_SERVING"}
