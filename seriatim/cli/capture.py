@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import Names, coordinator_option
+from seriatim.cli.health import answering
+from seriatim.cli.options import Names, coordinator_option, service_options
+from seriatim.protocol import log
 
 if TYPE_CHECKING:
     from seriatim.producer.sources.postgres.capture import SnapshotProgress
@@ -62,6 +64,7 @@ def capture() -> None:
     help="Seconds to look for a coordinator at the start.",
 )
 @coordinator_option
+@service_options
 @click.option(
     "--json", "is_json", is_flag=True, help="One JSON object a line: waiting, elected, snapshot, progress, stopped."
 )
@@ -76,6 +79,8 @@ def postgres(
     session_timeout_ms: int,
     connect_timeout: float,
     coordinator: str,
+    log_to: str | None,
+    health_listen: str | None,
     is_json: bool,
 ) -> int:
     r"""Capture a PostgreSQL database's log into a queue: first a snapshot, then each change, without gap or repeat.
@@ -98,7 +103,9 @@ def postgres(
     from seriatim.producer import Producer
 
     slot = slot or default_slot(queue)
-    report = _Report(queue, slot, is_json=is_json)
+    if log_to:
+        log.start_logging(to=log_to)
+    report = _Report(queue, slot, is_json=is_json, is_log=log_to is not None)
     producer = Producer(
         coordinator, queue, name, max_block_s=_MAX_BLOCK_S, session_timeout_s=session_timeout_ms / 1000
     )  # fmt: skip
@@ -107,7 +114,8 @@ def postgres(
             producer, on_elected=report.elected, on_waiting=report.waiting, connect_timeout_s=connect_timeout
         )
         running = PostgresCapture(dsn, slot, publication or slot, tables or (), sender, on_progress=report.snapshot)
-        with _on_signals(running.stop), report.regularly(sender):
+        answers = answering(health_listen, is_ready=lambda: producer.is_connected, is_elected=sender.is_elected)
+        with _on_signals(running.stop), report.regularly(sender), answers:
             running.run()
     finally:
         # What isn't acknowledged is found by the next capture's resume point.
@@ -117,15 +125,19 @@ def postgres(
 
 
 class _Report:
-    """What the command prints: events as JSON, or lines for a person, with waiting on standard error."""
+    """What the command tells: events as JSON or as log lines, or lines for a person, with waiting on standard error."""
 
-    def __init__(self, queue: str, slot: str, *, is_json: bool) -> None:
+    def __init__(self, queue: str, slot: str, *, is_json: bool, is_log: bool) -> None:
         self._queue = queue
         self._slot = slot
         self._is_json = is_json
+        self._log = log.logger("capture") if is_log else None
         self._lock = threading.Lock()
 
     def _print(self, event: str, text: str, **keys: object) -> None:
+        if self._log is not None:
+            self._log.info(event, queue=self._queue, slot=self._slot, **keys)
+            return
         with self._lock:
             if self._is_json:
                 print(json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys}), flush=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from seriatim.cli.health import answering
+from seriatim.cli.options import service_options
 from seriatim.cli.subscription import POSITION, seek_existing
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _NOTHING_YET = "the next link"
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
 @click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Any of the cluster's coordinators.")
+@service_options
 def consume(
     *,
     queue: str,
@@ -58,6 +61,8 @@ def consume(
     is_committing: bool,
     is_json: bool,
     coordinator: str,
+    log_to: str | None,
+    health_listen: str | None,
 ) -> None:
     """Print a queue's records in order, one a line.
 
@@ -65,7 +70,10 @@ def consume(
     at latest when the command ends, also by a signal or because nobody reads its output any more.
     """
     from seriatim.consumer import Consumer
+    from seriatim.protocol import log
 
+    if log_to:
+        log.start_logging(to=log_to)
     stopping = _Stopping()
     with stopping.on_signals():
         if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start)):
@@ -77,7 +85,10 @@ def consume(
             start=start or "earliest",
             auto_commit_ms=1000 if is_committing else None,
         )
-        with consumer:
+        answers = answering(
+            health_listen, is_ready=lambda: consumer.is_connected, is_elected=lambda: consumer.is_elected
+        )
+        with consumer, answers:
             stopping.is_gentle = True
             is_all_printed = _print(consumer, _json if is_json else _plain, stopping, max_records, idle_exit)
             if is_committing and is_all_printed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import click
 
@@ -10,6 +12,17 @@ from seriatim.cli import exits
 from seriatim.cli.options import json_option
 
 _CODES = {"SERVING": exits.DONE, "NOT_SERVING": exits.ANSWER_IS_NO, "SERVICE_UNKNOWN": exits.WRONG_USE}
+
+
+def answering(
+    address: str | None, *, is_ready: Callable[[], bool], is_elected: Callable[[], bool]
+) -> AbstractContextManager[object]:
+    """Answer health checks at `address`, where there is one, while the block runs."""
+    if address is None:
+        return nullcontext()
+    from seriatim.protocol.health import ELECTED, READY, HealthServer
+
+    return HealthServer(address, {READY: is_ready, ELECTED: is_elected})
 
 
 @click.command(short_help="Ask a process whether it can do its work.")

@@ -35,6 +35,19 @@ def log_options(command: Command) -> Command:
     return level(to(command))
 
 
+def service_options(command: Command) -> Command:
+    """`--log-to` and `--health-listen`, for senders and readers that run as services."""
+    to = click.option(
+        "--log-to",
+        type=click.Choice(["stderr", "stdout"]),
+        help="Log key=value lines there. [default: sentences for a person]",
+    )
+    health = click.option(
+        "--health-listen", metavar="HOST:PORT", help="Answer gRPC health checks there, as `seriatim health` asks them."
+    )
+    return to(health(command))
+
+
 class Duration(click.ParamType[int]):
     """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command."""
 

@@ -46,6 +46,7 @@ def queue() -> None:
     help="When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
 )
 @click.option("--max-record-bytes", type=click.IntRange(min=1), help="Limit of one record. [default: 1 MiB]")
+@click.option("--if-missing", is_flag=True, help="A queue of this name that is there already is left as it is.")
 @coordinator_option
 @json_option
 def create(
@@ -57,6 +58,7 @@ def create(
     flush_ms: int | None,
     readmit: str,
     max_record_bytes: int | None,
+    if_missing: bool,
     coordinator: str,
     is_json: bool,
 ) -> None:
@@ -68,6 +70,7 @@ def create(
     """
     from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import QueueExists
 
     if groups is not None and len(groups) < 2:
         raise click.UsageError("a queue needs two groups or more, so that it can go on when one fails")
@@ -79,8 +82,15 @@ def create(
         readmit=readmit,
         max_record_bytes=max_record_bytes or 0,
     )
-    view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
-    _show(view, is_json=is_json, done="made")
+    try:
+        view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
+    except QueueExists:
+        if not if_missing:
+            raise
+        view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name))
+        _show(view, is_json=is_json, done="there already")
+    else:
+        _show(view, is_json=is_json, done="made")
 
 
 @queue.command("list", short_help="List queues.")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import coordinator_option
+from seriatim.cli.health import answering
+from seriatim.cli.options import coordinator_option, service_options
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What Spark itself logs to standard error.",
 )
+@service_options
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line: waiting, started, progress, stopped.")
 def replay(
     *,
@@ -90,6 +92,8 @@ def replay(
     until_idle: float | None,
     session_timeout_ms: int,
     spark_log: str,
+    log_to: str | None,
+    health_listen: str | None,
     is_json: bool,
 ) -> int:
     """Apply a queue of captured changes to a PostgreSQL database, transaction by transaction, each exactly once.
@@ -107,6 +111,7 @@ def replay(
         raise click.ClickException(
             f"{error.name} is missing: install seriatim with its extras, pip install 'seriatim[spark,postgres]'"
         ) from error
+    from seriatim.protocol import log
     from seriatim.protocol.errors import Fenced
 
     settings = ReplaySettings(
@@ -122,14 +127,18 @@ def replay(
         session_timeout_s=session_timeout_ms / 1000,
         spark_log_level=spark_log,
     )
-    running = Replay(settings, reporter(is_json=is_json))
+    if log_to:
+        log.start_logging(to=log_to)
+    running = Replay(settings, _logged if log_to else reporter(is_json=is_json))
 
     def stop(_number: int, _frame: Any) -> None:
         running.stop()
 
     signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    answers = answering(health_listen, is_ready=lambda: running.is_connected, is_elected=lambda: running.is_elected)
     try:
-        running.run()
+        with answers:
+            running.run()
     except (UnfitTarget, ApplyFailed, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
         raise click.ClickException(str(error)) from error
@@ -137,6 +146,14 @@ def replay(
         for number, before in signals.items():
             signal.signal(number, before)
     return exits.DONE
+
+
+def _logged(event: Event) -> None:
+    """Tell an event as a line of the log; one that completed nothing isn't worth a line."""
+    from seriatim.protocol import log
+
+    if as_text(event):
+        log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
 
 
 def reporter(*, is_json: bool) -> Callable[[Event], None]:

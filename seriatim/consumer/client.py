@@ -225,6 +225,11 @@ class Consumer:
         return self._hand_over.is_open
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
+        return self._session is not None and self._session.is_connected
+
+    @property
     def waiting_for(self) -> str:
         """What it waits for, for a person; empty while records can come."""
         session, fetcher = self._session, self._fetcher

@@ -39,7 +39,7 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
-from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, ZooKeeperSession
+from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionState, ZooKeeperSession
 
 _log = log.logger("consumer")
 
@@ -119,6 +119,11 @@ class ReaderSession:
         self._commits: set[asyncio.Task[None]] = set()
         self._waiters: list[tuple[Place, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its ZooKeeper session is known to stand. From any thread."""
+        return self._zookeeper is not None and self._zookeeper.state is SessionState.CONNECTED
 
     # ---- life
 

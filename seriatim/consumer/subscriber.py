@@ -109,6 +109,11 @@ class Subscriber:
         return 0 if view is None else view.queue_id
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
+        return self._session is not None and self._session.is_connected
+
+    @property
     def waiting_for(self) -> str:
         """What keeps it from being elected, for a person."""
         return "" if self._session is None else self._session.waits

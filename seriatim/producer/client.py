@@ -196,6 +196,11 @@ class Producer:
         """Whether this instance is the elected sender, as far as it can know."""
         return self._elected is not None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
+        return self._loop.is_connected
+
     def wait_until_elected(self, timeout: float | None = None) -> Elected:
         """Wait until this instance may send; its token and the resume point.
 

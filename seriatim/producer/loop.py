@@ -42,7 +42,7 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueRequest,
     SendGrant,
 )
-from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession
 
 _log = log.logger("producer")
 
@@ -101,6 +101,7 @@ class SendingLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._election: Election | None = None
+        self._session: ZooKeeperSession | None = None
         self._election_task: asyncio.Task[None] | None = None
         self._cluster = ""
         self._queue_id = QueueId(0)
@@ -119,6 +120,12 @@ class SendingLoop:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout_s)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its ZooKeeper session is known to stand. From any thread."""
+        session = self._session
+        return self._thread.is_alive() and session is not None and session.state is SessionState.CONNECTED
 
     def stand_again(self) -> None:
         """Leave the election and stand for it anew, with a new token and a new resume point. From any thread."""
@@ -152,7 +159,7 @@ class SendingLoop:
                 connecting.cancel()
                 await asyncio.gather(connecting, return_exceptions=True)
                 return
-            session = await connecting
+            session = self._session = await connecting
             path = Paths(self._cluster).senders(self._queue_id)
             self._election = Election(session, path, self._settings.name, self._standing_changed)
             self._stand()

@@ -39,10 +39,21 @@ class Replay:
 
     def __init__(self, settings: ReplaySettings, report: Report) -> None:
         self._run = Run(settings, report)
+        self._standing: Subscriber | None = None
 
     def stop(self) -> None:
         """Finish the micro-batch under way, then end. Returns at once."""
         self._run.stopping.set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it stands in the election, elected or not. From any thread."""
+        return self._standing is not None and self._standing.is_connected
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether it applies records now. From any thread."""
+        return self._run.elected is not None
 
     def run(self) -> None:
         """Replay until stopped or idle.
@@ -67,7 +78,7 @@ class Replay:
             stack.callback(_stop, spark)
             reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
             reader.positions()
-            subscriber = stack.enter_context(self._subscriber())
+            subscriber = self._standing = stack.enter_context(self._subscriber())
             while not run.stopping.is_set():
                 term = self._elected(subscriber)
                 if term is not None:
