@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core import chain, close_link, readmission, seal, subscriptions
+from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
@@ -19,6 +21,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import (
+    Fenced,
     InvalidArgument,
     SeriatimError,
     UnknownGroup,
@@ -112,8 +115,21 @@ class Operations:
             if not others and not readmission.eligible(document, registry):
                 reasons = chain.obstacles(document, registry, {})
                 raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
-            document, version = await self._closed(queue_id, last.epoch, request.cause_id)
+            document, version = await self._switched(document, last, request.cause_id)
         return messages.queue_view(document, version, self._store.registry)
+
+    async def _switched(self, document: ChainDocument, last: Link, cause_id: str) -> tuple[ChainDocument, ChainVersion]:
+        """Close the last link and open the next one for the sender that there is, who then finds it ready."""
+        if document.sender_token == 0 or last.state is LinkState.OPENING:
+            return await self._closed(document.queue_id, last.epoch, cause_id)
+        asked = SendRequest(document.sender_node, document.sender_token, last.epoch)
+        with contextlib.suppress(Fenced):  # a newer sender was elected meanwhile: the link may be closed all the same
+            await self._execution.acquire_send(document.queue_id, asked, cause_id)
+        document, version = await self._store.read_chain(document.queue_id)
+        now_last = document.last_link
+        if now_last is not None and now_last.epoch == last.epoch and now_last.state in chain.LIVE:
+            return await self._closed(document.queue_id, last.epoch, cause_id)
+        return document, version
 
     async def _closed(self, queue_id: QueueId, epoch: Epoch, cause_id: str) -> tuple[ChainDocument, ChainVersion]:
         result = await self._execution.run(queue_id, close_link.start(epoch), close_link.step, cause_id)
@@ -141,7 +157,7 @@ class Operations:
             for seen in list(self._store.chains.values()):
                 last = seen.document.last_link
                 if last is not None and messages.is_serving(seen.document, request.group):
-                    await self._closed(seen.document.queue_id, last.epoch, request.cause_id)
+                    await self._switched(seen.document, last, request.cause_id)
         return self._group_view(request.group)
 
     def _group_view(self, name: str) -> pb.GroupView:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from seriatim.coordinator.core import acquire_send
+from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
     Answer,
     ChainConflict,
@@ -46,7 +48,7 @@ from seriatim.protocol import log
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import BugError, DeadlineOver, InvariantBroken, SeriatimError
-from seriatim.protocol.names import Index, QueueId
+from seriatim.protocol.names import Epoch, Index, QueueId, Token
 
 _log = log.logger("coordinator")
 State = TypeVar("State")
@@ -61,12 +63,31 @@ class Execution:
         self._members = members
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
 
     async def close(self) -> None:
         """Give up what is still on its way to members."""
-        for task in self._tasks:
+        under_way = [*self._switches.values(), *self._tasks]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def acquire_send(self, queue_id: QueueId, request: SendRequest, cause_id: str) -> Result:
+        """Run AcquireSend. Raises as `run`.
+
+        Whoever reports the same failure under the same token while a switch is under way shares its answer: a planned
+        switch and the sender that meets it, a sender that asks again.
+        """
+        begun = acquire_send.start(request)
+        if request.token == 0 or request.failed_epoch == 0:
+            return await self.run(queue_id, begun, acquire_send.step, cause_id)
+        key = queue_id, request.token, request.failed_epoch
+        switch = self._switches.get(key)
+        if switch is None:
+            work = self.run(queue_id, begun, acquire_send.step, cause_id)
+            switch = self._switches[key] = asyncio.get_running_loop().create_task(work)
+            switch.add_done_callback(lambda _: self._switches.pop(key))
+        return await asyncio.shield(switch)
 
     async def run(
         self,
@@ -142,7 +163,11 @@ class _Run:
 
     async def _event(self, effect: Effect) -> Event:
         match effect:
-            case ReadChain():
+            case ReadChain(may_be_remembered):
+                seen = self._store.chains.get(self._queue_id) if may_be_remembered else None
+                if seen is not None:
+                    self._queue = seen.document
+                    return ChainRead(seen.document, seen.version, self._store.registry, is_remembered=True)
                 self._queue, version = await self._store.read_chain(self._queue_id)
                 return ChainRead(self._queue, version, self._store.registry)
             case WriteChain():

@@ -33,6 +33,7 @@ class Members:
         self._timeout_s = timeout_s
         self._describe_timeout_s = describe_timeout_s
         self._channels: dict[str, tuple[grpc.aio.Channel, BrokerAsyncStub]] = {}
+        self._connected = Registry()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -48,6 +49,17 @@ class Members:
                 channel, _ = self._channels.pop(address)
                 with contextlib.suppress(grpc.aio.UsageError):
                     await channel.close(None)
+
+    def connect(self) -> None:
+        """Begin to connect to all that are registered, so that a switch finds its connections."""
+        registry = self._store.registry
+        if registry is self._connected:
+            return
+        self._connected = registry
+        for group in registry.groups.values():
+            for state in group.members.values():
+                self._stub(state)
+                rpc.connect(self._channels[state.address][0])
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""

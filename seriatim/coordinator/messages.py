@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seriatim.coordinator.core import chain, status
+from seriatim.coordinator.core.chain import ChainPoint
 from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
@@ -117,7 +118,14 @@ def send_grant(grant: SendGrant, registry: Registry) -> pb.SendGrant:
         max_record_bytes=grant.max_record_bytes,
         has_base=grant.base is not None,
         base=grant.base or 0,
+        next_master=_master_address(grant.next_group, registry),
     )
+
+
+def _master_address(group: str, registry: Registry) -> str:
+    """Where the master of a new link on this group would be reached; empty where there is none."""
+    state = registry.group(group).members.get(MEMBERS[0])
+    return "" if state is None else state.address
 
 
 def read_grant(grant: ReadGrant, registry: Registry) -> pb.ReadGrant:
@@ -154,9 +162,8 @@ def group_view(name: str, registry: Registry) -> pb.GroupView:
     return view
 
 
-def link_view(document: ChainDocument, link: Link, registry: Registry) -> pb.LinkView:
-    """A link, with what the chain knows of it."""
-    point = chain.point_before(document, link.epoch)
+def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
+    """A link, with what the chain knows of it; `point`: the state of the chain where it starts."""
     view = pb.LinkView(
         epoch=link.epoch,
         group=link.group,
@@ -201,7 +208,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         sender_token=document.sender_token,
         sender=document.sender_node,
         send_list=document.send_list,
-        links=[link_view(document, link, registry) for link in document.links],
+        links=[link_view(link, point, registry) for link, point in chain.points(document)],
         subscriptions=[
             pb.SubscriptionView(
                 subscription=one.name,

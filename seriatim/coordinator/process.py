@@ -96,6 +96,8 @@ class CoordinatorProcess:
         await self._session.start()
         self._session.on_state(self._session_changed)
         await self._store.start()
+        self._store.on_change(self._members.connect)
+        self._members.connect()
         description = Description(self._store, self._members)
         operations = Operations(self._store, self._members, self._execution, description)
         parts = Parts(self._store, self._members, self._execution, description, operations)

@@ -13,7 +13,7 @@ import grpc.aio
 
 from seriatim import __version__
 from seriatim.coordinator import administration, messages
-from seriatim.coordinator.core import acquire_read, acquire_send, subscriptions
+from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
@@ -70,7 +70,8 @@ class CoordinatorService(CoordinatorServicer):
     async def AcquireSend(self, request: pb.AcquireSendRequest, context: _Context) -> pb.AcquireSendReply:
         """protocol.md 4."""
         del context
-        queue_id = await self._same_queue(request.queue, request.queue_id)
+        # Who knows the id needs no name: the chain of a queue that was deleted says so, or is gone (H16).
+        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
         cause_id = request.cause_id or log.new_cause_id("acquire-send")
         asked = SendRequest(request.election_node, Token(request.token), Epoch(request.failed_epoch))
         if request.failed_epoch:
@@ -81,7 +82,7 @@ class CoordinatorService(CoordinatorServicer):
                 failure=request.failure,
                 cause_id=cause_id,
             )
-        result = await self._execution.run(queue_id, acquire_send.start(asked), acquire_send.step, cause_id)
+        result = await self._execution.acquire_send(queue_id, asked, cause_id)
         match result:
             case SendGrant():
                 _log.info(

@@ -118,11 +118,17 @@ class Store:
         """Compare-and-set. None: somebody changed it first, nothing was written."""
         try:
             data = chain_document.encode(document)
-            return ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
+            version = ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
         except BadVersion:
             return None
         except NoNode as error:
             raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name) from error
+        seen = self.chains.get(document.queue_id)
+        if seen is not None and seen.version < version:
+            # Whoever watches is told now; the watch on the node says the same a moment later.
+            self.chains[document.queue_id] = SeenChain(document, version, now_ms())
+            self._tell()
+        return version
 
     async def new_queue_id(self) -> QueueId:
         """A number that no queue had before (H16)."""
@@ -248,6 +254,9 @@ class Store:
         except BaseException:
             self._stale |= stale
             raise
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in list(self._listeners):
             listener()
 
@@ -299,7 +308,7 @@ class Store:
                 watch()
             return
         seen = self.chains.get(queue_id)
-        if seen is None or seen.version != version:
+        if seen is None or seen.version < version:
             self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
 
 

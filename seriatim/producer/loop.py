@@ -10,13 +10,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-import grpc.aio
-
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core import events
 from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
 from seriatim.producer.handle import SharedBatch
-from seriatim.producer.transport import AppendStream
+from seriatim.producer.route import Route
 from seriatim.protocol import log, rpc
 from seriatim.protocol.batch import encode
 from seriatim.protocol.coordinators import Coordinators
@@ -25,10 +23,8 @@ from seriatim.protocol.errors import (
     BugError,
     CallerError,
     DeadlineOver,
-    InvariantBroken,
     NotElected,
     SeriatimError,
-    Unreachable,
     Waiting,
     WorldError,
 )
@@ -36,11 +32,8 @@ from seriatim.protocol.names import Epoch, Index, QueueId, Token
 from seriatim.protocol.seriatim_pb2 import (
     AcquireSendReply,
     AcquireSendRequest,
-    AppendOpen,
     DescribeClusterRequest,
-    LinkName,
     QueueRequest,
-    SendGrant,
 )
 from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession
 
@@ -95,9 +88,7 @@ class SendingLoop:
         self._on_deposed = on_deposed
         self._state = SenderState()
         self._batches: dict[int, SharedBatch] = {}
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stream: AppendStream | None = None
-        self._stream_task: asyncio.Task[None] | None = None
+        self._route = Route(self._spawn, self._handle)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._election: Election | None = None
@@ -183,8 +174,7 @@ class SendingLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
         if session is not None:
             await session.stop()
-        for channel in self._channels.values():
-            await channel.close(None)
+        await self._route.close()
         await self._coordinators.close()
         self._give_up(NotElected("the producer was closed"))
 
@@ -307,16 +297,15 @@ class SendingLoop:
     def _run_effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Send():
-                if self._stream is not None:
-                    self._stream.put(effect.batch)
+                self._route.send(effect.batch)
             case events.Complete() | events.Resume() | events.FailAll():
                 self._end_records(effect)
             case events.Acquire():
                 self._spawn(self._acquire(effect))
             case events.OpenStream():
-                self._open_stream(effect)
+                self._route.open(effect, self._cluster, self._queue_id)
             case events.CloseStream():
-                self._close_stream()
+                self._route.close_stream()
             case events.TellElected():
                 self._buffer.elect(effect.token, effect.resume_point)
                 _log.info("elected", queue=self._settings.queue, token=effect.token)
@@ -408,45 +397,6 @@ class SendingLoop:
             )
         )
 
-    def _open_stream(self, effect: events.OpenStream) -> None:
-        route = effect.grant.route
-        if not isinstance(route, SendGrant):
-            raise InvariantBroken("a grant without a route")
-        address = route.master.address
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = rpc.channel(address)
-        link = LinkName(cluster=self._cluster, queue_id=self._queue_id, epoch=route.epoch, to=route.master.incarnation)
-        opening = AppendOpen(link=link, token=effect.token, next_index=route.next_index)
-        number = effect.stream
-
-        def ended(error: SeriatimError) -> None:
-            if isinstance(error, Unreachable | DeadlineOver):
-                # The next connection to this address must not inherit the present one's back-off.
-                self._drop_channel(address, channel)
-                self._handle(events.StreamBroken(number, error.message))
-            else:
-                self._handle(events.Refused(number, error))
-
-        self._stream = AppendStream(
-            channel, opening, lambda next_index: self._handle(events.Acknowledged(number, next_index)), ended
-        )
-        self._stream_task = self._spawn(self._stream.run())
-
-    def _drop_channel(self, address: str, channel: grpc.aio.Channel) -> None:
-        if self._channels.get(address) is channel:
-            del self._channels[address]
-            self._spawn(_closed(channel))
-
-    def _close_stream(self) -> None:
-        task, self._stream_task, self._stream = self._stream_task, None, None
-        if task is not None and task is not asyncio.current_task(self._loop):
-            task.cancel()
-
 
 def _as_ours(error: BaseException) -> SeriatimError:
     return error if isinstance(error, SeriatimError) else BugError(f"{type(error).__name__}: {error}")
-
-
-async def _closed(channel: grpc.aio.Channel) -> None:
-    await channel.close(None)

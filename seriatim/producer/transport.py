@@ -12,7 +12,7 @@ import grpc.aio
 
 from seriatim.protocol import rpc
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import SeriatimError, Unreachable
+from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest, Batch
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
@@ -48,9 +48,13 @@ class AppendStream:
         call: Any = cast(Any, BrokerStub(self._channel)).Append()
         writer = asyncio.create_task(self._write(call))
         try:
-            async for reply in call:
-                self._on_acknowledged(Index(reply.next_index))
             error: SeriatimError = Unreachable("the master ended the stream")
+            async for reply in call:
+                if reply.next_index:
+                    self._on_acknowledged(Index(reply.next_index))
+                if reply.refusal:
+                    error = from_wire(reply.refusal)
+                    break
         except grpc.aio.AioRpcError as failure:
             error = rpc.translated(failure)
         finally:

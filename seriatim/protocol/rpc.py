@@ -59,6 +59,11 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
+def connect(to: grpc.aio.Channel) -> None:
+    """Begin to connect, so that the next call finds a connection. Nothing happens where there is one, or one under way."""
+    to.get_state(try_to_connect=True)
+
+
 def server(interceptors: Sequence[Any] = ()) -> grpc.aio.Server:
     """A server with Seriatim's limits; add servicers, then `listen`, then start it."""
     return grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)

@@ -229,7 +229,7 @@ def test_h1_partial_answers_seal_nothing_in_sync(world):
 
 def test_h3_unequal_copies_are_asked_again_and_never_granted(world):
     trace = sending().tell(read(world), LinkOpened("a", at(5, "one")), LinkOpened("b", at(5, "other")))
-    assert trace.orders == ["wake after 20 ms"]
+    assert trace.orders == ["wake after 5 ms"]
     trace.tell(Woken())
     assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
     trace.tell(LinkOpened("a", at(5)), LinkOpened("b", at(5)))

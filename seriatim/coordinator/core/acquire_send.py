@@ -53,8 +53,10 @@ from seriatim.protocol.names import ChainVersion, Epoch, Token
 MAX_ROUNDS = 40
 """So often may the chain change under one call before the caller is asked to come again."""
 MAX_OPENS = 40
-"""So often are two members asked whose copies aren't equal, with OPEN_PAUSE_MS between."""
-OPEN_PAUSE_MS = 20
+"""So often are two members asked whose copies aren't equal, with OPEN_PAUSE_MS between. Both answer, so neither has failed: a
+stream of the same token still runs, and the caller is asked to come again.
+"""
+OPEN_PAUSE_MS = 5
 OLDER_PAUSE_MS = 5
 """A member knew a newer version than was read: ZooKeeper needs a moment to show it here, too."""
 
@@ -85,7 +87,7 @@ class AcquireSend:
     """`read`: the chain as this round read or wrote it. `positions`: what OpenLink was answered with, by place.
 
     `avoid`: groups that couldn't be opened in this call, and why; they aren't tried again in it. `pending`: the document
-    whose write is under way.
+    whose write is under way. `before`: how far a closing was when the chain changed under it.
     """
 
     request: SendRequest
@@ -93,6 +95,7 @@ class AcquireSend:
     read: ChainRead | None = None
     positions: Mapping[str, Position] = field(default_factory=dict)
     closing: Closing | None = None
+    before: Closing | None = None
     pending: ChainDocument | None = None
     avoid: Mapping[str, str] = field(default_factory=dict)
     opens: int = 0
@@ -127,14 +130,20 @@ Step = tuple[AcquireSend, Effects]
 
 
 def start(request: SendRequest) -> Step:
-    """Begin with reading the chain."""
-    return AcquireSend(request), (ReadChain(),)
+    """Begin with reading the chain.
+
+    Where the first thing to do is a write, what is remembered does as well: the write refuses what is old.
+    """
+    begins_with_write = request.token == 0 or request.failed_epoch != 0
+    return AcquireSend(request), (ReadChain(may_be_remembered=begins_with_write),)
 
 
 def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, PLR0912 - a transition table
     """What follows from one event. Raises InvariantBroken for an event that nothing asked for."""
     match state.phase, event:
         case Phase.READING, ChainRead():
+            if event.is_remembered and not _begins_with_write(state.request, event.document):
+                return state, (ReadChain(),)
             return _with_token(replace(state, read=event), now_ms)
         case Phase.READING, Woken():
             return state, (ReadChain(),)
@@ -149,7 +158,7 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
         case Phase.LOOKING, SessionsSeen(registry):
             return _looked(replace(state, read=ChainRead(state.document, state.version, registry)), now_ms)
         case Phase.OPENING, LinkOpened(place, position):
-            return _opened(replace(state, positions={**state.positions, place: position}), now_ms)
+            return _opened(replace(state, positions={**state.positions, place: position}))
         case Phase.OPENING | Phase.PAUSING, OpenFailed(place, error):
             if isinstance(error, OlderVersion | Fenced):
                 return _again(state, OLDER_PAUSE_MS)  # no failure of a member (H12)
@@ -163,11 +172,23 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
             raise InvariantBroken(f"{type(event).__name__} while {state.phase}")
 
 
+def _begins_with_write(request: SendRequest, document: ChainDocument) -> bool:
+    """Whether the first effect on this chain is a write on its version: of the token, or of *closing*."""
+    if document.is_deleted:
+        return False
+    if request.token == 0:
+        return True
+    last = document.last_link
+    is_reported = last is not None and last.state is LinkState.OPEN and last.epoch == request.failed_epoch
+    return is_reported and request.token == document.sender_token
+
+
 def _again(state: AcquireSend, pause_ms: int = 0) -> Step:
-    """Start again from reading the chain, knowing only the request and which groups couldn't be opened."""
+    """Start again from reading the chain, knowing the request, which groups couldn't be opened, and seals answered."""
     if state.rounds >= MAX_ROUNDS:
         return state, (_wait(state, {"chain": "it keeps changing"}),)
-    fresh = AcquireSend(state.request, avoid=state.avoid, rounds=state.rounds + 1)
+    before = state.closing or state.before
+    fresh = AcquireSend(state.request, avoid=state.avoid, rounds=state.rounds + 1, before=before)
     return fresh, (WakeAfter(pause_ms) if pause_ms else ReadChain(),)
 
 
@@ -253,14 +274,15 @@ def _open(state: AcquireSend) -> Step:
     )
 
 
-def _opened(state: AcquireSend, now_ms: int) -> Step:
+def _opened(state: AcquireSend) -> Step:
     """A grant needs both to answer the same next index and the same running hash (H3)."""
     if len(state.positions) < 2:
         return state, ()
     one, other = state.positions.values()
     if (one.index, one.hash) != (other.index, other.hash):
         if state.opens >= MAX_OPENS:
-            return _failed(state, f"its copies stay unequal ({one.index} and {other.index})", now_ms)
+            reason = f"records are still on their way ({one.index} and {other.index})"
+            return state, (_wait(state, {f"link {state.last_link.epoch}": reason}),)
         return replace(state, phase=Phase.PAUSING), (WakeAfter(OPEN_PAUSE_MS),)
     if state.last_link.state is LinkState.OPEN:
         return _granted(state)
@@ -282,6 +304,7 @@ def _granted(state: AcquireSend) -> Step:
         resume_point=merged(link.marks_on_two, position.marks),
         max_record_bytes=state.document.settings.max_record_bytes,
         base=link.base,
+        next_group=chain.next_group(state.document, state.registry),
     )
     return state, (Answer(grant),)
 
@@ -293,7 +316,7 @@ def _failed(state: AcquireSend, why: str, now_ms: int) -> Step:
 
 
 def _close(state: AcquireSend, now_ms: int) -> Step:
-    outcome, effects = closing.begin(state.document, state.version, state.last_link.epoch, now_ms)
+    outcome, effects = closing.begin(state.document, state.version, state.last_link.epoch, now_ms, state.before)
     return _closed(replace(state, phase=Phase.CLOSING, closing=None), outcome, effects, now_ms)
 
 

@@ -6,7 +6,7 @@ that the state of the chain doesn't allow raises InvariantBroken: procedures loo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core import readmission
@@ -81,6 +81,15 @@ def point_before(document: ChainDocument, epoch: Epoch) -> ChainPoint:
             break
         point = _point_after(point, link)
     return point
+
+
+def points(document: ChainDocument) -> Iterator[tuple[Link, ChainPoint]]:
+    """Each link, with the state of the chain where it starts."""
+    dropped = document.dropped
+    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
+    for link in document.links:
+        yield link, point
+        point = _point_after(point, link)
 
 
 def _point_after(point: ChainPoint, link: Link) -> ChainPoint:
@@ -199,6 +208,13 @@ def next_link(document: ChainDocument, registry: Registry, *, avoid: Mapping[str
             replace(one, consume_list=(*one.consume_list, link.epoch)) for one in changed.subscriptions
         ),
     )
+
+
+def next_group(document: ChainDocument, registry: Registry) -> str:
+    """Where a switch would lead now: the first group behind the one that serves which can take records; else empty."""
+    last = document.last_link
+    serving = last.group if last is not None and last.state in LIVE else ""
+    return next((one for one in document.send_list if one != serving and not registry.send_obstacle(one)), "")
 
 
 def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:

@@ -31,10 +31,14 @@ MAX_RESTARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """`written`: the document whose write is under way. `restarts`: how often the chain changed under the procedure."""
+    """`written`: the document whose write is under way. `restarts`: how often the chain changed under the procedure.
+
+    `before`: how far the closing was when it last did.
+    """
 
     epoch: Epoch
     closing: Closing | None = None
+    before: Closing | None = None
     written: ChainDocument | None = None
     restarts: int = 0
 
@@ -64,7 +68,7 @@ def _read(state: CloseLink, event: ChainRead, now_ms: int) -> tuple[CloseLink, E
     link = event.document.link(state.epoch)
     if link is None or link.state is LinkState.SEALED:
         return state, (Answer(LinkClosed(event.document, event.version)),)
-    outcome, effects = closing.begin(event.document, event.version, state.epoch, now_ms)
+    outcome, effects = closing.begin(event.document, event.version, state.epoch, now_ms, state.before)
     return _followed(state, outcome, effects)
 
 
@@ -73,7 +77,7 @@ def _followed(state: CloseLink, outcome: Closing | closing.Outcome, effects: Eff
         case Closing():
             return replace(state, closing=outcome), effects
         case Ended(document, expected, what):
-            return replace(state, closing=None, written=document), (WriteChain(document, expected, what),)
+            return replace(state, written=document), (WriteChain(document, expected, what),)
         case Undecidable(reasons):
             return state, (Answer(Wait(reasons)),)
         case Overtaken():
@@ -83,4 +87,4 @@ def _followed(state: CloseLink, outcome: Closing | closing.Outcome, effects: Eff
 def _again(state: CloseLink) -> tuple[CloseLink, Effects]:
     if state.restarts >= MAX_RESTARTS:
         return state, (Answer(Wait({f"link {state.epoch}": "the chain keeps changing"})),)
-    return CloseLink(state.epoch, restarts=state.restarts + 1), (ReadChain(),)
+    return CloseLink(state.epoch, before=state.closing, restarts=state.restarts + 1), (ReadChain(),)

@@ -93,9 +93,13 @@ Outcome = Ended | Undecidable | Overtaken
 
 
 def begin(
-    document: ChainDocument, version: ChainVersion, epoch: Epoch, now_ms: int
+    document: ChainDocument, version: ChainVersion, epoch: Epoch, now_ms: int, before: Closing | None = None
 ) -> tuple[Closing | Outcome, Effects]:
-    """Start to close link `epoch`, which is opening, open, closing or lost."""
+    """Start to close link `epoch`, which is opening, open, closing or lost.
+
+    `before`: how far the same procedure was when the chain changed under it. A seal is final, so what was answered then
+    still holds: members are asked again only where it tells no end.
+    """
     link = document.link(epoch)
     if link is None or link.state is LinkState.SEALED:
         raise InvariantBroken(f"link {epoch} has ended or is not in the chain", queue=document.name, epoch=epoch)
@@ -104,7 +108,13 @@ def begin(
     if link.state is LinkState.OPEN:
         marked = chain.closing(document, epoch)
         return Closing(epoch, marked, version, Phase.MARKING), (WriteChain(marked, version, f"closing link {epoch}"),)
-    return _sealing(Closing(epoch, document, version, Phase.SEALING))
+    again = Closing(epoch, document, version, Phase.SEALING)
+    if before is not None and before.epoch == epoch:
+        again = replace(again, answers=before.answers)
+        decision = _decision(again, now_ms)
+        if isinstance(decision, Certificate):
+            return _ended(again, decision), ()
+    return _sealing(again)
 
 
 def _sealing(state: Closing) -> tuple[Closing, Effects]:

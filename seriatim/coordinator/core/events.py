@@ -22,11 +22,16 @@ from seriatim.protocol.names import ChainVersion, Generation, Index, MemberName,
 
 @dataclass(frozen=True, slots=True)
 class ChainRead:
-    """The chain as it was read just now, and the registry as it was last seen (perhaps before)."""
+    """The chain as it was read just now, and the registry as it was last seen (perhaps before).
+
+    `is_remembered`: the chain, too, is as it was last seen. Only what a compare-and-set on its version would refuse may
+    rest on it.
+    """
 
     document: ChainDocument
     version: ChainVersion
     registry: Registry
+    is_remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ReadChain:
-    """Answered by ChainRead."""
+    """Answered by ChainRead. `may_be_remembered`: where the chain is known from before, that does for a start."""
+
+    may_be_remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,7 @@ class WakeAfter:
 
 @dataclass(frozen=True, slots=True)
 class SendGrant:
-    """Where the sender sends (protocol.md 4, step 2)."""
+    """Where the sender sends (protocol.md 4, step 2). `next_group`: where a switch would lead now; empty: to none."""
 
     link: Link
     token: Token
@@ -207,6 +214,7 @@ class SendGrant:
     resume_point: Mapping[str, int]
     max_record_bytes: int
     base: Offset | None
+    next_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
