@@ -51,7 +51,7 @@ class Plan:
 
     def cases_of(self, peer: type[Peer]) -> list[Case]:
         """Those that the peer can be given."""
-        return [case for case in self.cases if case.kind in peer.kinds and (peer.has_bulk or not case.is_bulk)]
+        return [case for case in self.cases if peer.takes(case)]
 
     def estimate_s(self) -> float:
         """About how long it takes: on two cores, without fetching."""

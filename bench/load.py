@@ -25,6 +25,7 @@ CLIENTS = {
     "seriatim": "bench.clients.seriatim:SeriatimClient",
     "kafka": "bench.clients.kafka:KafkaClient",
     "nats": "bench.clients.nats:NatsClient",
+    "rocketmq": "bench.clients.rocketmq:RocketMqClient",
     "floor": "bench.clients.floor:FloorClient",
 }
 TICK_S = 0.001
@@ -32,6 +33,7 @@ TICK_S = 0.001
 FLUSH_TIMEOUT_S = 120.0
 _CHUNK_BYTES = 64 * 1024
 _CHUNK_RECORDS = 500
+_CHUNK_S = 0.005
 _READ_RECORDS = 10_000
 _READ_TIMEOUT_S = 5.0
 _PROGRESS_EVERY_S = 0.05
@@ -192,12 +194,18 @@ def _open(client: Client, order: Order) -> None:
 
 
 def _send_until(client: Client, order: Order, until_s: float, most: int = sys.maxsize) -> int:
-    chunk = [os.urandom(order.size_bytes)] * max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES // order.size_bytes))
+    """How many were sent. The clock is looked at between chunks, which grow as long as one takes no time to speak of."""
+    largest = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES // order.size_bytes))
+    chunk = [os.urandom(order.size_bytes)]
     send = client.send_bulk if order.is_bulk else client.send_each
     count = 0
-    while count < most and time.perf_counter() < until_s:
+    now_s = time.perf_counter()
+    while count < most and now_s < until_s:
         send(chunk)
         count += len(chunk)
+        before_s, now_s = now_s, time.perf_counter()
+        if len(chunk) < largest and now_s - before_s < _CHUNK_S:
+            chunk = chunk[:1] * min(2 * len(chunk), largest)
     return count
 
 

@@ -9,8 +9,9 @@ from bench.peers.base import Peer
 from bench.peers.floor import Floor
 from bench.peers.kafka import Kafka, KafkaFlush, KafkaThree
 from bench.peers.nats import Nats, NatsAlways
+from bench.peers.rocketmq import RocketMq
 from bench.peers.seriatim import Seriatim
 
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (Seriatim, Floor, Kafka, KafkaFlush, KafkaThree, Nats, NatsAlways)
+    peer.name: peer for peer in (Seriatim, Floor, Kafka, KafkaFlush, KafkaThree, Nats, NatsAlways, RocketMq)
 }

@@ -6,7 +6,7 @@ import signal
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from bench.cases import Kind
+from bench.cases import Case, Kind
 from seriatim.cli.embedded.processes import Supervisor
 
 
@@ -35,6 +35,11 @@ class Peer(ABC):
         """Fetch what is missing; answers folders of Python packages that the client needs."""
         return ()
 
+    @classmethod
+    def takes(cls, case: Case) -> bool:
+        """Whether it can be given the case."""
+        return case.kind in cls.kinds and (cls.has_bulk or not case.is_bulk)
+
     @property
     @abstractmethod
     def supervisor(self) -> Supervisor:
@@ -49,7 +54,7 @@ class Peer(ABC):
         """Make a queue that nobody used yet; answers what its client is told."""
 
     def close(self) -> None:
-        """End all servers."""
+        """End all servers, as quickly as can be: their data goes too."""
         self.supervisor.close()
 
     # ---- outages; only where `kinds` names them

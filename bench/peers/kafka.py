@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import signal
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ class Kafka(Peer):
             )
             logging = f"-Dlog4j2.configurationFile={log_settings}"
             command = (java[0], *_JVM, logging, *java[1:], "kafka.Kafka", str(settings))
-            self._supervisor.start(ProcessSpec(name, command, is_restarted=True))
+            self._supervisor.start(ProcessSpec(name, command, is_restarted=True, stop_signal=signal.SIGKILL))
         self._wait_for_brokers()
 
     def _settings(self, number: int) -> dict[str, object]:
