@@ -1,0 +1,138 @@
+"""The invariants of protocol.md 2, as far as a state shows them. Each function raises AssertionError with the invariant's number.
+
+Those of the chain document and its changes (1, 2, 4, 5, 6, 11) are `coordinator.core.invariants`, run at every write.
+"""
+
+from __future__ import annotations
+
+from seriatim.broker_group.core.replica import SealPhase
+from seriatim.coordinator.core.events import SendGrant
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
+from tests.simulation.exhaustive.parts import PLACES, Entry, Group, Member
+from tests.simulation.exhaustive.senders import seq_of
+
+Groups = tuple[Group, Group]
+
+
+def check_grant(document: ChainDocument, groups: Groups, grant: SendGrant) -> None:
+    """A sender is about to learn of a link (invariants 1, 2; H3, H13)."""
+    link = document.link(grant.link.epoch)
+    if link is None or link.state is LinkState.OPENING:
+        raise AssertionError(f"H13: link {grant.link.epoch} is granted, and may still be counted as never granted")
+    for one in document.subscriptions:
+        if link.epoch not in one.consume_list and link.state is not LinkState.SEALED:
+            raise AssertionError(f"2: link {link.epoch} is granted, and isn't on the consume list of {one.name}")
+    if link.state is not LinkState.OPEN or grant.token != document.sender_token:
+        return  # whoever gets it will be refused
+    for member, side in _sides(link, groups):
+        if member.incarnation.disk_id == side.incarnation.disk_id:
+            at = [one for one in member.link(int(link.epoch)).entries if one.position.content.index <= grant.next_index]
+            if (at[-1].position.content.index if at else 0) != grant.next_index:
+                raise AssertionError(f"H3: granted at {grant.next_index}, which {member.name} doesn't have on disk")
+    _check_equal(link, groups, grant.next_index)
+
+
+def check(
+    document: ChainDocument,
+    groups: Groups,
+    acknowledged: tuple[tuple[int, int], ...],
+    complete: tuple[int, ...],
+    *,
+    is_log: bool,
+) -> None:
+    """What must hold in every state."""
+    _check_opened(document, groups)
+    promised = dict(acknowledged)
+    delivered: list[int] = []
+    for link in document.links:
+        index = promised.get(int(link.epoch), 0)
+        if link.end is None:
+            _check_copies(link, groups, index)
+            continue
+        if link.end < index:
+            raise AssertionError(f"4: link {link.epoch} was sealed at {link.end}, and {index} was acknowledged")
+        delivered = _with_rows(delivered, _copy_at_end(link, groups))
+    certain = delivered
+    for link in document.links:
+        if link.end is None:
+            certain = _with_rows(certain, _on_both(link, groups))
+    lacking = [seq for seq in complete if seq not in certain]
+    if lacking:
+        raise AssertionError(f"8: {lacking} are complete for their sender, and aren't on two members, or aren't delivered")
+    if is_log and delivered != list(range(1, len(delivered) + 1)):
+        raise AssertionError(f"9: {delivered} are delivered, in this order")
+
+
+def _check_opened(document: ChainDocument, groups: Groups) -> None:
+    for group in groups:
+        for member in group.members:
+            for runner in member.runners:
+                is_open = runner.replica.content.phase is SealPhase.OPEN
+                if is_open and document.link(runner.epoch) is None:
+                    raise AssertionError(f"1: {member.name} has an open link {runner.epoch}, which isn't in the chain (H23)")
+
+
+def _sides(link: Link, groups: Groups) -> list[tuple[Member, ChainMember]]:
+    members = groups[int(link.group[1:]) - 1].members
+    found = [(member, link.side(PLACES[member.place])) for member in members]
+    return [(member, side) for member, side in found if side is not None]
+
+
+def _kept(member: Member, side: ChainMember, epoch: int) -> tuple[Entry, ...] | None:
+    """What this side's disk has flushed; None where that disk is lost."""
+    is_there = member.incarnation.disk_id == side.incarnation.disk_id and not member.comes_blank
+    return member.link(epoch).entries if is_there else None
+
+
+def _check_copies(link: Link, groups: Groups, index: int) -> None:
+    """What was acknowledged is flushed on both members, as long as their disks live (invariant 3)."""
+    if not index:
+        return
+    for member, side in _sides(link, groups):
+        kept = _kept(member, side, int(link.epoch))
+        if kept is not None and (kept[-1].position.content.index if kept else 0) < index:
+            raise AssertionError(f"3: {index} was acknowledged in link {link.epoch}, and {member.name} hasn't flushed it")
+    _check_equal(link, groups, index)
+
+
+def _check_equal(link: Link, groups: Groups, index: int) -> None:
+    hashes = set()
+    for member, side in _sides(link, groups):
+        for entry in _kept(member, side, int(link.epoch)) or ():
+            if entry.position.content.index == index:
+                hashes.add(entry.position.content.hash)
+    if len(hashes) > 1:
+        raise AssertionError(f"9: two contents before index {index} of link {link.epoch}")
+
+
+def _copy_at_end(link: Link, groups: Groups) -> tuple[Entry, ...]:
+    """A strict reader takes a copy that holds exactly what the certificate names (invariants 4, 8, 11)."""
+    certificate = link.certificate
+    if certificate is None or certificate.end == 0:
+        return ()
+    for member, side in _sides(link, groups):
+        kept = _kept(member, side, int(link.epoch)) or ()
+        below = tuple(one for one in kept if one.position.content.index <= certificate.end)
+        if below and below[-1].position.content.hash == certificate.link_hash:
+            return below
+    raise AssertionError(f"8: no member holds what link {link.epoch} was sealed with, up to {certificate.end}")
+
+
+def _on_both(link: Link, groups: Groups) -> tuple[Entry, ...]:
+    """What is flushed on both members whose disks live, in a link without an end."""
+    copies = [_kept(member, side, int(link.epoch)) for member, side in _sides(link, groups)]
+    alive = [copy for copy in copies if copy is not None]
+    if not alive:
+        return ()
+    common = min(len(copy) for copy in alive)
+    return alive[0][:common]
+
+
+def _with_rows(delivered: list[int], entries: tuple[Entry, ...]) -> list[int]:
+    """What a reader hands out: a record at or below its source's mark is a re-send (protocol.md 6)."""
+    rows = list(delivered)
+    for entry in entries:
+        seq = seq_of(entry.batch.content)
+        if not rows or seq > rows[-1]:
+            rows.append(seq)
+    return rows
