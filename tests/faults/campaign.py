@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -111,8 +112,10 @@ class Campaign:
             nemesis.bring_back_what_left(scene)
             verdict, forgeries = scene.judge()
             nemesis.end_round()
-        except (Stuck, SeriatimError, EmbeddedError, AssertionError) as error:
-            what = f"round {self.findings.rounds}, after {faults[-1].kind if faults else 'nothing'}: {error}"
+        except Exception as error:  # the outermost loop: whatever it is, it is told, and the next round has a new cluster
+            if not isinstance(error, Stuck | SeriatimError | EmbeddedError):
+                traceback.print_exc()
+            what = f"round {self.findings.rounds}, after {faults[-1].kind if faults else 'nothing'}: {error!r}"
             self.findings.stuck.append(what)
             self._say(what)
             scene.follow()

@@ -6,6 +6,7 @@ files of the database; blank, by removal.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 
 SIZE_MB = 768
 RESERVE_MB = 64
+_MIB = 1024 * 1024
 _CONTROL = struct.Struct("=iiq")
 
 
@@ -46,7 +48,7 @@ class Disk:
         self.path.mkdir()
         image = directory / f"{name}.image"
         with image.open("wb") as file:
-            file.truncate(SIZE_MB * 1024 * 1024)
+            file.truncate(SIZE_MB * _MIB)
         subprocess.run(("mkfs.ext4", "-q", "-F", "-m", "0", str(image)), check=True)
         subprocess.run(("mount", "-o", "loop,noatime", str(image), str(self.path)), check=True)
         self._library = library
@@ -76,9 +78,13 @@ class Disk:
     def fill(self, leaving_mb: int) -> None:
         """Take room by a real file, until so much is left; 0: nothing at all."""
         found = os.statvfs(self.path)
-        size = found.f_bavail * found.f_frsize - leaving_mb * 1024 * 1024
+        size = found.f_bavail * found.f_frsize - leaving_mb * _MIB
         with (self.path / "ballast").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(size, 4096))
+            os.posix_fallocate(file.fileno(), 0, max(size - _MIB, _MIB))
+            file.seek(0, os.SEEK_END)
+            with contextlib.suppress(OSError):  # no space left: as wished
+                while not leaving_mb:
+                    os.write(file.fileno(), bytes(4096))
 
     def mend(self) -> bool:
         """Room and obedience again; whether there was any trouble."""

@@ -85,7 +85,7 @@ class Nemesis:
         """Harm, hold, heal, and wait until all is as before. Raises Stuck."""
         kind = self._possible(kind)
         fault = Fault(number, kind.name, kind.family)
-        view = scene.view()
+        view = self._settled(kind, scene)
         targets = [self._targets(harm, scene, view) for harm in kind.harms]
         fault.targets = tuple(dict.fromkeys(name for found in targets for name in found))
         fault.harmed_s = time.monotonic()
@@ -114,6 +114,18 @@ class Nemesis:
         if kind.name == "group drained and removed" and not self._has_spare:
             return named["group added"]
         return kind
+
+    def _settled(self, kind: Kind, scene: Round) -> pb.QueueView:
+        """The queue as it is when every role that is to be harmed is played by somebody. Raises Stuck."""
+        found: list[pb.QueueView] = []
+
+        def is_settled() -> bool:
+            view = scene.view()
+            found.append(view)
+            return all(isinstance(harm, Order) or self._targets(harm, scene, view) for harm in kind.harms)
+
+        scene.wait_until(is_settled, f"there is somebody to be harmed by {kind.name}")
+        return found[-1]
 
     def _targets(self, harm: Harm, scene: Round, view: pb.QueueView) -> tuple[str, ...]:
         match harm:
