@@ -21,8 +21,8 @@ from bench.cases import Case, Kind
 from bench.load import Order
 from bench.measuring import LoadFailed, measure, settle
 from bench.outage import measure_outages
-from bench.peers import PEERS, Peer
-from bench.peers.base import PeerFailed
+from bench.peers import PEERS
+from bench.peers.base import Peer, PeerFailed
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.measurement import milliseconds, percentile
 from seriatim.protocol.errors import SeriatimError

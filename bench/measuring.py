@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from bench.artifacts import HERE
 from bench.load import Order
-from bench.peers import Peer
+from bench.peers.base import Peer
 from seriatim.cli.embedded import launcher
 
 _LOOK_EVERY_S = 0.2

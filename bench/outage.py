@@ -17,7 +17,7 @@ from typing import Any
 from bench.cases import Case
 from bench.load import Order
 from bench.measuring import LoadFailed, LoadProcess
-from bench.peers import Peer
+from bench.peers.base import Peer
 from seriatim.cli.measurement import milliseconds, outage_s, percentile
 
 PAUSE_MAX_S = 30.0
