@@ -93,6 +93,19 @@ class Broker:
             runner = self._links[record.key] = LinkRunner(record, self.store, self.cache)
         return runner
 
+    async def known(self, record: LinkRecord) -> LinkRunner:
+        """The link; where this member never heard of it, with this record, on disk first.
+
+        Under the link's lock: an OpenLink whose record is still being written is not to be written over.
+        """
+        async with self.lock(record.key):
+            runner = self.find(record.key)
+            if runner is None:
+                await self.store.keep_link(record)
+                runner = self.made(record)
+                self.opened(record.key)
+            return runner
+
     async def keep(self, runner: LinkRunner, record: LinkRecord) -> None:
         """Change a link's record, on disk first."""
         await self.store.keep_link(record)
@@ -243,15 +256,23 @@ class Broker:
                 runner.changed_record(replace(record, is_whole=False))
             async with self.lock(record.key):
                 await runner.sealed(record.chain_version)
+            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
+            self.resync_wanted.set()
             _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
 
-    async def record_end(
-        self, runner: LinkRunner, version: ChainVersion, end: Index, end_hash: bytes, *, is_abandoned: bool
-    ) -> bool:
-        """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that."""
-        async with self.lock(runner.key):
+    async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:
+        """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
+
+        `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
+        the chain version that says so.
+        """
+        end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
+        if end is None:
+            raise InvalidArgument("a link ends somewhere")
+        async with self.lock(ended.key):
+            runner = self.find(ended.key) or self.made(replace(ended, is_sealed=True, end=None, end_hash=b""))
             if not runner.record.is_sealed:
-                refused = await runner.sealed(version)
+                refused = await runner.sealed(ended.chain_version)
                 if refused is not None:
                     raise refused
             record = runner.record
@@ -267,7 +288,7 @@ class Broker:
             self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
             self.resync_wanted.set()
         self.drained_wanted.set()
-        return has_it
+        return runner, has_it
 
 
 def _is_over(runner: LinkRunner) -> bool:

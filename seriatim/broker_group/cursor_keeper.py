@@ -230,7 +230,8 @@ class CursorKeeper:
             # A member that is still refilling reports nothing.
             if record.end is None or not record.has_cursors:
                 continue
-            for cursor in self.of_link(record.key).values():
+            # A copy: while a report is on its way, a subscription may commit here for the first time.
+            for cursor in list(self.of_link(record.key).values()):
                 report = (record.key, cursor.subscription_id, cursor.generation)
                 if report in self._reported or not cursors.is_drained(cursor, record.end):
                     continue

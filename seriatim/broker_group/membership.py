@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.store import LinkKey
 from seriatim.protocol import chain, log
 from seriatim.protocol import seriatim_pb2 as pb
@@ -245,11 +246,14 @@ class Membership:
             certificate = link.certificate
             if certificate is not None:
                 await self._broker.record_end(
-                    self._broker.link(record.key),
-                    ChainVersion(version),
-                    certificate.end,
-                    certificate.link_hash,
-                    is_abandoned=certificate.is_abandoned,
+                    LinkRecord(
+                        *record.key,
+                        durability=link.durability,
+                        chain_version=ChainVersion(version),
+                        end=certificate.end,
+                        end_hash=certificate.link_hash,
+                        is_abandoned=certificate.is_abandoned,
+                    )
                 )
             elif link.state in (LinkState.CLOSING, LinkState.LOST) and record.key not in self._seals_written:
                 asyncio.get_running_loop().call_later(GRACE_S, self._watch, queue_id)

@@ -27,7 +27,7 @@ from seriatim.protocol.chain import ChainDocument, Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError, Unreachable
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
-from seriatim.protocol.names import Epoch, Index, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession
 
 _log = log.logger("broker.resync")
@@ -95,7 +95,9 @@ class Resyncer:
         await self._bring_up_peer(documents)
         held = [self._holding(record) for record in self._broker.links()]
         left = resync.plan(self._broker.name.group, documents, held)
-        return problem or (f"{len(left)} steps left" if left else "")
+        if left:
+            return problem or f"{len(left)} steps left"
+        return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)
 
     async def _documents(self) -> dict[QueueId, ChainDocument | None]:
         try:
@@ -124,16 +126,18 @@ class Resyncer:
                 await self._broker.drop(key)
                 self._keeper.forget(key)
             case resync.Adopt():
-                runner = self._broker.find(key) or self._broker.made(LinkRecord(*key, is_sealed=True))
-                version = runner.record.chain_version
+                known = self._broker.find(key)
                 await self._broker.record_end(
-                    runner, version, action.end, action.end_hash, is_abandoned=action.is_abandoned
+                    LinkRecord(
+                        *key,
+                        chain_version=ChainVersion(0) if known is None else known.record.chain_version,
+                        end=action.end,
+                        end_hash=action.end_hash,
+                        is_abandoned=action.is_abandoned,
+                    )
                 )
             case resync.Cut():
-                record = self._broker.link(key).record
-                await self._broker.record_end(
-                    self._broker.link(key), record.chain_version, action.end, record.end_hash, is_abandoned=False
-                )
+                await self._broker.record_end(self._broker.link(key).record)
             case resync.Copy():
                 await self._copy(self._broker.link(key), action.from_index, action.end)
             case resync.TakeCursors():

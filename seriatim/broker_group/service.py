@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
@@ -150,13 +149,15 @@ class BrokerService(BrokerServicer):
     async def RecordEnd(self, request: pb.RecordEndRequest, context: Any) -> pb.RecordEndReply:
         broker = self._broker
         key = broker.check_name(request.link)
-        runner = broker.find(key)
-        version = ChainVersion(request.chain_version)
-        if runner is None:
-            durability = Durability(request.durability or "sync")
-            runner = broker.made(LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True))
-        has_it = await broker.record_end(
-            runner, version, Index(request.end), request.link_hash, is_abandoned=request.is_abandoned
+        runner, has_it = await broker.record_end(
+            LinkRecord(
+                *key,
+                durability=Durability(request.durability or "sync"),
+                chain_version=ChainVersion(request.chain_version),
+                end=Index(request.end),
+                end_hash=request.link_hash,
+                is_abandoned=request.is_abandoned,
+            )
         )
         reason = "" if has_it else "this member doesn't hold what the certificate names (yet)"
         return pb.RecordEndReply(has_it=has_it, next_index=runner.state.durable, reason=reason)
@@ -204,9 +205,7 @@ class BrokerService(BrokerServicer):
         runner = broker.find(key)
         if runner is None:
             # Listed and not opened here yet, or this disk is new: the chain document knows.
-            runner = broker.made(LinkRecord(*key))
-            await broker.keep(runner, replace(runner.record, has_cursors=await self._membership.is_first_disk(key)))
-            broker.opened(key)
+            runner = await broker.known(LinkRecord(*key, has_cursors=await self._membership.is_first_disk(key)))
         cursor = await self._keeper.tell(
             runner, SubscriptionId(request.subscription_id), Generation(request.generation), Token(request.token)
         )
@@ -222,9 +221,7 @@ class BrokerService(BrokerServicer):
         if runner is None:
             if not request.is_relayed:
                 raise UnknownLink("this member doesn't have this link", epoch=key[1])
-            runner = broker.made(LinkRecord(*key))
-            await broker.keep(runner, runner.record)
-            broker.opened(key)
+            runner = await broker.known(LinkRecord(*key))
         await self._keeper.commit(runner, request)
         return pb.CommitCursorReply()
 

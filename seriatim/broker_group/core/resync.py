@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.retention import droppable
 from seriatim.protocol.chain import ChainDocument, LinkState
-from seriatim.protocol.names import Epoch, Index, QueueId
+from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,25 @@ def plan(group: str, documents: Mapping[QueueId, ChainDocument | None], held: It
                     )
                     actions += _for_link(wanted, of_queue.get(link.epoch))
     return tuple(actions)
+
+
+def unfinished(
+    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
+) -> str:
+    """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
+
+    A link of its group that hasn't ended, and that this process can take no more records for, gets its end from the other
+    member: in sync is only who holds that, too (invariant 6). Who waits for a lost link would wait for an operator.
+    """
+    sealed = {holding.record.key for holding in held if holding.record.is_sealed}
+    for queue_id, document in documents.items():
+        for link in () if document is None or document.is_deleted else document.links:
+            if link.group != name.group or link.state in (LinkState.SEALED, LinkState.LOST):
+                continue
+            side = link.side(name.member)
+            if side is None or side.incarnation != me or (queue_id, link.epoch) in sealed:
+                return f"queue {queue_id} epoch {link.epoch}: its end isn't recorded yet"
+    return ""
 
 
 def _for_link(wanted: Adopt, holding: Holding | None) -> list[Action]:
