@@ -1,0 +1,135 @@
+"""Run schedules by number or by time, or replay one, with its trace, to the same step.
+
+python -m tests.simulation --seeds 0:5000
+python -m tests.simulation --minutes 30
+python -m tests.simulation --replay 4711
+"""
+
+# ruff: noqa: T201 - a command prints
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tests.simulation import schedule
+from tests.simulation.plants import PLANTS, planted
+from tests.simulation.schedule import Outcome
+
+_CHUNK = 4
+SHOWN_FAILURES = 20
+
+
+def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
+    """Those asked for; by time, new ones each time."""
+    if arguments.minutes is None:
+        first, last = map(int, arguments.seeds.split(":"))
+        yield from range(first, last)
+        return
+    end_s = time.monotonic() + arguments.minutes * 60
+    for seed in itertools.count(random.SystemRandom().randrange(1 << 40)):
+        if time.monotonic() > end_s:
+            return
+        yield seed
+
+
+def _run(job: tuple[int, str]) -> Outcome:
+    seed, plant = job
+    with planted(plant):
+        return schedule.run(seed)
+
+
+def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
+    jobs: Iterable[tuple[int, str]] = ((seed, arguments.plant) for seed in _seeds(arguments))
+    if arguments.processes == 1:
+        yield from map(_run, jobs)
+        return
+    # Forked workers: they have imported everything, and don't collect what they share.
+    context = multiprocessing.get_context("fork")
+    with context.Pool(arguments.processes) as pool:
+        window = arguments.processes * _CHUNK * 4
+        while batch := list(itertools.islice(jobs, window)):
+            yield from pool.imap_unordered(_run, batch, _CHUNK)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    with planted(arguments.plant):
+        outcome = schedule.run(arguments.replay, is_traced=True)
+    print("\n".join(outcome.trace))
+    ended = f"{outcome.failure or 'all well'}, {outcome.steps} steps, faults: {', '.join(outcome.faults)}"
+    print(f"seed {outcome.seed}: {ended}")
+    return int(bool(outcome.failure))
+
+
+def main() -> int:
+    """Exit status 1 where a schedule broke an invariant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--seeds", default="0:1000", metavar="FIRST:LAST", help="schedules by number (default 0:1000)")
+    what.add_argument("--minutes", type=float, help="new schedules for so long")
+    what.add_argument("--replay", type=int, metavar="SEED", help="one schedule again, with its trace")
+    parser.add_argument("--plant", default="", choices=["", *PLANTS], metavar="NAME", help="with this rule made wrong")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true", help="the summary as one object")
+    arguments = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of a set of names decides the order of requests: the same seed is to be the same schedule.
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], environment)
+    sys.unraisablehook = lambda _: None  # tasks that never ended say so when they are let go, wherever that is
+    gc.collect()
+    gc.freeze()
+    return _replay(arguments) if arguments.replay is not None else _report(arguments)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    count = steps = records = 0
+    simulated_s = 0.0
+    failures: list[Outcome] = []
+    faults: Counter[str] = Counter()
+    for outcome in _run_all(arguments):
+        count += 1
+        steps += outcome.steps
+        records += outcome.records
+        simulated_s += outcome.simulated_s
+        faults.update(outcome.faults)
+        if outcome.failure:
+            failures.append(outcome)
+            if len(failures) <= SHOWN_FAILURES:
+                print(f"seed {outcome.seed}: {outcome.failure} ({', '.join(outcome.faults)})", flush=True)
+                print(f"  python -m tests.simulation --replay {outcome.seed}", flush=True)
+    took_s = time.monotonic() - began_s
+    rate, each = count / took_s, round(steps / max(1, count))
+    if arguments.json:
+        summary = {
+            "schedules": count,
+            "broken": sorted(one.seed for one in failures),
+            "schedules_per_s": round(rate, 1),
+            "steps": steps,
+            "steps_per_schedule": each,
+            "records": records,
+            "simulated_s": round(simulated_s),
+            "took_s": round(took_s, 1),
+            "faults": dict(faults.most_common()),
+        }
+        print(json.dumps(summary))
+    else:
+        print(f"{count} schedules, {len(failures)} broken; {rate:.1f} a second, {steps} steps ({each} each), ", end="")
+        print(f"{records} records, {simulated_s / 3600:.1f} h simulated in {took_s:.0f} s")
+        print("faults: " + ", ".join(f"{kind} {number}" for kind, number in faults.most_common()))
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # what never ended in a schedule has nothing more to say

@@ -1,0 +1,195 @@
+"""What users run: senders that go on where the queue stands, and readers that tell all they are handed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from unittest import mock
+
+from seriatim.consumer import Consumer
+from seriatim.consumer.core.view import Place
+from seriatim.consumer.session import Grant
+from seriatim.producer.buffer import Buffer
+from seriatim.producer.core.batching import BatchLimits
+from seriatim.producer.core.sender import SenderSettings
+from seriatim.producer.handle import Handle
+from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
+from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.errors import InvalidArgument, OutcomeUnknown, SeriatimError
+from seriatim.protocol.names import automatic_seq
+from tests.simulation.oracle import Violation
+from tests.simulation.world import World
+
+QUEUE = "q"
+LOG = "log"
+
+
+def value_of(source: str, seq: int) -> bytes:
+    return f"{source}:{seq}:{seq * 7919 % 104729}".encode()
+
+
+class Sender:
+    """One instance. `has_own_seqs`: as with a database's log, all instances send one sequence, each from the resume point;
+    else each record gets the instance's name and an automatic seq.
+    """
+
+    def __init__(self, world: World, name: str, *, has_own_seqs: bool, pause_s: float) -> None:
+        self._world = world
+        self._name = name
+        self._has_own_seqs = has_own_seqs
+        self._pause_s = pause_s
+        self._elected: Elected | None = None
+        self._is_new = False
+        self._next_seq = 0
+        self._sent_in_term = 0
+
+    async def main(self) -> None:
+        """One producer after the other, as a supervisor would start them."""
+        while True:
+            await self._produce()
+            self._elected = None
+            await asyncio.sleep(0.5)
+
+    async def _produce(self) -> None:
+        world = self._world
+        buffer = Buffer(self._name, BatchLimits(4096, 0.005), 1 << 20, 1.0)
+        with mock.patch("asyncio.new_event_loop", return_value=world.loop):
+            sending = SendingLoop(
+                LoopSettings(QUEUE, self._name, 4.0, is_compressing=False),
+                SenderSettings(),
+                buffer,
+                Coordinators(world.coordinator_addresses),
+                self._on_elected,
+                self._on_deposed,
+            )
+        buffer.wake = sending._wake
+        buffer.own_thread = threading.get_ident()  # so that nothing waits here: what would have to is refused
+        buffer.when_stopped(sending._closing.set)
+        running = asyncio.ensure_future(sending._main())
+        while not sending._closing.is_set():
+            await asyncio.sleep(self._pause_s)
+            if self._elected is not None and not world.is_draining:
+                self._send(buffer, sending)
+        await running
+
+    def _on_elected(self, elected: Elected) -> None:
+        self._elected, self._is_new, self._sent_in_term = elected, True, 0
+
+    def _on_deposed(self, _: str) -> None:
+        self._elected = None
+
+    def _send(self, buffer: Buffer, sending: SendingLoop) -> None:
+        elected = self._elected
+        assert elected is not None
+        if self._is_new and self._has_own_seqs:
+            if elected.resume_point is None:
+                self._elected = None
+                sending.stand_again()
+                return
+            stored = elected.resume_point.get(LOG, -1)
+            for seq in range(stored + 1):
+                if self._world.oracle.sent[LOG, seq].acknowledged_at_s is None:
+                    self._told(LOG, seq, None)
+            self._next_seq = stored + 1
+            buffer.take_up(elected.token)
+        self._is_new = False
+        for _ in range(self._world.chance.randint(1, 4)):
+            self._send_one(buffer, elected)
+
+    def _send_one(self, buffer: Buffer, elected: Elected) -> None:
+        if self._has_own_seqs:
+            source, seq = LOG, self._next_seq
+        else:
+            source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
+        value = value_of(source, seq)
+        self._world.oracle.sending(source, seq, value)
+        try:
+            handle = buffer.send(
+                value, None, None, seq if self._has_own_seqs else None, source if self._has_own_seqs else None, None
+            )
+        except InvalidArgument:
+            return  # it would have to wait
+        except SeriatimError:
+            return
+        if self._has_own_seqs:
+            self._next_seq += 1
+        else:
+            self._sent_in_term += 1
+        handle.add_done_callback(self._ended)
+
+    def _ended(self, handle: Handle) -> None:
+        try:
+            end = handle.result(0)
+        except OutcomeUnknown:
+            return
+        self._told(end.source, end.seq, end.offset)
+
+    def _told(self, source: str, seq: int, offset: int | None) -> None:
+        try:
+            self._world.oracle.told_kept(source, seq, offset)
+        except Violation as violation:
+            self._world.violated(violation)
+
+
+class _Thread:
+    """Stands for the consumer's own thread: all runs on the one loop."""
+
+    def tell(self, function: Callable[..., object], *arguments: object) -> None:
+        asyncio.get_running_loop().call_soon(function, *arguments)
+
+
+class Reader:
+    """One instance of a subscription's readers."""
+
+    def __init__(self, world: World, name: str, subscription: str) -> None:
+        self._world = world
+        self._name = name
+        self._subscription = subscription
+
+    async def main(self) -> None:
+        consumer = Consumer(
+            self._world.coordinator_addresses,
+            QUEUE,
+            self._subscription,
+            auto_commit_ms=200,
+            connect_timeout_s=60.0,
+            name=self._name,
+        )
+        granted = consumer._granted
+
+        def told(grant: Grant, place: Place) -> None:
+            self._checked(self._world.oracle.read_granted, self._subscription, grant.token, place.epoch, place.index)
+            granted(grant, place)
+
+        consumer._granted = told  # type: ignore[method-assign]
+        while True:
+            try:
+                await consumer._start()
+                break
+            except SeriatimError:
+                await asyncio.sleep(0.2)
+        consumer._thread = _Thread()  # type: ignore[assignment]
+        oracle, session = self._world.oracle, consumer._session
+        assert session is not None
+        life = object()
+        while True:
+            await asyncio.sleep(0.1)
+            consumer._hand_over.check()
+            while True:
+                consumer._move_past()
+                chunk = consumer._take()
+                if chunk is None:
+                    break
+                for record in consumer._handed_out(chunk):
+                    token = 0 if session.grant is None else session.grant.token
+                    self._checked(oracle.delivered, self._subscription, (life, chunk.term), token, record)
+            if session.grant is not None:
+                committed = session.committed
+                oracle.committed(self._subscription, committed.epoch, committed.index)
+
+    def _checked(self, tell: Callable[..., None], *arguments: object) -> None:
+        try:
+            tell(*arguments)
+        except Violation as violation:
+            self._world.violated(violation)

@@ -1,0 +1,256 @@
+"""A member's disk: what RocksDB would hold, what of it a power failure forgets, and what can go wrong with it.
+
+Writes are a log: what was flushed stays for ever; of the rest, a power failure keeps the first part, however much of it
+(RocksDB's recovery stops at the first hole). A process that is killed loses only what it had not given to the system, and
+what bypassed the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seriatim.broker_group.store import Store
+from seriatim.broker_group.writer import Write
+from seriatim.protocol.errors import DiskFailed
+from seriatim.protocol.names import Incarnation
+from tests.simulation.loop import Process, SimulatedLoop
+
+
+class Table:
+    """Keys in order, and their values."""
+
+    def __init__(self, values: dict[bytes, bytes] | None = None) -> None:
+        self.values = dict(values or {})
+        self.keys = sorted(self.values)
+
+    def apply(self, write: Write) -> None:
+        for deletion in write.deletions:
+            first, end = bisect.bisect_left(self.keys, deletion.first), bisect.bisect_left(self.keys, deletion.end)
+            for key in self.keys[first:end]:
+                del self.values[key]
+            del self.keys[first:end]
+        for key, value in write.puts:
+            if key not in self.values:
+                bisect.insort(self.keys, key)
+            self.values[key] = value
+
+
+class _Cursor:
+    """Stands for rocksdict's iterator."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._at = 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = bisect.bisect_left(self._table.keys, key)
+
+    def seek_for_prev(self, key: bytes) -> None:
+        self._at = bisect.bisect_right(self._table.keys, key) - 1
+
+    def valid(self) -> bool:
+        return 0 <= self._at < len(self._table.keys)
+
+    def key(self) -> bytes:
+        return self._table.keys[self._at]
+
+    def value(self) -> bytes:
+        return self._table.values[self._table.keys[self._at]]
+
+    def next(self) -> None:
+        self._at += 1
+
+    def status(self) -> None:
+        """Reading can't fail half-way here."""
+
+
+class Disk:
+    """One disk, through all lives of the processes that use it. `starts`: of processes on it."""
+
+    def __init__(self, disk_id: str, chance: random.Random) -> None:
+        self.disk_id = disk_id
+        self.starts = 0
+        self.table = Table()
+        self.durable = Table()
+        self.is_failing = False
+        self.is_full = False
+        self.flush_s = 0.002
+        self.has_lied = False
+        """Whether a flush was answered that wasn't done: a planted world, not a fault that the protocol bears."""
+        self._chance = chance
+        self._log: deque[Write] = deque()
+        self._unlogged: list[Write] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        if self.is_failing:
+            raise OSError("Input/output error")
+        return self.table.values.get(key)
+
+    def iter(self) -> _Cursor:
+        if self.is_failing:
+            raise OSError("Input/output error")
+        return _Cursor(self.table)
+
+    def write(self, write: Write) -> None:
+        self.table.apply(write)
+        if write.uses_log:
+            self._log.append(write)
+        else:
+            self._unlogged.append(write)
+
+    @property
+    def unflushed(self) -> int:
+        return len(self._log)
+
+    def flushed(self, count: int) -> None:
+        """The first `count` writes of the log are durable."""
+        for _ in range(min(count, len(self._log))):
+            self.durable.apply(self._log.popleft())
+
+    def emptied_memory(self) -> None:
+        """What bypassed the log is in tables, and durable, and with it all before."""
+        for write in self._unlogged:
+            self._log.append(write)
+        self._unlogged.clear()
+        self.flushed(len(self._log))
+
+    def process_died(self) -> None:
+        """The system still has what it was given."""
+        if self._unlogged:
+            self._unlogged.clear()
+            self.table = Table(self.durable.values)
+            for write in self._log:
+                self.table.apply(write)
+
+    def power_failed(self) -> None:
+        """What wasn't flushed is gone from some point on."""
+        kept = self._chance.randint(0, len(self._log))
+        self.flushed(kept)
+        self._log.clear()
+        self._unlogged.clear()
+        self.table = Table(self.durable.values)
+
+    def damage(self, key: bytes) -> None:
+        """Flip a bit of a stored value, on the disk and for every reader."""
+        for table in (self.table, self.durable):
+            value = table.values.get(key)
+            if value:
+                at = self._chance.randrange(len(value))
+                table.values[key] = value[:at] + bytes([value[at] ^ 1 << self._chance.randrange(8)]) + value[at + 1 :]
+
+    def keys(self, kind: bytes) -> Iterator[bytes]:
+        return (key for key in self.table.keys if key[:1] == kind)
+
+
+class SimulatedWriter:
+    """Stands for seriatim.broker_group.writer.Writer: groups what waits, one flush for all of it, in simulated time."""
+
+    def __init__(self, disk: Disk, loop: SimulatedLoop, process: Process) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._process = process
+        self._queue: list[Write] = []
+        self._unflushed: list[Write] = []
+        self._is_busy = False
+        self._due_s: float | None = None
+        self._failure: DiskFailed | None = None
+        self.pending_bytes = 0
+
+    def submit(self, write: Write) -> None:
+        self.pending_bytes += write.size_bytes
+        self._queue.append(write)
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.after(0.00005, self._process, self._serve)
+
+    def close(self) -> None:
+        """Finish what was submitted."""
+        for write in self._queue:
+            self._disk.write(write)
+        self._queue.clear()
+        self._disk.flushed(self._disk.unflushed)
+
+    def _serve(self) -> None:
+        writes, self._queue = self._queue, []
+        disk = self._disk
+        if self._failure is None and (disk.is_failing or (disk.is_full and any(write.size_bytes for write in writes))):
+            what = "Input/output error" if disk.is_failing else "No space left on device"
+            self._failure = DiskFailed(f"the disk failed: {what}")
+        if self._failure is not None:
+            waiting, self._unflushed = [*self._unflushed, *writes], []
+            self._is_busy = False
+            self._complete(waiting, self._failure)
+            return
+        now_s = self._loop.now_s
+        for write in writes:
+            disk.write(write)
+            if write.flush_within_s is not None:
+                due_s = now_s + write.flush_within_s
+                self._due_s = due_s if self._due_s is None else min(self._due_s, due_s)
+        self._unflushed += [write for write in writes if write.waits_for_flush]
+        if any(write.empties_memory for write in writes):
+            disk.emptied_memory()
+        self._complete([write for write in writes if not write.waits_for_flush], None)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._due_s is not None and self._due_s <= self._loop.now_s:
+            self._due_s = None
+            flushing, self._unflushed = self._unflushed, []
+            delay_s = self._disk.flush_s * (0.2 + 2 * self._disk._chance.random())
+            self._loop.after(delay_s, self._process, self._flushed, flushing, self._disk.unflushed)
+        elif self._queue:
+            self._loop.after(0.00005, self._process, self._serve)
+        else:
+            self._is_busy = False
+            if self._due_s is not None:
+                self._is_busy = True
+                self._loop.at(self._due_s, self._process, self._serve)
+
+    def _flushed(self, writes: list[Write], count: int) -> None:
+        if self._disk.is_failing:
+            self._failure = DiskFailed("the disk failed: Input/output error")
+            self._complete(writes, self._failure)
+        else:
+            if not self._disk.has_lied:
+                self._disk.flushed(count)
+            self._complete(writes, None)
+        self._go_on()
+
+    def _complete(self, writes: list[Write], error: DiskFailed | None) -> None:
+        last: dict[Any, int] = {}
+        for write in writes:
+            self.pending_bytes -= write.size_bytes
+            last[write.done] = write.tag
+        for done, tag in last.items():
+            done(tag, error)
+
+
+class SimulatedStore(Store):
+    """The production store on a simulated disk."""
+
+    def __init__(self, disk: Disk, loop: SimulatedLoop, process: Process) -> None:  # the parent opens files
+        self.directory = Path("/")
+        self.incarnation = Incarnation(disk.disk_id, disk.starts)
+        self._disk = disk
+        self._database = disk  # type: ignore[assignment]
+        self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
+
+    def free_bytes(self) -> int:
+        return 0 if self._disk.is_full else 1 << 40
+
+    async def close(self) -> None:
+        self._writer.close()
+
+
+def opened(disk: Disk, loop: SimulatedLoop, process: Process) -> SimulatedStore:
+    """What `open_store` does: a new start, on disk before anything else."""
+    if disk.is_failing:
+        raise DiskFailed("can't open the data: Input/output error")
+    disk.starts += 1
+    return SimulatedStore(disk, loop, process)

@@ -1,0 +1,537 @@
+"""ZooKeeper as a model: sessions, ephemeral and sequential nodes, versions, watches, servers that lag, sessions that expire.
+
+Writes go through one leader and are applied by each server in the leader's order, a moment later; reads are answered by
+the server that a session is connected to, from what it has applied. So what is read may be old, but never older than what the
+same session saw before. A session lives as long as the leader hears of it; whether it does depends on the client's process,
+on its connection to the server, and on the server's own to the leader (H10: a server that is cut off still answers reads).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, SessionExpired, SessionState
+from tests.simulation.loop import Process, SimulatedLoop
+
+SERVERS = 3
+TICK_S = 0.5
+CUT_OFF_SERVER_S = 2.5
+"""So long a server that hears nothing of the leader still serves its clients' reads."""
+
+
+@dataclass
+class Node:
+    data: bytes
+    version: int = 0
+    owner: int = 0
+    made: int = 0
+
+
+class Tree:
+    """Nodes by path. `apply` a change; nothing is checked here."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.children: dict[str, dict[str, None]] = {"": {}}
+        self.applied = 0
+
+    def apply(self, change: tuple[Any, ...]) -> None:
+        match change:
+            case ("create", path, data, owner):
+                self.nodes[path] = Node(data, 0, owner)
+                parent, _, name = path.rpartition("/")
+                self.children.setdefault(parent, {})[name] = None
+            case ("set", path, data, version):
+                node = self.nodes[path]
+                node.data, node.version = data, version
+            case ("delete", path):
+                del self.nodes[path]
+                parent, _, name = path.rpartition("/")
+                self.children[parent].pop(name, None)
+
+
+@dataclass
+class Server:
+    """`is_cut_off`: hears nothing of the leader; `held` is what it would tell it. `watches`: by kind and path, in order."""
+
+    number: int
+    tree: Tree = field(default_factory=Tree)
+    is_cut_off: bool = False
+    pending: deque[tuple[int, tuple[Any, ...]]] = field(default_factory=deque)
+    watches: dict[tuple[str, str], list[tuple[SimulatedSession, int, Callable[[], None]]]] = field(default_factory=dict)
+    sessions: list[SimulatedSession] = field(default_factory=list)
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Ensemble:
+    """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_change` of each path."""
+
+    def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
+        self.loop = loop
+        self.chance = chance
+        self.leader = Tree()
+        self.servers = [Server(number) for number in range(SERVERS)]
+        self.is_down = False
+        self.lag_s = 0.002
+        self.late_share = 0.02
+        self.on_write: Callable[[str, bytes, int], None] = lambda *_: None
+        self._last_session = 100
+        self._sequences: dict[str, int] = {}
+        self._live: dict[int, SimulatedSession] = {}
+
+    def delay_s(self) -> float:
+        delay_s = self.lag_s * (0.2 + self.chance.random())
+        return delay_s + self.chance.random() * 0.1 if self.chance.random() < self.late_share else delay_s
+
+    # ---- sessions
+
+    def new_session(self, session: SimulatedSession) -> int:
+        self._last_session += 1
+        self._live[self._last_session] = session
+        return self._last_session
+
+    def is_live(self, session_id: int) -> bool:
+        return session_id in self._live
+
+    def expire(self, session_id: int) -> None:
+        """The leader ends a session: its ephemeral nodes go, in one."""
+        if self._live.pop(session_id, None) is None:
+            return
+        for path in [path for path, node in self.leader.nodes.items() if node.owner == session_id]:
+            self.commit(("delete", path))
+
+    def sessions_of(self, process: Process) -> list[SimulatedSession]:
+        return [session for server in self.servers for session in list(server.sessions) if session.process is process]
+
+    # ---- changes
+
+    def commit(self, *changes: tuple[Any, ...]) -> None:
+        """Apply at the leader at once, at the servers in order, each a moment later."""
+        for change in changes:
+            self.leader.apply(change)
+            self.leader.applied += 1
+            if change[0] in ("create", "set"):
+                self.on_write(change[1], change[2], self.leader.nodes[change[1]].version)
+            for server in self.servers:
+                server.pending.append((self.leader.applied, change))
+                if not server.is_cut_off:
+                    self.loop.after(self.delay_s(), None, self._apply_up_to, server, self.leader.applied)
+
+    def catch_up(self, server: Server) -> None:
+        self._apply_up_to(server, self.leader.applied)
+
+    def _apply_up_to(self, server: Server, number: int) -> None:
+        if server.is_cut_off:
+            return
+        while server.pending and server.pending[0][0] <= number:
+            at, change = server.pending.popleft()
+            server.tree.apply(change)
+            server.tree.applied = at
+            self._fire(server, change)
+
+    def _fire(self, server: Server, change: tuple[Any, ...]) -> None:
+        kind, path = change[0], change[1]
+        touched = [("data", path)]
+        if kind != "set":
+            touched.append(("children", path.rpartition("/")[0]))
+            touched.append(("children", path))
+        for key in touched:
+            for session, session_id, watch in server.watches.pop(key, ()):
+                if session.session_id == session_id and session.server is server:
+                    session.tell(watch)
+
+    def write(self, kind: str, path: str, data: bytes, version: int, *, owner: int, is_sequential: bool) -> Any:
+        """Check and commit at the leader. Returns the path made, or the new version. Raises as ZooKeeper does."""
+        nodes = self.leader.nodes
+        if kind == "create":
+            if is_sequential:
+                parent = path.rpartition("/")[0]
+                number = self._sequences.get(parent, 0)
+                self._sequences[parent] = number + 1
+                path = f"{path}{number:010d}"
+            parent = path.rpartition("/")[0]
+            if parent and parent not in nodes:
+                raise NoNode(path)
+            if path in nodes:
+                raise NodeExists(path)
+            self.commit(("create", path, data, owner))
+            return path
+        node = nodes.get(path)
+        if node is None:
+            raise NoNode(path)
+        if version not in (-1, node.version):
+            raise BadVersion(path)
+        if kind == "set":
+            self.commit(("set", path, data, node.version + 1))
+            return node.version
+        self.commit(("delete", path))
+        return None
+
+    # ---- faults
+
+    def cut_off(self, server: Server) -> None:
+        """The server loses the leader; after a while it drops its clients."""
+        server.is_cut_off = True
+        for session in list(server.sessions):
+            session.heard_of()
+
+        def drop() -> None:
+            if server.is_cut_off:
+                server.held.clear()
+                for session in list(server.sessions):
+                    session.disconnect()
+
+        self.loop.after(CUT_OFF_SERVER_S, None, drop)
+
+    def rejoin(self, server: Server) -> None:
+        server.is_cut_off = False
+        self.catch_up(server)
+        held, server.held = server.held, []
+        for request in held:
+            self.loop.after(self.delay_s(), None, request)
+        for session in list(server.sessions):
+            session.heard_of()
+
+    def stop(self) -> None:
+        """No majority: nothing is served; sessions don't expire meanwhile, for there is nobody to end them."""
+        self.is_down = True
+        for server in self.servers:
+            for session in list(server.sessions):
+                session.disconnect()
+
+    def go_on(self) -> None:
+        self.is_down = False
+        for session in list(self._live.values()):
+            session.heard_of(is_fresh=True)
+
+    def heal(self) -> None:
+        if self.is_down:
+            self.go_on()
+        for server in self.servers:
+            if server.is_cut_off:
+                self.rejoin(server)
+
+
+class SimulatedSession:
+    """Stands for seriatim.protocol.zookeeper.ZooKeeperSession."""
+
+    def __init__(self, ensemble: Ensemble, is_cut: Callable[[Process], bool], hosts: str, timeout_s: float) -> None:
+        process = ensemble.loop.process
+        assert process is not None
+        self.hosts = hosts
+        self.process = process
+        self.session_timeout_s = timeout_s
+        self.state = SessionState.LOST
+        self.session_id = 0
+        self.server: Server | None = None
+        self._ensemble = ensemble
+        self._is_cut = is_cut
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._is_stopped = False
+        self._expiry: Any = None
+        self._told_s = 0.0
+        self._asked_s = 0.0
+        self._seen = 0
+        self._is_reconnecting = False
+        self._held_requests: list[Callable[[], None]] = []
+        self._held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    # ---- life
+
+    async def start(self, timeout_s: float = 15) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self._connect()
+        while self.state is not SessionState.CONNECTED:
+            if loop.time() > deadline_s:
+                self._is_stopped = True
+                raise Unreachable(f"no ZooKeeper answers at {self.hosts}")
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self.session_id and self.state is SessionState.CONNECTED:
+            self._ensemble.expire(self.session_id)
+        self._leave()
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    def _connect(self) -> None:
+        """Try one server after the other, as long as it takes; runs as a step of the client's."""
+        ensemble = self._ensemble
+        self._is_reconnecting = False
+        if self._is_stopped or self.server is not None:
+            return
+        server = ensemble.chance.choice(ensemble.servers)
+        is_answered = not ensemble.is_down and not server.is_cut_off and not self._is_cut(self.process)
+        if not is_answered or server.tree.applied < self._seen:
+            if is_answered:
+                ensemble.catch_up(server)
+            self._retry()
+            return
+        if not ensemble.is_live(self.session_id):
+            if self.session_id:
+                self.session_id = 0
+                self._tell_state(SessionState.LOST)
+            self.session_id = ensemble.new_session(self)
+        self.server = server
+        server.sessions.append(self)
+        self.heard_of()
+        self._tell_state(SessionState.CONNECTED)
+
+    def _retry(self) -> None:
+        if not self._is_reconnecting and not self._is_stopped:
+            self._is_reconnecting = True
+            delay_s = 0.05 + self._ensemble.chance.random() * 0.3
+            self._ensemble.loop.after(delay_s, self.process, self._connect)
+
+    def _leave(self) -> None:
+        if self.server is not None:
+            self.server.sessions.remove(self)
+            self.server = None
+        self._held_requests.clear()
+        self._held_replies.clear()
+
+    def reached(self) -> None:
+        """A cut is over before anybody gave the connection up: what was under way arrives."""
+        requests, self._held_requests = self._held_requests, []
+        replies, self._held_replies = self._held_replies, []
+        for request in requests:
+            request()
+        for callback, arguments in replies:
+            self.tell(callback, *arguments)
+
+    def disconnect(self) -> None:
+        """The connection to the server is gone; what was asked may have been done."""
+        if self.server is None:
+            return
+        self._leave()
+        self.heard_of()
+        self._ensemble.loop.after(self._ensemble.delay_s(), self.process, self._disconnected)
+
+    def _disconnected(self) -> None:
+        pending, self._pending = self._pending, set()
+        for future in sorted(pending, key=id) if len(pending) > 1 else pending:
+            if not future.done():
+                future.set_exception(Unreachable("ZooKeeper didn't answer: ConnectionLoss"))
+        if self.server is None:
+            self._tell_state(SessionState.SUSPENDED)
+            self._retry()
+
+    def _tell_state(self, state: SessionState) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        for listener in list(self._listeners):
+            listener(state)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the leader hears of this session."""
+        server, process = self.server, self.process
+        return (
+            server is not None
+            and not server.is_cut_off
+            and process.is_alive
+            and not process.is_paused
+            and not self._is_cut(process)
+        )
+
+    def heard_of(self, *, is_fresh: bool = False) -> None:
+        """What keeps the session alive may have changed: begin or stop to count towards its end."""
+        loop = self._ensemble.loop
+        if self.is_heard or self._ensemble.is_down:
+            if self._expiry is not None:
+                self._expiry.cancel()
+                self._expiry = None
+            return
+        if self._expiry is None or is_fresh:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            silent_s = 0.0 if is_fresh else self._ensemble.chance.random() * self.session_timeout_s / 3
+            left_s = self.session_timeout_s - silent_s + self._ensemble.chance.random() * TICK_S
+            self._expiry = loop.after(left_s, None, self._expired)
+
+    def _expired(self) -> None:
+        self._expiry = None
+        self._ensemble.expire(self.session_id)
+        if self.server is not None:
+            self.disconnect()
+
+    # ---- asking
+
+    def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """To the client, behind all that was told before."""
+        loop = self._ensemble.loop
+        self._told_s = max(self._told_s, loop.now_s + self._ensemble.delay_s() / 4)
+        loop.at(self._told_s, self.process, self._receive, self.server, callback, arguments)
+
+    def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if self.server is not server:
+            return
+        if self._held_replies or self._is_cut(self.process):
+            self._held_replies.append((callback, arguments))
+        else:
+            callback(*arguments)
+
+    async def _ask(self, work: Callable[[Server, Callable[[Any, Exception | None], None]], None]) -> Any:
+        ensemble, server = self._ensemble, self.server
+        if self.state is not SessionState.CONNECTED or server is None:
+            await asyncio.sleep(0)
+            if self.state is not SessionState.CONNECTED or self.server is None:
+                raise Unreachable("ZooKeeper didn't answer: SessionExpired or ConnectionLoss")
+            server = self.server
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending.add(future)
+        session_id = self.session_id
+
+        def settle(result: Any, error: Exception | None, seen: int) -> None:
+            self._pending.discard(future)
+            self._seen = max(self._seen, seen)
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def answer(result: Any, error: Exception | None = None) -> None:
+            if self.server is server and self.session_id == session_id:
+                self.tell(settle, result, error, server.tree.applied)
+
+        def arrive() -> None:
+            if self.server is not server or self.session_id != session_id:
+                return
+            if self._is_cut(self.process):
+                self._held_requests.append(arrive)
+                return
+            if not ensemble.is_live(session_id) and not server.is_cut_off:
+                answer(None, SessionExpired("the ZooKeeper session has expired"))
+                return
+            work(server, answer)
+
+        self._asked_s = max(self._asked_s, ensemble.loop.now_s + ensemble.delay_s() / 4)
+        ensemble.loop.at(self._asked_s, None, arrive)
+        try:
+            return await future
+        finally:
+            self._pending.discard(future)
+
+    def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Any:
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            tree = server.tree
+            node = tree.nodes.get(path)
+            if watch is not None and (node is not None or kind == "exists"):
+                key = ("children" if kind == "children" else "data", path)
+                server.watches.setdefault(key, []).append((self, self.session_id, watch))
+            if kind == "exists":
+                answer(None if node is None else node.owner)
+            elif node is None:
+                answer(None, NoNode(path))
+            elif kind == "get":
+                answer((node.data, node.version))
+            else:
+                answer(list(tree.children.get(path, ())))
+
+        return self._ask(work)
+
+    def _write(
+        self, kind: str, path: str, data: bytes = b"", version: int = -1, *, owner: int = 0, is_sequential: bool = False
+    ) -> Any:
+        ensemble, session_id = self._ensemble, self.session_id
+
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            def commit() -> None:
+                if server.is_cut_off:
+                    server.held.append(commit)
+                    return
+                if ensemble.is_down:
+                    return
+                if not ensemble.is_live(session_id):
+                    answer(None, SessionExpired("the ZooKeeper session has expired"))
+                    return
+                try:
+                    result = ensemble.write(kind, path, data, version, owner=owner, is_sequential=is_sequential)
+                except (NoNode, NodeExists, BadVersion) as error:
+                    ensemble.catch_up(server)
+                    answer(None, error)
+                    return
+                ensemble.catch_up(server)
+                answer(result)
+
+            ensemble.loop.after(ensemble.delay_s(), None, commit)
+
+        return self._ask(work)
+
+    async def get(self, path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+        found: tuple[bytes, int] = await self._read("get", path, self._watch(watch))
+        return found
+
+    async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
+        return await self._read("exists", path, self._watch(watch)) is not None
+
+    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        found: list[str] = await self._read("children", path, self._watch(watch))
+        return found
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+    ) -> str:
+        if parents:
+            await self.ensure(path.rpartition("/")[0])
+        owner = self.session_id if ephemeral else 0
+        made: str = await self._write("create", path, data, owner=owner, is_sequential=sequential)
+        return made
+
+    async def ensure(self, path: str) -> None:
+        missing = []
+        while path and path not in self._ensemble.leader.nodes:
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        for one in reversed(missing):
+            try:
+                await self._write("create", one)
+            except NodeExists:
+                continue
+        if not missing:
+            await asyncio.sleep(0)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> int:
+        found: int = await self._write("set", path, data, version)
+        return found
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self._write("delete", path, b"", version)
+
+    async def sync(self, path: str) -> None:
+        del path
+        ensemble = self._ensemble
+
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            def synced() -> None:
+                if server.is_cut_off:
+                    server.held.append(synced)
+                elif not ensemble.is_down:
+                    ensemble.catch_up(server)
+                    answer(None)
+
+            ensemble.loop.after(ensemble.delay_s(), None, synced)
+
+        await self._ask(work)
+
+    async def owner(self, path: str) -> int:
+        found = await self._read("exists", path, None)
+        if found is None:
+            raise NoNode(path)
+        return int(found)
+
+    def _watch(self, watch: Callable[[], None] | None) -> Callable[[], None] | None:
+        return watch

@@ -1,0 +1,293 @@
+"""An asyncio loop in simulated time that runs the code of many processes, each on a host with a clock of its own.
+
+Everything that runs belongs to a process: a callback inherits it from the callback that asked for it, a message brings that of
+whom it is for. So a killed process simply never runs again, wherever it was, and a paused one finds all that came
+meanwhile when it goes on. Time passes only when nothing is left to do at its present point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
+
+
+class Host:
+    """A machine: its name and address, and a clock that runs at `clock_rate` of the world's, `clock_offset_s` off."""
+
+    def __init__(self, name: str, address: str, clock_rate: float = 1.0, clock_offset_s: float = 0.0) -> None:
+        self.name = name
+        self.address = address
+        self.clock_rate = clock_rate
+        self.clock_offset_s = clock_offset_s
+        self.process: Process | None = None
+
+    def local_s(self, world_s: float) -> float:
+        return world_s * self.clock_rate + self.clock_offset_s
+
+    def world_s(self, local_s: float) -> float:
+        return (local_s - self.clock_offset_s) / self.clock_rate
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Process:
+    """One life of a process. `steps_to_live`: killed when so many more of its steps have run; None: not."""
+
+    __slots__ = ("backlog", "host", "is_alive", "is_paused", "on_end", "steps_to_live", "tasks")
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.is_alive = True
+        self.is_paused = False
+        self.backlog: list[Step] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.steps_to_live: int | None = None
+        self.on_end: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return self.host.name
+
+
+class Step:
+    """A callback that is due, and whose it is; stands for asyncio's handles."""
+
+    __slots__ = ("arguments", "at_s", "callback", "context", "is_cancelled", "process")
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None,
+        process: Process | None,
+        at_s: float,
+    ) -> None:
+        self.callback = callback
+        self.arguments = arguments
+        self.context = context
+        self.process = process
+        self.at_s = at_s
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.at_s if self.process is None else self.process.host.local_s(self.at_s)
+
+
+_numbers = itertools.count(1)
+
+
+class SimulatedTask(asyncio.Task):  # type: ignore[type-arg]
+    """A task whose place in a set doesn't depend on where it lies in memory, so that a seed always runs the same way."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        task: SimulatedTask = super().__new__(cls)
+        task.number = next(_numbers)
+        return task
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class EndOfSteps(Exception):
+    """The schedule used more steps than any sensible one does: something runs in a circle."""
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. `now_s`: the world's time. `steps`: how many have run."""
+
+    def __init__(self, max_steps: int = 400_000) -> None:
+        self.now_s = 1.0
+        self.steps = 0
+        self.process: Process | None = None
+        self.on_kill: Callable[[Process], None] = lambda _: None
+        self.problems: list[str] = []
+        self.failure: Exception | None = None
+        """Set by whoever judges: the schedule ends with it after the present step."""
+        self.is_over = False
+        self._max_steps = max_steps
+        self._ready: deque[Step] = deque()
+        self._timers: list[tuple[float, int, Step]] = []
+        self._order = itertools.count()
+
+    # ---- what asyncio asks for
+
+    def time(self) -> float:
+        process = self.process
+        return self.now_s if process is None else process.host.local_s(self.now_s)
+
+    def call_soon(self, callback: Any, *arguments: Any, context: contextvars.Context | None = None) -> Any:
+        step = Step(callback, arguments, context, self.process, self.now_s)
+        self._ready.append(step)
+        return step
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        return self.call_at(self.time() + delay, callback, *arguments, context=context)
+
+    def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        process = self.process
+        at_s = when if process is None else process.host.world_s(when)
+        # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
+        return self._at(max(at_s, self.now_s) + 1e-6, process, callback, arguments, context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = SimulatedTask(coro, loop=self, name=name, context=context)
+        process = self.process
+        if process is not None:
+            process.tasks.append(task)
+            if len(process.tasks) > 256:
+                process.tasks = [one for one in process.tasks if not one.done()]
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """At once, as the next step: no thread of anybody's runs beside the loop."""
+        del executor
+        future = self.create_future()
+
+        def run() -> None:
+            if future.done():
+                return
+            try:
+                result = func(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call_soon(run)
+        return future
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """Whatever a program would do with it, here it is a problem of the schedule."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.is_over or "never retrieved" in str(context.get("message")):
+            return
+        if "was destroyed" in str(context.get("message")):
+            return
+        self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        pass
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's
+        pass
+
+    def close(self) -> None:
+        pass
+
+    # ---- what the world asks for
+
+    def after(self, delay_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
+        """Run a callback as a step of `process` (None: of the world's own) in so many seconds of the world's time."""
+        return self._at(self.now_s + delay_s, process, callback, arguments, None)
+
+    def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
+        return self._at(max(at_s, self.now_s), process, callback, arguments, None)
+
+    def _at(
+        self, at_s: float, process: Process | None, callback: Any, arguments: tuple[Any, ...], context: Any
+    ) -> Step:
+        step = Step(callback, arguments, context, process, at_s)
+        heapq.heappush(self._timers, (at_s, next(self._order), step))
+        return step
+
+    def start(self, process: Process, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Begin a process with this coroutine."""
+        before, self.process = self.process, process
+        try:
+            return self.create_task(main())
+        finally:
+            self.process = before
+
+    def resume(self, process: Process) -> None:
+        """What came while the process was paused runs now, in the order in which it came."""
+        process.is_paused = False
+        backlog, process.backlog = process.backlog, []
+        self._ready.extend(backlog)
+
+    def run(self, until_s: float, is_done: Callable[[], bool] | None = None, look_every_s: float = 0.05) -> bool:
+        """Until the world's time is `until_s`, or `is_done` holds, which is looked at from time to time."""
+        asyncio._set_running_loop(self)
+        ready, timers, next_look_s = self._ready, self._timers, self.now_s
+        next_step, pop = ready.popleft, heapq.heappop
+        try:
+            while True:
+                while ready:
+                    self._run_step(next_step())
+                if is_done is not None and self.now_s >= next_look_s:
+                    if is_done():
+                        return True
+                    next_look_s = self.now_s + look_every_s
+                while timers and timers[0][2].is_cancelled:
+                    pop(timers)
+                if not timers or timers[0][0] > until_s:
+                    self.now_s = max(self.now_s, until_s)
+                    return is_done is not None and is_done()
+                self.now_s, _, step = pop(timers)
+                self._run_step(step)
+        finally:
+            self.process = None
+            asyncio._set_running_loop(None)
+
+    def _run_step(self, step: Step) -> None:
+        if step.is_cancelled:
+            return
+        process = step.process
+        if process is not None and not self._may_run(process, step):
+            return
+        self.process = process
+        self.steps += 1
+        if step.context is None:
+            step.callback(*step.arguments)
+        else:
+            step.context.run(step.callback, *step.arguments)
+        if self.failure is not None:
+            raise self.failure
+        if self.steps > self._max_steps:
+            raise EndOfSteps(f"more than {self._max_steps} steps")
+
+    def _may_run(self, process: Process, step: Step) -> bool:
+        if not process.is_alive:
+            return False
+        if process.is_paused:
+            process.backlog.append(step)
+            return False
+        if process.steps_to_live is not None:
+            process.steps_to_live -= 1
+            if process.steps_to_live < 0:
+                self.process = None
+                self.on_kill(process)
+                return False
+        return True

@@ -1,0 +1,271 @@
+"""Looks at everything from outside, after every step that can matter, and says what must not be (protocol.md 2).
+
+It knows the disks, what ZooKeeper committed, what senders were told and what readers were handed; it shares no state with the
+code that it judges, and asks none of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from seriatim.broker_group.core import replica_events
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.core.replica import Replica
+from seriatim.coordinator.core import invariants
+from seriatim.protocol import batch, chain
+from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
+from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.record import Record
+from tests.simulation.disk import Disk
+from tests.simulation.loop import SimulatedLoop
+
+_KEY = struct.Struct(">cQQQ")
+
+
+class Violation(Exception):
+    """An invariant doesn't hold."""
+
+
+@dataclass
+class Sent:
+    """A record that an application handed over: when, and when it was first told that it is kept."""
+
+    value: bytes
+    at_s: float
+    acknowledged_at_s: float | None = None
+    offset: int | None = None
+
+
+@dataclass
+class Progress:
+    """Of one subscription: offsets handed out, the newest reader's token, the furthest commit that was answered."""
+
+    delivered: set[int] = field(default_factory=set)
+    token: int = 0
+    last: dict[object, int] = field(default_factory=dict)
+    committed: tuple[int, int] = (0, 0)
+    generation: int = 0
+
+
+class Oracle:
+    """`disks`: every disk there ever was, by its id; a destroyed one as it was then."""
+
+    def __init__(self, loop: SimulatedLoop, disks: Mapping[str, Disk]) -> None:
+        self._loop = loop
+        self._disks = disks
+        self.documents: dict[str, ChainDocument] = {}
+        self.sent: dict[tuple[str, int], Sent] = {}
+        self.records: dict[int, Record] = {}
+        self.places: dict[tuple[str, int], int] = {}
+        self.told: dict[int, tuple[str, int]] = {}
+        self.progress: dict[str, Progress] = defaultdict(Progress)
+        self.acknowledged: dict[tuple[int, int], int] = {}
+        self.granted: dict[tuple[int, int], int] = {}
+        self.may_lose = False
+        self.checks = 0
+        self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
+
+    # ---- members
+
+    def stepped(self, state: Replica, event: replica_events.Event, effects: tuple[replica_events.Effect, ...]) -> None:
+        """A replica took a step."""
+        for effect in effects:
+            if isinstance(effect, replica_events.Acknowledge):
+                self._check_acknowledged(state.record, int(effect.index))
+            elif isinstance(effect, replica_events.Forward) and isinstance(event, replica_events.BatchArrived):
+                newest = self.granted.get(state.record.key, 0)
+                if event.token is not None and event.token < newest:
+                    raise Violation(f"7: a batch with token {event.token} was taken, {newest} has been granted")
+
+    def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
+        key = record.key
+        if index <= self.acknowledged.get(key, 0):
+            return
+        self.checks += 1
+        mine = self._loop.process
+        assert mine is not None
+        assert record.peer is not None
+        position = _KEY.pack(b"P", record.queue_id, record.epoch, index)
+        is_flushed = record.durability in (Durability.SYNC, Durability.INTERVAL)
+        found = []
+        for disk in (getattr(mine.host, "disk", None), self._disks.get(record.peer.disk_id)):
+            table = None if disk is None else disk.durable if is_flushed else disk.table
+            found.append(None if table is None else table.values.get(position))
+        if None in found:
+            where = "the master" if found[0] is None else "the slave"
+            raise Violation(f"3: epoch {record.epoch}: {index} is acknowledged, and not kept by {where}")
+        if found[0][16:48] != found[1][16:48]:  # type: ignore[index]
+            raise Violation(f"3: epoch {record.epoch}: {index} is acknowledged, and the two copies differ")
+        for document in self.documents.values():
+            link = document.link(record.epoch) if document.queue_id == record.queue_id else None
+            if link is not None and link.end is not None and index > link.end:
+                raise Violation(f"4: epoch {record.epoch}: {index} is acknowledged behind the end {link.end}")
+        self.acknowledged[key] = index
+
+    # ---- ZooKeeper
+
+    def written(self, path: str, data: bytes, version: int) -> None:
+        """ZooKeeper committed a write."""
+        del version
+        if not path.endswith("/chain") or not data:
+            return
+        self.checks += 1
+        document = chain.decode(data)
+        before = self.documents.get(path)
+        try:
+            if before is None:
+                invariants.check(document)
+            else:
+                invariants.check_change(before, document)
+        except SeriatimError as error:
+            raise Violation(str(error)) from error
+        for link in document.links:
+            was = None if before is None else before.link(link.epoch)
+            if link.state is LinkState.SEALED and (was is None or was.state is not LinkState.SEALED):
+                self._check_sealed(document, link)
+        self.on_chain(before, document)
+        self.documents[path] = document
+
+    def _check_sealed(self, document: ChainDocument, link: Link) -> None:
+        certificate = link.certificate
+        assert certificate is not None
+        acknowledged = self.acknowledged.get((document.queue_id, link.epoch), 0)
+        if (
+            certificate.end < acknowledged
+            and not certificate.is_abandoned
+            and not (self.may_lose and not certificate.is_whole)
+        ):
+            raise Violation(f"4: epoch {link.epoch} ends at {certificate.end}, acknowledged is {acknowledged}")
+
+    def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
+        """A coordinator answered a sender with a grant."""
+        key = queue_id, epoch
+        self.granted[key] = max(token, self.granted.get(key, 0))
+        for document in self.documents.values():
+            if document.queue_id == queue_id:
+                link = document.link(epoch)  # type: ignore[arg-type]
+                if link is None or (
+                    any(epoch not in one.consume_list and link.end != 0 for one in document.subscriptions)
+                    and link.state in (LinkState.OPENING, LinkState.OPEN)
+                ):
+                    raise Violation(f"2: epoch {epoch} was granted, and a consume list lacks it")
+
+    # ---- senders
+
+    def sending(self, source: str, seq: int, value: bytes) -> None:
+        """An application is about to send; the same identity always with the same value."""
+        self.sent.setdefault((source, seq), Sent(value, self._loop.now_s))
+
+    def told_kept(self, source: str, seq: int, offset: int | None) -> None:
+        """An application was told that two members hold a record."""
+        sent = self.sent.get((source, seq))
+        if sent is None:
+            raise Violation(f"8: {source}:{seq} is told to be kept, and was never sent")
+        if sent.acknowledged_at_s is None:
+            sent.acknowledged_at_s = self._loop.now_s
+        if offset is not None:
+            sent.offset = offset if sent.offset is None else min(sent.offset, offset)
+            self.told[offset] = source, seq
+            self._check_place(source, seq)
+
+    def _check_place(self, source: str, seq: int) -> None:
+        """What a sender is told is where the record is, or where a re-send of it is: behind it, and handed to nobody."""
+        told, place = self.sent[source, seq].offset, self.places.get((source, seq))
+        if told is not None and place is not None and (told < place or (told > place and told in self.records)):
+            raise Violation(f"11: {source}:{seq} is told to be at {told}, and delivered at {place}")
+
+    # ---- readers
+
+    def read_granted(self, subscription: str, token: int, epoch: int, index: int) -> None:
+        """A reader begins a term."""
+        progress = self.progress[subscription]
+        if (epoch, index) < progress.committed and not self.may_lose:
+            raise Violation(f"6: {subscription} starts at {epoch}:{index}, committed is {progress.committed}")
+        progress.last.pop((subscription, token), None)
+
+    def delivered(self, subscription: str, session: object, token: int, record: Record) -> None:
+        """A reader was handed a record."""
+        self.checks += 1
+        progress = self.progress[subscription]
+        if token < progress.token:
+            raise Violation(
+                f"7: a reader of {subscription} with token {token} was handed {record.offset} after {progress.token}"
+            )
+        progress.token = token
+        last = progress.last.get(session)
+        if last is not None and record.offset <= last:
+            raise Violation(f"9: {subscription} was handed {record.offset} after {last} in one term")
+        progress.last[session] = record.offset
+        progress.delivered.add(record.offset)
+        identity = record.source, record.seq
+        there = self.records.setdefault(record.offset, record)
+        if (there.source, there.seq, there.value) != (record.source, record.seq, record.value):
+            raise Violation(f"11: two contents at offset {record.offset}: {there.source}:{there.seq}, {identity}")
+        place = self.places.setdefault(identity, record.offset)
+        if place != record.offset:
+            raise Violation(f"10: {identity} is delivered at {place} and at {record.offset}")
+        sent = self.sent.get(identity)
+        if sent is None or sent.value != record.value:
+            raise Violation(f"9: {identity} was delivered, and not sent so")
+        if self.told.get(record.offset, identity) != identity:
+            raise Violation(f"11: {self.told[record.offset]} is told to be at {record.offset}, where {identity} is")
+        self._check_place(*identity)
+
+    def committed(self, subscription: str, epoch: int, index: int) -> None:
+        """A commit was answered."""
+        progress = self.progress[subscription]
+        progress.committed = max(progress.committed, (epoch, index))
+
+    # ---- at the end
+
+    def check_end(self) -> None:
+        """Everything is healed and read: nothing is lost, all is in order."""
+        offsets = {name: progress.delivered for name, progress in self.progress.items()}
+        everything = set(self.records)
+        for name, delivered in offsets.items():
+            if delivered != everything:
+                raise Violation(f"9: {name} was never handed {sorted(everything - delivered)[:5]}")
+        if not self.may_lose:
+            for identity, sent in self.sent.items():
+                if sent.acknowledged_at_s is not None and identity not in self.places:
+                    raise Violation(f"8: {identity} was told to be kept at {sent.offset}, and isn't delivered")
+        earliest_kept_s = float("inf")
+        last_seq: dict[str, int] = {}
+        for offset in sorted(self.records, reverse=True):
+            record = self.records[offset]
+            sent = self.sent[record.source, record.seq]
+            if earliest_kept_s < sent.at_s:
+                raise Violation(f"9: {record.source}:{record.seq} at {offset} was sent after a later one was kept")
+            if sent.acknowledged_at_s is not None:
+                earliest_kept_s = min(earliest_kept_s, sent.acknowledged_at_s)
+            if record.seq >= last_seq.get(record.source, 1 << 64):
+                raise Violation(f"9: {record.source}:{record.seq} is delivered behind a later one")
+            last_seq[record.source] = record.seq
+
+    def check_copies(self, document: ChainDocument, disks: Mapping[str, Disk], damaged: Collection[bytes]) -> None:
+        """Both members of each link hold what its certificate says, but for damage that nobody had to read.
+
+        `disks`: by the member's name.
+        """
+        for link in document.links:
+            certificate = link.certificate
+            if certificate is None or certificate.is_abandoned or certificate.end == 0:
+                continue
+            key = _KEY.pack(b"P", document.queue_id, link.epoch, certificate.end)
+            for side in (link.master, link.slave):
+                table = disks[str(side.name)].table
+                value = table.values.get(key)
+                if value is None or value[16:48] != certificate.link_hash:
+                    raise Violation(f"3: {side.name} doesn't hold link {link.epoch} as its certificate says")
+                at = 0
+                while at < certificate.end:
+                    place = _KEY.pack(b"B", document.queue_id, link.epoch, at)
+                    if place in damaged:
+                        break
+                    stored = table.values.get(place)
+                    if stored is None:
+                        raise Violation(f"3: {side.name} lacks index {at} of link {link.epoch}")
+                    at = batch.parse(*batch.split(stored)).header.end_index

@@ -1,0 +1,493 @@
+"""One schedule: a seed decides the cluster, its load, what breaks when, and every delay in between.
+
+quiet start - load, and faults at any step - everything healed - all must be well again: read to the end, in sync, listed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.names import Incarnation
+from seriatim.protocol.zookeeper import Paths, Registration
+from tests.simulation.applications import QUEUE, Reader, Sender
+from tests.simulation.loop import EndOfSteps, Host
+from tests.simulation.oracle import Violation
+from tests.simulation.world import CLUSTER, MemberHost, World, installed
+
+START_S = 60.0
+HEAL_S = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a schedule. `failure`: what didn't hold, "" for nothing. `faults`: kinds, in their order."""
+
+    seed: int
+    failure: str
+    steps: int
+    simulated_s: float
+    real_s: float
+    records: int
+    faults: tuple[str, ...]
+    trace: tuple[str, ...] = field(default=(), repr=False)
+
+
+class Stuck(Violation):
+    """Everything is healed, and yet something that must happen doesn't (invariant 12)."""
+
+
+class Schedule:
+    """See the module."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"schedule {seed}")
+        self.world = World(seed, groups=self.chance.choice((2, 2, 2, 3)), coordinators=self.chance.choice((1, 2, 2)))
+        self.faults: list[str] = []
+        if is_traced:
+            self.world.trace = []
+        self._damaged_groups: set[str] = set()
+        self._damaged_keys: set[bytes] = set()
+
+    # ---- the whole
+
+    def go(self) -> None:
+        world, chance = self.world, self.chance
+        world.network.mean_delay_s = chance.choice((0.0002, 0.001, 0.01))
+        world.ensemble.lag_s = chance.choice((0.001, 0.004, 0.02))
+        self._add_applications()
+        for name in world.hosts:
+            world.start(name)
+        self._until(
+            lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S
+        )
+        self._until(lambda: self._kept() > 0, "the first record is kept", START_S)
+        for _ in range(chance.randint(1, 4)):
+            world.loop.run(world.loop.now_s + chance.choice((0.05, 0.5, 2.0)) * chance.random())
+            self._harm()
+        world.loop.run(world.loop.now_s + chance.choice((0.1, 1.0, 5.0)) * chance.random())
+        self._heal()
+        self._settle()
+
+    def _add_applications(self) -> None:
+        world, chance = self.world, self.chance
+        has_own_seqs = chance.random() < 0.6
+        for name in ("sender-1", "sender-2"):
+            self._add(name, Sender(world, name, has_own_seqs=has_own_seqs, pause_s=0.1).main)
+        for name, subscription in (("reader-1", "main"), ("reader-2", "main"), ("audit", "audit")):
+            self._add(name, Reader(world, name, subscription).main)
+        self._add("operator", self._create_queue)
+
+    def _add(self, name: str, main: Callable) -> None:
+        world = self.world
+        world.add_host(Host(name, f"10.3.0.{len(world.hosts) + 1}", *world._clock()))
+        world.mains[name] = main
+
+    async def _create_queue(self) -> None:
+        coordinators = Coordinators(self.world.coordinator_addresses)
+        await coordinators.call_within("CreateQueue", pb.CreateQueueRequest(queue=QUEUE), 50.0)
+
+    def _kept(self) -> int:
+        return sum(sent.acknowledged_at_s is not None for sent in self.world.oracle.sent.values())
+
+    def _until(self, is_so: Callable[[], bool], what: str, within_s: float) -> None:
+        loop = self.world.loop
+        if not loop.run(loop.now_s + within_s, is_so):
+            self._note_state()
+            raise Stuck(f"12: not within {within_s:g} s: {what}")
+
+    def _note_state(self) -> None:
+        """For whoever reads the trace: where everything stands."""
+        world, oracle = self.world, self.world.oracle
+        unread = [
+            one for one, sent in oracle.sent.items() if sent.acknowledged_at_s is not None and one not in oracle.places
+        ]
+        world.note(f"kept, not read: {unread}")
+        for name, progress in oracle.progress.items():
+            world.note(
+                f"{name} was handed {len(progress.delivered)} of {len(oracle.records)}, committed {progress.committed}"
+            )
+        document = world.document
+        if document is not None:
+            world.note(f"send list {document.send_list}, stale cursors {document.stale_cursors}")
+            for link in document.links:
+                world.note(f"link {link.epoch} {link.group} {link.state} end={link.end} {link.master.incarnation}")
+            for one in document.subscriptions:
+                world.note(f"subscription {one.name} {one.consume_list}")
+        for path, node in world.ensemble.leader.nodes.items():
+            if "/members/" in path:
+                world.note(f"{path} {node.data!r}")
+
+    # ---- harm
+
+    def _harm(self) -> None:
+        kind = self.chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        self.faults.append(kind)
+        self.world.note(f"FAULT {kind}")
+        KINDS[kind][1](self)
+
+    def _later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
+        self.world.loop.after(seconds, None, callback, *arguments)
+
+    def _some_s(self) -> float:
+        return self.chance.choice((0.2, 2.0, 8.0)) * self.chance.random()
+
+    def _any(self) -> str:
+        document = self.world.document
+        link = None if document is None else document.last_link
+        names = [name for name in self.world.hosts if name != "operator"]
+        if link is not None and self.chance.random() < 0.5:
+            names = [str(link.master.name), str(link.slave.name)]
+        return self.chance.choice(names)
+
+    def _member(self) -> str:
+        name = self._any()
+        return name if name in self.world.member_names else self.chance.choice(self.world.member_names)
+
+    def kill(self) -> None:
+        name = self._any()
+        self._dies(name, self.chance.random() < 0.5)
+
+    def _dies(self, name: str, is_power: bool) -> None:
+        self.world.kill(name, is_power=is_power)
+        self._later(0.05 + self._some_s(), self.world.start, name)
+
+    def kill_at_step(self) -> None:
+        name = self._any()
+        process = self.world.hosts[name].process
+        if process is not None and process.is_alive:
+            process.steps_to_live = self.chance.randint(0, 400)
+            self.world.note(f"{name} has {process.steps_to_live} steps to live")
+        self._later(2 + self._some_s(), self.world.start, name)
+
+    def kill_both(self) -> None:
+        document = self.world.document
+        link = None if document is None else document.last_link
+        if link is not None:
+            is_power = self.chance.random() < 0.5
+            for side in (link.master, link.slave):
+                self._later(self.chance.choice((0.0, 0.01)), self._dies, str(side.name), is_power)
+
+    def kill_all(self) -> None:
+        is_power = self.chance.random() < 0.5
+        for name in self.world.hosts:
+            if name != "operator":
+                self._dies(name, is_power)
+
+    def pause(self) -> None:
+        name = self._any()
+        self.world.pause(name)
+        self._later(self._some_s(), self.world.resume, name)
+
+    def cut(self) -> None:
+        one, other = self._any(), self._any()
+        if self.chance.random() < 0.3:
+            other = "zookeeper"
+        if one == other:
+            return
+        directions = [(one, other), (other, one)]
+        if self.chance.random() < 0.3:
+            directions = directions[:1]
+        seconds = self._some_s()
+        for direction in directions:
+            self.world.cut(*direction)
+            self._later(seconds, self.world.heal_cut, *direction)
+
+    def isolate(self) -> None:
+        """A machine is cut off from everybody."""
+        name, seconds = self._any(), self._some_s()
+        for other in (*self.world.hosts, "zookeeper"):
+            if other != name:
+                for direction in ((name, other), (other, name)):
+                    self.world.cut(*direction)
+                    self._later(seconds, self.world.heal_cut, *direction)
+
+    def reset_connections(self) -> None:
+        one, other = self._any(), self._any()
+        self.world.note(f"connections of {one} and {other} are reset")
+        self.world.network.break_between(self.world.hosts[one], self.world.hosts[other])
+
+    def expire_session(self) -> None:
+        process = self.world.hosts[self._any()].process
+        if process is not None:
+            for session in self.world.ensemble.sessions_of(process):
+                self.world.note(f"the session of {process} expires")
+                self.world.ensemble.expire(session.session_id)
+                session.disconnect()
+
+    def cut_off_server(self) -> None:
+        server = self.chance.choice(self.world.ensemble.servers)
+        self.world.note(f"ZooKeeper server {server.number} is cut off")
+        self.world.ensemble.cut_off(server)
+        self._later(self._some_s(), self.world.ensemble.rejoin, server)
+
+    def stop_zookeeper(self) -> None:
+        self.world.note("ZooKeeper stops")
+        self.world.ensemble.stop()
+        self._later(self._some_s(), self.world.ensemble.go_on)
+
+    def blank_disk(self) -> None:
+        """Only where the other member's disk is sound, and holds what this one does."""
+        name = self._member()
+        group = name.split("-")[0]
+        if group in self._damaged_groups:
+            return
+        self._damaged_groups.add(group)
+        self.world.kill(name, is_power=True)
+        self.world.blank_disk(name)
+        self._later(self._some_s(), self.world.start, name)
+
+    def damage(self) -> None:
+        name = self._member()
+        group = name.split("-")[0]
+        host = self.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        keys = list(host.disk.keys(b"B"))
+        if group in self._damaged_groups or not keys:
+            return
+        self._damaged_groups.add(group)
+        key = self.chance.choice(keys)
+        self.world.note(f"{name} returns damaged data for {key.hex()}")
+        host.disk.damage(key)
+        self._damaged_keys.add(key)
+        if self.chance.random() < 0.5:
+            self._dies(name, False)
+
+    def disk_fails(self) -> None:
+        name = self._member()
+        host = self.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        disk = host.disk
+        self.world.note(f"the disk of {name} fails")
+        disk.is_failing = True
+
+        def mend() -> None:
+            disk.is_failing = False
+            self._dies(name, True)
+
+        self._later(self._some_s(), mend)
+
+    def disk_full(self) -> None:
+        name = self._member()
+        host = self.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        disk = host.disk
+        self.world.note(f"the disk of {name} is full")
+        disk.is_full = True
+
+        def mend() -> None:
+            disk.is_full = False
+            self._dies(name, False)
+
+        self._later(self._some_s(), mend)
+
+    def slow_disk(self) -> None:
+        host = self.world.hosts[self._member()]
+        assert isinstance(host, MemberHost)
+        disk = host.disk
+        disk.flush_s = self.chance.choice((0.02, 0.3, 1.0))
+        self.world.note(f"the disk of {host} is slow: {disk.flush_s} s a flush")
+
+        def mend() -> None:
+            disk.flush_s = 0.002
+
+        self._later(self._some_s(), mend)
+
+    def rotate(self) -> None:
+        self._operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+
+    def drain_group(self) -> None:
+        group = self.chance.choice(self.world.group_names)
+        self._operate("DrainGroup", pb.GroupRequest(group=group))
+        self._later(self._some_s(), self._operate, "ResumeGroup", pb.GroupRequest(group=group))
+
+    def _operate(self, method: str, request: object) -> None:
+        world = self.world
+
+        async def operate() -> None:
+            try:
+                await Coordinators(world.coordinator_addresses).call_within(method, request, 20.0)
+            except SeriatimError as error:
+                world.note(f"{method} is refused: {error}")
+
+        process = world.hosts["operator"].process
+        assert process is not None
+        world.note(f"an operator asks for {method}")
+        world.loop.start(process, operate)
+
+    # ---- and after it
+
+    def _heal(self) -> None:
+        world = self.world
+        world.note("everything is healed")
+        world.ensemble.heal()
+        world.network.heal_all()
+        for server in world.ensemble.servers:
+            for session in list(server.sessions):
+                session.reached()
+        for name, host in world.hosts.items():
+            world.resume(name)
+            if isinstance(host, MemberHost):
+                host.disk.flush_s = 0.002
+                if host.disk.is_failing or host.disk.is_full:
+                    host.disk.is_failing = host.disk.is_full = False
+                    world.kill(name, is_power=False)
+            if host.process is not None:
+                host.process.steps_to_live = None
+            world.start(name)
+            process = host.process
+            assert process is not None
+            for session in world.ensemble.sessions_of(process):
+                session.heard_of()
+
+    def _settle(self) -> None:
+        world, oracle = self.world, self.world.oracle
+        healed_s = world.loop.now_s
+
+        def goes_on() -> bool:
+            return any(
+                (sent.acknowledged_at_s or 0) > healed_s and sent.at_s > healed_s for sent in oracle.sent.values()
+            )
+
+        self._resume_operator()
+        self._until(goes_on, "sending goes on", HEAL_S)
+        world.is_draining = True
+        self._until(self._is_all_read, "everything is read", HEAL_S)
+        self._until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
+        oracle.check_end()
+        document = world.document
+        assert document is not None
+        by_name = {name: host.disk for name, host in world.hosts.items() if isinstance(host, MemberHost)}
+        oracle.check_copies(document, by_name, self._damaged_keys)
+        if world.loop.problems:
+            raise Violation(f"not handled: {world.loop.problems[0]}")
+
+    def _resume_operator(self) -> None:
+        for group in self.world.group_names:
+            self._operate("ResumeGroup", pb.GroupRequest(group=group))
+
+    def _is_all_read(self) -> bool:
+        oracle = self.world.oracle
+        kept = {identity for identity, sent in oracle.sent.items() if sent.acknowledged_at_s is not None}
+        if not kept <= oracle.places.keys():
+            return False
+        return len({frozenset(oracle.progress[name].delivered) for name in ("main", "audit")}) == 1
+
+    def _is_present(self, name: str) -> bool:
+        """Whether the process that runs now is registered, and says that it lacks nothing."""
+        host = self.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        registration = _registration(self.world, name)
+        now = Incarnation(host.disk.disk_id, host.disk.starts)
+        return registration is not None and registration.incarnation == now and registration.is_in_sync
+
+    def _is_whole(self) -> bool:
+        document = self.world.document
+        if document is None or set(document.send_list) != set(self.world.group_names):
+            return False
+        if not all(self._is_present(name) for name in self.world.member_names):
+            return False
+        return all(link.certificate is not None for link in document.links[:-1]) and all(
+            not one.consume_list or one.consume_list == (document.links[-1].epoch,) for one in document.subscriptions
+        )
+
+
+def _registration(world: World, name: str) -> Registration | None:
+    group, member = name.split("-")
+    node = world.ensemble.leader.nodes.get(Paths(CLUSTER).member(group, member))
+    return None if node is None else Registration.decode(node.data)
+
+
+KINDS: dict[str, tuple[int, Callable[[Schedule], None]]] = {
+    "kill": (8, Schedule.kill),
+    "kill at a step": (10, Schedule.kill_at_step),
+    "kill both members": (3, Schedule.kill_both),
+    "kill all": (2, Schedule.kill_all),
+    "pause": (8, Schedule.pause),
+    "cut": (8, Schedule.cut),
+    "isolate": (3, Schedule.isolate),
+    "reset connections": (4, Schedule.reset_connections),
+    "expire session": (4, Schedule.expire_session),
+    "cut off a ZooKeeper server": (3, Schedule.cut_off_server),
+    "stop ZooKeeper": (2, Schedule.stop_zookeeper),
+    "blank disk": (3, Schedule.blank_disk),
+    "damage": (3, Schedule.damage),
+    "disk fails": (2, Schedule.disk_fails),
+    "disk full": (2, Schedule.disk_full),
+    "slow disk": (3, Schedule.slow_disk),
+    "rotate": (4, Schedule.rotate),
+    "drain group": (3, Schedule.drain_group),
+}
+
+
+COLLECT_EVERY = 16
+
+
+def run(seed: int, *, is_traced: bool = False) -> Outcome:
+    """Run the schedule of a seed; the same seed gives the same steps."""
+    gc.disable()
+    ignoring, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        return _outcome(seed, is_traced=is_traced)
+    finally:
+        # Tasks that never ended are let go here, and not during a schedule; what they still say goes nowhere.
+        if seed % COLLECT_EVERY == 0:
+            gc.collect()
+        sys.unraisablehook = ignoring
+
+
+@contextlib.contextmanager
+def _logged(world: World) -> Iterator[None]:
+    """What the processes log becomes part of the trace; without one nothing is logged."""
+    logger = logging.getLogger("seriatim")
+    before = logger.level, logger.propagate
+    handler = _TraceHandler(world)
+    logger.setLevel(logging.CRITICAL + 1 if world.trace is None else logging.DEBUG)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+class _TraceHandler(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.note(f"  {self._world.loop.process}: {record.getMessage()}")
+
+
+def _outcome(seed: int, *, is_traced: bool) -> Outcome:
+    began_s = time.perf_counter()
+    schedule = Schedule(seed, is_traced=is_traced)
+    world, failure = schedule.world, ""
+    with installed(world), _logged(world):
+        try:
+            schedule.go()
+        except (Violation, EndOfSteps) as error:
+            failure = f"{type(error).__name__}: {error}"
+        world.loop.is_over = True
+    return Outcome(
+        seed,
+        failure,
+        world.loop.steps,
+        world.loop.now_s,
+        time.perf_counter() - began_s,
+        len(world.oracle.records),
+        tuple(schedule.faults),
+        tuple(world.trace or ()),
+    )

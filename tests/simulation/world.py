@@ -1,0 +1,335 @@
+"""A whole cluster in one process: production code on simulated hosts, disks, connections, clocks and ZooKeeper.
+
+What stands for the world is put in the place of gRPC's channels and servers, of the ZooKeeper session, of the store's files
+and thread, and of the clocks; everything above them is the code that runs in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import seriatim.broker_group.process
+import seriatim.consumer.client
+import seriatim.consumer.session
+import seriatim.coordinator.process
+import seriatim.coordinator.service
+import seriatim.producer.buffer
+import seriatim.producer.loop
+from seriatim.broker_group.core import invariants, replica
+from seriatim.broker_group.process import BrokerSettings
+from seriatim.broker_group.process import serve as serve_broker
+from seriatim.coordinator.core.events import SendGrant
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
+from seriatim.protocol import clock, rpc
+from seriatim.protocol.chain import ChainDocument
+from tests.simulation import disk as disks
+from tests.simulation.disk import Disk
+from tests.simulation.ensemble import Ensemble, SimulatedSession
+from tests.simulation.loop import Host, Process, SimulatedLoop
+from tests.simulation.network import Network, SimulatedChannel, SimulatedServer
+from tests.simulation.oracle import Oracle, Violation
+
+CLUSTER = "main"
+
+
+class MemberHost(Host):
+    """A host with a disk."""
+
+    disk: Disk
+
+
+@dataclass
+class _Clocks:
+    """Stands for the module `time` where production asks it for the time."""
+
+    loop: SimulatedLoop
+    CLOCK_BOOTTIME: int = 7
+
+    def clock_gettime(self, _: int) -> float:
+        return self.loop.time()
+
+    def monotonic(self) -> float:
+        return self.loop.time()
+
+    def time(self) -> float:
+        return 1_700_000_000 + self.loop.now_s
+
+    def time_ns(self) -> int:
+        return int(self.time() * 1_000_000_000)
+
+
+class World:
+    """Hosts by name: `g1-a`, `coordinator-1`, …; ZooKeeper is `zookeeper` in cuts."""
+
+    def __init__(self, seed: object, *, groups: int = 2, coordinators: int = 2, max_steps: int = 400_000) -> None:
+        self.chance = random.Random(f"{seed}")
+        self.loop = SimulatedLoop(max_steps)
+        self.network = Network(self.loop, self.chance)
+        self.ensemble = Ensemble(self.loop, self.chance)
+        self.hosts: dict[str, Host] = {}
+        self.disks: dict[str, Disk] = {}
+        self.oracle = Oracle(self.loop, self.disks)
+        self.mains: dict[str, Callable[[], Any]] = {}
+        self.trace: list[str] | None = None
+        self.zookeeper = Host("zookeeper", "10.9.9.9")
+        self.is_draining = False
+        """Whether applications are to send no more."""
+        self._disk_count = 0
+        self._lives: list[Process] = []
+        self.ensemble.on_write = self._written
+        self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
+        self.group_names = [f"g{number + 1}" for number in range(groups)]
+        self.coordinator_names = [f"coordinator-{number + 1}" for number in range(coordinators)]
+        for name in self.coordinator_names:
+            self.add_host(Host(name, f"10.1.0.{len(self.hosts) + 1}", *self._clock()))
+            self.mains[name] = lambda name=name: self._coordinator(name)  # type: ignore[misc]
+        for group in self.group_names:
+            self.add_group(group)
+
+    def _clock(self) -> tuple[float, float]:
+        return 1 + self.chance.uniform(-0.01, 0.01), self.chance.uniform(0, 1000)
+
+    def add_host(self, host: Host) -> None:
+        self.hosts[host.name] = host
+        self.network.add(host)
+
+    def add_group(self, group: str) -> None:
+        for member in "ab":
+            name = f"{group}-{member}"
+            host = MemberHost(name, f"10.2.0.{len(self.hosts) + 1}", *self._clock())
+            host.disk = self._new_disk(name)
+            self.add_host(host)
+            self.mains[name] = lambda name=name: self._broker(name)  # type: ignore[misc]
+
+    def _new_disk(self, name: str) -> Disk:
+        self._disk_count += 1
+        disk = Disk(f"{name}.{self._disk_count}", self.chance)
+        self.disks[disk.disk_id] = disk
+        return disk
+
+    @property
+    def member_names(self) -> list[str]:
+        return [name for name, host in self.hosts.items() if isinstance(host, MemberHost)]
+
+    @property
+    def coordinator_addresses(self) -> str:
+        return ",".join(f"{self.hosts[name].address}:7000" for name in self.coordinator_names)
+
+    @property
+    def document(self) -> ChainDocument | None:
+        return next(iter(self.oracle.documents.values()), None)
+
+    def note(self, what: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.loop.now_s:9.4f} {self.loop.steps:7d} {what}")
+
+    # ---- processes
+
+    async def _broker(self, name: str) -> None:
+        host = self.hosts[name]
+        group, member = name.split("-")
+        settings = BrokerSettings(
+            "zookeeper", CLUSTER, group, member, Path("/"), listen=f"{host.address}:7000", reserve_mb=1
+        )
+        await serve_broker(settings, lambda *_: None, asyncio.Event())
+
+    async def _coordinator(self, name: str) -> None:
+        settings = CoordinatorSettings("zookeeper", CLUSTER, f"{self.hosts[name].address}:7000", name=name)
+        process = CoordinatorProcess(settings)
+        await process.start()
+        await process.run()
+
+    def start(self, name: str) -> None:
+        """Start a host's process, unless it runs."""
+        host = self.hosts[name]
+        if host.process is not None and host.process.is_alive:
+            return
+        process = host.process = Process(host)
+        self._lives.append(process)
+        self.note(f"{name} starts")
+        task = self.loop.start(process, self.mains[name])
+
+        def ended(task: Any) -> None:
+            if not task.cancelled() and task.exception() is not None and process.is_alive:
+                self.note(f"{name} ends: {task.exception()!r}")
+                if not self._is_excused(name):
+                    self.violated(Violation(f"12: {name} ended by itself: {task.exception()!r}"))
+                self.kill(name, is_power=False)
+
+        task.add_done_callback(ended)
+
+    def _is_excused(self, name: str) -> bool:
+        """Whether a process may end: its disk fails, or there was no ZooKeeper to begin with."""
+        host = self.hosts[name]
+        return self.ensemble.is_down or (isinstance(host, MemberHost) and (host.disk.is_failing or host.disk.is_full))
+
+    def kill(self, name: str, *, is_power: bool) -> None:
+        """End a process wherever it is; with `is_power`, its machine loses its power."""
+        host = self.hosts[name]
+        process = host.process
+        if process is None or not process.is_alive:
+            return
+        self.note(f"{name} {'loses its power' if is_power else 'is killed'}")
+        process.is_alive = False
+        process.backlog.clear()
+        self.network.killed(process, is_silent=is_power)
+        for session in self.ensemble.sessions_of(process):
+            session.heard_of()
+        if isinstance(host, MemberHost):
+            host.disk.process_died()
+            if is_power:
+                host.disk.power_failed()
+
+    def pause(self, name: str) -> None:
+        process = self.hosts[name].process
+        if process is not None and process.is_alive:
+            self.note(f"{name} is paused")
+            process.is_paused = True
+            for session in self.ensemble.sessions_of(process):
+                session.heard_of()
+
+    def resume(self, name: str) -> None:
+        process = self.hosts[name].process
+        if process is not None and process.is_paused:
+            self.note(f"{name} goes on")
+            self.loop.resume(process)
+            for session in self.ensemble.sessions_of(process):
+                session.heard_of()
+
+    # ---- the network
+
+    def cut(self, one: str, other: str) -> None:
+        """What `one` sends doesn't reach `other`; a cut from ZooKeeper counts for both directions."""
+        self.note(f"{one} is cut off from {other}")
+        source, target = self._host(one), self._host(other)
+        self.network.cut(source, target)
+        self._zookeeper_cut(source, target)
+
+    def heal_cut(self, one: str, other: str) -> None:
+        self.note(f"{one} reaches {other} again")
+        source, target = self._host(one), self._host(other)
+        self.network.heal(source, target)
+        self._zookeeper_cut(source, target)
+
+    def _host(self, name: str) -> Host:
+        return self.zookeeper if name == "zookeeper" else self.hosts[name]
+
+    def _zookeeper_cut(self, source: Host, target: Host) -> None:
+        if self.zookeeper not in (source, target):
+            return
+        host = target if source is self.zookeeper else source
+        process = host.process
+        if process is None:
+            return
+        for session in self.ensemble.sessions_of(process):
+            session.heard_of()
+            if self._is_cut_from_zookeeper(process):
+                # The client notices after a third to two thirds of its session's time-out.
+                delay_s = session.session_timeout_s * self.chance.uniform(0.2, 0.66)
+                self.loop.after(delay_s, None, self._lose_zookeeper, session)
+            else:
+                session.reached()
+
+    def _lose_zookeeper(self, session: SimulatedSession) -> None:
+        if self._is_cut_from_zookeeper(session.process):
+            session.disconnect()
+
+    def _is_cut_from_zookeeper(self, process: Process) -> bool:
+        return self.network.is_cut(process.host, self.zookeeper) or self.network.is_cut(self.zookeeper, process.host)
+
+    # ---- disks
+
+    def blank_disk(self, name: str) -> None:
+        """The disk is replaced; the process on it has to be dead."""
+        host = self.hosts[name]
+        assert isinstance(host, MemberHost)
+        assert host.process is None or not host.process.is_alive
+        self.note(f"{name} gets a blank disk")
+        host.disk = self._new_disk(name)
+
+    # ---- judging
+
+    def _written(self, path: str, data: bytes, version: int) -> None:
+        try:
+            self.oracle.written(path, data, version)
+        except Violation as violation:
+            self.violated(violation)
+        if self.trace is not None and path.endswith("/chain") and self.document is not None:
+            document = self.document
+            links = " ".join(f"{link.epoch}:{link.group}:{link.state}:{link.end}" for link in document.links)
+            lists = " ".join(f"{one.name}={one.consume_list}" for one in document.subscriptions)
+            self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
+
+    def violated(self, violation: Violation) -> None:
+        """Nothing goes on after this."""
+        self.note(f"VIOLATION {violation}")
+        self.loop.failure = self.loop.failure or violation
+
+
+@contextlib.contextmanager
+def installed(world: World) -> Iterator[None]:
+    """Put the world in the place of what production finds outside, while the block runs."""
+    loop, network = world.loop, world.network
+    clocks = _Clocks(loop)
+    right_step, right_run = replica.step, Execution.run
+
+    def session(hosts: str, timeout_s: float) -> SimulatedSession:
+        return SimulatedSession(world.ensemble, world._is_cut_from_zookeeper, hosts, timeout_s)
+
+    def open_store(_: Path, place: str) -> Any:
+        del place
+        process = loop.process
+        assert process is not None
+        assert isinstance(process.host, MemberHost)
+        return disks.opened(process.host.disk, loop, process)
+
+    def step(state: Any, event: Any) -> Any:
+        after, effects = right_step(state, event)
+        try:
+            invariants.check(after)
+            world.oracle.stepped(after, event, effects)
+        except Exception as error:
+            world.violated(error if isinstance(error, Violation) else Violation(repr(error)))
+        return after, effects
+
+    async def run(self: Execution, queue_id: Any, begun: Any, procedure: Any, cause_id: str) -> Any:
+        result = await right_run(self, queue_id, begun, procedure, cause_id)
+        if isinstance(result, SendGrant):
+            try:
+                world.oracle.send_granted(queue_id, result.link.epoch, result.token)
+            except Violation as violation:
+                world.violated(violation)
+        return result
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (rpc, "channel", lambda address: SimulatedChannel(network, address)),
+        (rpc, "server", lambda *_: SimulatedServer(network)),
+        *([(rpc, "connect", lambda _: None)] if hasattr(rpc, "connect") else []),
+        (rpc, "listen", network.listen),
+        (seriatim.broker_group.process, "ZooKeeperSession", session),
+        (seriatim.coordinator.process, "ZooKeeperSession", session),
+        (seriatim.producer.loop, "ZooKeeperSession", session),
+        (seriatim.consumer.session, "ZooKeeperSession", session),
+        (seriatim.broker_group.process, "open_store", open_store),
+        (clock, "time", clocks),
+        (seriatim.producer.loop, "time", clocks),
+        (seriatim.producer.buffer, "time", clocks),
+        (seriatim.consumer.client, "time", clocks),
+        (replica, "step", step),
+        (Execution, "run", run),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
