@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from seriatim.producer.buffer import Buffer, HeadersArgument, checked
 from seriatim.producer.core.batching import BatchLimits
-from seriatim.producer.core.sender import SenderSettings
+from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.protocol import log

@@ -12,7 +12,8 @@ from typing import Any, assert_never
 
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core import events
-from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
+from seriatim.producer.core.sender import decide, wake_at_s
+from seriatim.producer.core.sender_state import Phase, SenderSettings, SenderState
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.route import Route
 from seriatim.protocol import log, rpc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,6 +50,7 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
         self.marks: dict[str, int] = {}
         self.marks_on_two: dict[str, int] = {}
         self.is_resume_known = True
+        self.next_master = ""
         self.silent_epochs: set[int] = set()
         self.reply_with: list[Any] = []
         self.refuse_with: list[errors.SeriatimError] = []
@@ -142,6 +144,7 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
             epoch=self.epoch, master=member, slave=member, next_index=self.end(), is_resume_known=self.is_resume_known,
             resume_point=self.marks_on_two, max_record_bytes=self.max_record_bytes, has_base=True,
             base=sum(link[-1].header.end_index for epoch, link in self.links.items() if link and epoch < self.epoch),
+            next_master=self.next_master,
         )  # fmt: skip
         return pb.AcquireSendReply(grant=grant, queue_id=QUEUE_ID, token=self.token)
 
@@ -158,7 +161,13 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
                     if request.open.token < self.token:
                         raise errors.Fenced("a newer sender was elected")
                     continue
-                self._take(batches.parse(request.batch.header, request.batch.payload))
+                try:
+                    self._take(batches.parse(request.batch.header, request.batch.payload))
+                except errors.SeriatimError as refusal:
+                    yield pb.AppendReply(refusal=errors.to_wire(refusal))
+                    async for _ in requests:  # as a master does: nothing more is taken
+                        continue
+                    return
                 if self.epoch not in self.silent_epochs:
                     self.marks_on_two = dict(self.marks)
                     yield pb.AppendReply(next_index=self.end())
@@ -233,6 +242,16 @@ def test_a_silent_master_is_given_up_and_its_records_sent_again(cluster: SmallCl
         assert lost.result(10).epoch == 2
     assert cluster.acquired[1].failed_epoch == 1
     assert cluster.values() == [b"1", b"2"]
+
+
+def test_the_next_master_is_connected_to_before_it_is_needed(cluster: SmallCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
+        cluster.next_master = f"127.0.0.1:{listening.getsockname()[1]}"
+        with new(cluster) as producer:
+            producer.send(b"1").result(10)
+            connection, _ = listening.accept()
+            connection.close()
 
 
 def test_waiting_for_a_group_holds_the_sender_back(cluster: SmallCluster) -> None:

@@ -90,7 +90,10 @@ class Member:
 
 
 class World:
-    """`acknowledged`: by epoch, how many batches were acknowledged there. `granted`: epochs given to a sender."""
+    """`acknowledged`: by epoch, how many batches were acknowledged there. `granted`: epochs given to a sender.
+
+    `lag`: by how many versions what coordinators remember is behind; None: they remember nothing.
+    """
 
     def __init__(self, durability: Durability = Durability.SYNC, groups: tuple[str, ...] = GROUPS) -> None:
         self.members = {(group, place): Member(MemberName(group, place)) for group in groups for place in ("a", "b")}
@@ -109,6 +112,8 @@ class World:
         self.granted: dict[Epoch, int] = {}
         self.first_in_line = "node-1"
         self.written: list[str] = []
+        self.lag: int | None = None
+        self.earlier: list[tuple[ChainDocument, ChainVersion]] = []
 
     # ---- what the procedures see
 
@@ -125,8 +130,11 @@ class World:
 
     def carry_out(self, effect: Effect) -> Event:
         match effect:
-            case ReadChain():
-                return ChainRead(self.document, self.version, self.registry())
+            case ReadChain(may_be_remembered):
+                if not may_be_remembered or self.lag is None or len(self.earlier) < self.lag:
+                    return ChainRead(self.document, self.version, self.registry())
+                known = [*self.earlier, (self.document, self.version)][-1 - self.lag]
+                return ChainRead(*known, self.registry(), is_remembered=True)
             case WriteChain(document, expected, what):
                 return self.write(document, expected, what)
             case LookUpSessions():
@@ -153,6 +161,7 @@ class World:
                 assert link.end >= self.acknowledged.get(link.epoch, 0), f"acknowledged records cut off: {what}"
             if link.state is LinkState.OPENING:
                 assert link.epoch not in self.granted
+        self.earlier.append((self.document, self.version))
         self.document, self.version = document, ChainVersion(self.version + 1)
         self.written.append(what)
         return ChainWritten(self.version)

@@ -70,9 +70,10 @@ def _healed(world: World) -> None:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(_action, max_size=120))
-def test_whatever_happens_the_chain_stays_true_and_sending_goes_on(actions: list[tuple]) -> None:
+@given(st.lists(_action, max_size=120), st.sampled_from((None, 0, 1, 3)))
+def test_whatever_happens_the_chain_stays_true_and_sending_goes_on(actions: list[tuple], lag: int | None) -> None:
     world = World()
+    world.lag = lag
     with_subscription(world)
     _play(world, actions)
     _healed(world)
@@ -142,9 +143,10 @@ def test_a_false_certificate_is_found_offline() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 40), st.booleans())
-def test_a_call_cut_off_anywhere_is_finished_by_the_next_one(cut: int, is_master_dead: bool) -> None:
+@given(st.integers(0, 40), st.booleans(), st.sampled_from((None, 0, 1, 3)))
+def test_a_call_cut_off_anywhere_is_finished_by_the_next_one(cut: int, is_master_dead: bool, lag: int | None) -> None:
     world = World()
+    world.lag = lag
     with_subscription(world)
     first = send_call(world).finish()
     assert isinstance(first, SendGrant)

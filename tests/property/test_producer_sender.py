@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seriatim.producer.core import events
 from seriatim.producer.core.events import Effect, Event, Grant
 from seriatim.producer.core.invariants import broken, broken_step
-from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide
+from seriatim.producer.core.sender import decide
+from seriatim.producer.core.sender_state import Phase, SenderSettings, SenderState
 from seriatim.protocol import errors
 from seriatim.protocol.batch import RecordColumns, decode, encode
 from seriatim.protocol.names import Epoch, Index, Token

@@ -61,8 +61,8 @@ DOWN = Unreachable("connection refused")
 
 def shown(effect: Effect) -> str:  # noqa: C901 - a table
     match effect:
-        case ReadChain():
-            return "read"
+        case ReadChain(may_be_remembered):
+            return "read or remember" if may_be_remembered else "read"
         case WriteChain(_, expected, what):
             return f"write {expected}: {what}"
         case SendOpen(side, link, token, version):
@@ -152,7 +152,7 @@ def test_the_first_call_of_a_queue():
     trace.tell(ChainWritten(ChainVersion(1)), ChainWritten(ChainVersion(2)))
     trace.tell(LinkOpened("b", START), LinkOpened("a", START), ChainWritten(ChainVersion(3)))
     assert trace.lines == [
-        "read",
+        "read or remember",
         "  ChainRead",
         "election",
         "  ElectionSeen",
@@ -176,7 +176,7 @@ def test_the_master_is_dead_and_the_slave_answers(world):
     trace.tell(SealFailed("a", DOWN), whole(world, "b", at(3), at(5)))
     ended = trace.document
     assert trace.lines == [
-        "read",
+        "read or remember",
         "  ChainRead",
         "write 3: closing link 1",
         "  ChainWritten",
@@ -208,6 +208,66 @@ def test_a_second_answer_is_waited_for_only_a_moment(world):
     assert trace.orders == ["write 4: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
 
 
+def test_seals_that_were_answered_hold_when_the_chain_changes(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), whole(world, "b", at(3), at(5)))
+    marked = replace(chain.closing(world.document, Epoch(1)), stale_cursors=((Epoch(1), "a"),))
+    trace.tell(ChainConflict(), ChainRead(marked, ChainVersion(5), world.registry()))
+    assert trace.orders == ["write 5: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
+    assert trace.document.stale_cursors == ((Epoch(1), "a"),)
+    trace.tell(ChainConflict(), ChainRead(marked, ChainVersion(6), world.registry()))
+    assert trace.orders == ["write 6: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
+
+
+def test_seals_that_told_no_end_are_asked_for_again(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), SealFailed("a", DOWN))
+    trace.tell(SealFailed("b", OlderVersion("the chain has changed")))
+    marked = chain.closing(world.document, Epoch(1))
+    trace.tell(ChainRead(marked, ChainVersion(5), world.registry()))
+    assert trace.orders == ["seal g1-a link=1 version=5", "seal g1-b link=1 version=5"]
+
+
+def test_seals_that_were_answered_hold_for_the_background_closing_too(world):
+    trace = closing().tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "a", at(3), at(5)), whole(world, "b", at(5)), ChainConflict())
+    trace.tell(ChainRead(chain.closing(world.document, Epoch(1)), ChainVersion(6), world.registry()))
+    assert trace.orders == ["write 6: link 1 sealed at 5 whole=True answered=g1-a-disk1#1,g1-b-disk1#1"]
+
+
+def remembered(world: World) -> ChainRead:
+    return replace(read(world), is_remembered=True)
+
+
+def test_what_is_remembered_does_where_a_write_would_refuse_it(world):
+    assert sending(failed_epoch=1).tell(remembered(world)).orders == ["write 3: closing link 1"]
+    assert sending(token=0).tell(remembered(world)).orders == ["election"]
+
+
+@pytest.mark.parametrize("claim", ["another epoch", "another token", "closing", "deleted"])
+def test_what_is_remembered_does_not_do_for_anything_else(world, claim):
+    failed_epoch, token = (2 if claim == "another epoch" else 1), (2 if claim == "another token" else 1)
+    if claim == "closing":
+        world.document = chain.closing(world.document, Epoch(1))
+    elif claim == "deleted":
+        world.document = chain.deleted(world.document)
+    trace = sending(failed_epoch=failed_epoch, token=token).tell(remembered(world))
+    assert trace.orders == ["read"]
+    assert sending(token=1).lines == ["read"]
+
+
+def test_a_grant_names_where_a_switch_would_lead(world):
+    def granted():
+        trace = sending().tell(read(world), LinkOpened("a", START), LinkOpened("b", START))
+        return trace.effects[0].result.next_group
+
+    assert granted() == "g2"
+    world.kill(("g2", "b"))
+    world.expire(("g2", "b"))
+    assert granted() == "g3"
+    world.document = replace(world.document, send_list=("g1",))
+    assert granted() == ""
+
+
 def test_h1_a_blank_disk_alone_seals_nothing(world):
     world.kill(("g1", "b"))
     world.restart(("g1", "a"), is_blank=True)
@@ -235,6 +295,16 @@ def test_h3_unequal_copies_are_asked_again_and_never_granted(world):
     trace.tell(LinkOpened("a", at(5)), LinkOpened("b", at(5)))
     assert trace.orders == ["grant link=1 next=5 token=1"]
     assert trace.effects[0].result.resume_point == {"s": 15}
+
+
+def test_copies_that_stay_unequal_while_both_answer_cost_no_group(world):
+    trace = sending().tell(read(world))
+    for index in range(acquire_send.MAX_OPENS):
+        trace.tell(LinkOpened("a", at(5 + index)), LinkOpened("b", at(6 + index)))
+        if index < acquire_send.MAX_OPENS - 1:
+            assert trace.orders == ["wake after 5 ms"]
+            trace.tell(Woken())
+    assert trace.orders == ["wait link 1: records are still on their way (44 and 45)"]
 
 
 def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):

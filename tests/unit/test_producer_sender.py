@@ -9,7 +9,8 @@ import pytest
 from seriatim.producer.core import events
 from seriatim.producer.core.events import Grant
 from seriatim.producer.core.invariants import broken, broken_step
-from seriatim.producer.core.sender import Phase, SenderSettings, SenderState, decide, wake_at_s
+from seriatim.producer.core.sender import decide, wake_at_s
+from seriatim.producer.core.sender_state import Phase, SenderSettings, SenderState
 from seriatim.protocol import errors
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
 from seriatim.protocol.names import Epoch, Index, Token
@@ -303,6 +304,22 @@ def test_slow_acknowledgements_lengthen_the_deadline(sending: Trace) -> None:
     due_at_s = wake_at_s(sending.state, SETTINGS)
     assert due_at_s is not None
     assert 0.8 < due_at_s - sending.now_s <= SETTINGS.deadline_max_s
+
+
+def test_what_one_link_showed_of_latency_holds_at_the_start_of_the_next(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)), after_s=0.8)
+    learnt = sending.state.timing
+    sending(events.StreamBroken(1, "reset"))
+    sending.granted(grant(2))
+    assert sending.state.timing == learnt
+    started_s = sending.now_s
+    for index in range(1, 40):
+        sending(events.BatchClosed(100 + index, batch(1000 + index, 1)))
+        sending(events.Acknowledged(2, Index(sending.state.next_index)))
+    due_at_s = wake_at_s(sending.state, SETTINGS)
+    assert due_at_s is None
+    assert sending.state.timing.deadline_s(SETTINGS.deadline_s, SETTINGS.deadline_max_s) == SETTINGS.deadline_s
+    assert sending.now_s - started_s < 0.1
 
 
 def test_answers_to_an_earlier_request_and_words_of_an_earlier_stream_are_ignored(sending: Trace) -> None:

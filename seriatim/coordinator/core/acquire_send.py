@@ -324,8 +324,8 @@ def _closed(state: AcquireSend, outcome: Closing | closing.Outcome, effects: Eff
     match outcome:
         case Closing():
             return replace(state, closing=outcome), effects
-        case Ended(document, expected, what):
-            return _listed(state, document, expected, what, now_ms)
+        case Ended(document, expected, what, last):
+            return _listed(replace(state, closing=last), document, expected, what, now_ms)
         case Undecidable(reasons):
             return state, (_wait(state, reasons),)
         case Overtaken():

@@ -76,8 +76,8 @@ def _followed(state: CloseLink, outcome: Closing | closing.Outcome, effects: Eff
     match outcome:
         case Closing():
             return replace(state, closing=outcome), effects
-        case Ended(document, expected, what):
-            return replace(state, written=document), (WriteChain(document, expected, what),)
+        case Ended(document, expected, what, last):
+            return replace(state, closing=last, written=document), (WriteChain(document, expected, what),)
         case Undecidable(reasons):
             return state, (Answer(Wait(reasons)),)
         case Overtaken():

@@ -70,11 +70,12 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the link ended stands in `document`, to be written on `expected`. `what`: for the log."""
+    """How the link ended stands in `document`, to be written on `expected`. `what`: for the log. `closing`: what led here."""
 
     document: ChainDocument
     expected: ChainVersion
     what: str
+    closing: Closing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def _ended(state: Closing, certificate: Certificate) -> Ended:
     document = chain.sealed(state.document, state.epoch, certificate)
     answered = ",".join(str(one) for one in certificate.answered)
     what = f"link {state.epoch} sealed at {certificate.end} whole={certificate.is_whole} answered={answered}"
-    return Ended(document, state.version, what)
+    return Ended(document, state.version, what, state)
 
 
 def _without_answer(state: Closing, registry: Registry) -> Outcome:
@@ -193,7 +194,8 @@ def _without_answer(state: Closing, registry: Registry) -> Outcome:
     link = state.link
     why = registry.absence(link) or _sealed_without_use(state)
     if link.state is LinkState.CLOSING and why:
-        return Ended(chain.lost(state.document, state.epoch), state.version, f"link {state.epoch} lost: {why}")
+        what = f"link {state.epoch} lost: {why}"
+        return Ended(chain.lost(state.document, state.epoch), state.version, what, state)
     return Undecidable(_reasons(state))
 
 

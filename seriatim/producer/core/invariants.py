@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from seriatim.producer.core.events import Acquire, Complete, Effect, FailAll, OpenStream, Resume, Send
-from seriatim.producer.core.sender import Pending, Phase, SenderSettings, SenderState
+from seriatim.producer.core.sender_state import Pending, Phase, SenderSettings, SenderState
 
 
 def broken(state: SenderState, settings: SenderSettings) -> list[str]:

@@ -21,8 +21,7 @@ because an answer that comes late says nothing about what is on its way now. Rul
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from seriatim.producer.core.events import (
     Acknowledged,
@@ -38,10 +37,8 @@ from seriatim.producer.core.events import (
     Event,
     FailAll,
     Granted,
-    Marks,
     OpenStream,
     Refused,
-    Resume,
     Send,
     StandAgain,
     Stop,
@@ -52,9 +49,8 @@ from seriatim.producer.core.events import (
     WaitAnswered,
     Withdrawn,
 )
-from seriatim.producer.core.timing import AcknowledgementTiming
-from seriatim.protocol import batch as batches
-from seriatim.protocol.batch import EncodedBatch
+from seriatim.producer.core.resume import cut, marks_of
+from seriatim.producer.core.sender_state import Pending, Phase, SenderSettings, SenderState
 from seriatim.protocol.errors import (
     BadChecksum,
     CallerError,
@@ -68,89 +64,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     WrongIndex,
 )
-from seriatim.protocol.marks import is_resend, overlaps
-from seriatim.protocol.names import Epoch, Index, Token
-
-
-class Phase(StrEnum):
-    STANDING_BY = "standing by"
-    ACQUIRING = "acquiring"
-    WAITING = "waiting"
-    SENDING = "sending"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class SenderSettings:
-    """How much may be in flight, and how long to wait.
-
-    `window_bytes`, `window_batches`: what may be in flight on a stream (one batch always may).
-    `deadline_s`, `deadline_max_s`: bounds of the adaptive time without any acknowledgement after which a link counts
-    as failed. `first_deadline_s`: the same for the first acknowledgement of a stream, which has to connect first.
-    `late_s`: a wake-up later than this says that this process stood still, not that the master did.
-    `retry_s`, `retry_max_s`: back-off between requests that failed.
-    `tries_on_link`: after so many refusals in a row that are no failure of a member, the link counts as failed.
-    """
-
-    window_bytes: int = 8 * 1024 * 1024
-    window_batches: int = 64
-    deadline_s: float = 0.3
-    deadline_max_s: float = 5.0
-    first_deadline_s: float = 1.0
-    late_s: float = 0.1
-    retry_s: float = 0.02
-    retry_max_s: float = 1.0
-    tries_on_link: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A batch that isn't complete. `number` names it for ever; `batch` carries its last index, `sent_at_s` when."""
-
-    number: int
-    batch: EncodedBatch
-    sent_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SenderState:
-    """All that the sender knows.
-
-    Invariants: `in_flight` <= len(`pending`), 0 unless SENDING; the batches in flight have consecutive indexes that
-    end at `next_index`; `pending` is empty and `token` 0 while STANDING_BY and ENDED (H4).
-    """
-
-    phase: Phase = Phase.STANDING_BY
-    token: Token = Token(0)
-    is_told: bool = False
-    """Whether the application was told that it is elected, in this term."""
-    request: int = 0
-    """Number of the last request for a route; answers to earlier ones are ignored."""
-    stream: int = 0
-    """Number of the last stream; what earlier ones say is ignored."""
-    epoch: Epoch = Epoch(0)
-    """Epoch of the last grant of this term; 0: none."""
-    failed_epoch: Epoch = Epoch(0)
-    """Epoch to report as failed; 0: none."""
-    failure: str = ""
-    base: int | None = None
-    next_index: Index = Index(0)
-    pending: tuple[Pending, ...] = ()
-    in_flight: int = 0
-    in_flight_bytes: int = 0
-    progress_at_s: float = 0.0
-    """When the present stream was opened, or last acknowledged something, or was excused."""
-    has_progress: bool = False
-    """Whether the present stream has acknowledged anything."""
-    is_excused: bool = False
-    """Whether a late wake-up was already held to this process's account since the last progress."""
-    timing: AcknowledgementTiming = field(default_factory=AcknowledgementTiming)
-    tries: int = 0
-    """Requests for a route since the last acknowledgement or grant that failed."""
-    refusals: int = 0
-    """Refusals on this link since the last acknowledgement that were no failure of a member."""
-    retry_at_s: float = 0.0
-
+from seriatim.protocol.names import Epoch
 
 Step = tuple[SenderState, list[Effect]]
 
@@ -313,7 +227,7 @@ def _answered(
     grant = event.grant
     effects: list[Effect] = []
     if grant.resume_point is not None:
-        state = _cut(state, grant.resume_point, effects)
+        state = cut(state, grant.resume_point, effects)
     if not state.is_told:
         effects.append(TellElected(state.token, grant.resume_point))
     stream = state.stream + 1
@@ -368,7 +282,7 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
     effects: list[Effect] = [CloseStream(state.stream)]
     state = replace(state, in_flight=0, in_flight_bytes=0, refusals=refusals)
     if isinstance(error, Resend | PartlyResend):
-        state = _cut(state, marks_of(error), effects)
+        state = cut(state, marks_of(error), effects)
     state, more = _asked(state)
     return state, effects + more
 
@@ -376,14 +290,9 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
 def _failed(state: SenderState, failure: str) -> Step:
     """Give the link up, and ask for the next one."""
     effects: list[Effect] = [CloseStream(state.stream)]
-    state = replace(
-        state, in_flight=0, in_flight_bytes=0, refusals=0, failed_epoch=state.epoch, failure=failure, timing=_FRESH
-    )
+    state = replace(state, in_flight=0, in_flight_bytes=0, refusals=0, failed_epoch=state.epoch, failure=failure)
     state, more = _asked(state)
     return state, effects + more
-
-
-_FRESH = AcknowledgementTiming()
 
 
 def _deposed(state: SenderState, reason: str) -> Step:
@@ -410,38 +319,3 @@ def _withdrawn(state: SenderState, reason: str) -> Step:
 def _stopped(state: SenderState, error: SeriatimError) -> Step:
     state, effects = _deposed(state, str(error))
     return replace(state, phase=Phase.ENDED), [*effects, Stop(error)]
-
-
-def marks_of(error: SeriatimError) -> dict[str, int]:
-    """The marks in a refusal as re-send, as far as they can be read."""
-    marks = error.details.get("marks")
-    if not isinstance(marks, dict):
-        return {}
-    return {str(source): seq for source, seq in marks.items() if isinstance(seq, int)}
-
-
-def _cut(state: SenderState, marks: Marks, effects: list[Effect]) -> SenderState:
-    """Take off what these marks cover; only called with nothing in flight."""
-    left: list[Pending] = []
-    for pending in state.pending:
-        spans = pending.batch.header.spans
-        if is_resend(marks, spans):
-            effects.append(Resume(pending.number, marks, is_whole=True))
-        elif overlaps(marks, spans):
-            rest = without(pending.batch, marks)
-            if rest is None:
-                effects.append(Resume(pending.number, marks, is_whole=True))
-                continue
-            effects.append(Resume(pending.number, marks, is_whole=False))
-            left.append(Pending(pending.number, rest))
-        else:
-            left.append(pending)
-    return replace(state, pending=tuple(left))
-
-
-def without(batch: EncodedBatch, marks: Marks) -> EncodedBatch | None:
-    """The batch without the records at or below their source's mark; None where none is left."""
-    columns = batches.decode(batch).without_resends(marks)
-    if not len(columns):
-        return None
-    return batches.encode(columns, batch.header.first_index, compress=batch.header.is_compressed)
