@@ -28,6 +28,9 @@ class Listener(CoordinatorServicer):
         self.drained: list[tuple[int, int, int]] = []
         self.is_deaf = False
         self.refused = 0
+        self.asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     def _listen(self) -> None:
         if self.is_deaf:
@@ -42,6 +45,8 @@ class Listener(CoordinatorServicer):
 
     @answers_errors
     async def ReportDrained(self, request: pb.DrainedReport, context: Any) -> pb.Done:  # noqa: N802 - as in the .proto
+        self.asked += 1
+        await self.may_answer.wait()
         self._listen()
         self.drained.append((request.epoch, request.subscription_id, request.generation))
         return pb.Done()
@@ -82,15 +87,15 @@ def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None
     return run
 
 
-async def tell(group: Members, member: Member, token: int = 1) -> pb.TellReaderReply:
+async def tell(group: Members, member: Member, token: int = 1, subscription_id: int = 3) -> pb.TellReaderReply:
     name = group.name(1, member.incarnation)
-    request = pb.TellReaderRequest(link=name, subscription_id=3, generation=1, token=token)
+    request = pb.TellReaderRequest(link=name, subscription_id=subscription_id, generation=1, token=token)
     return await call(member.stub.TellReader, request, 2)
 
 
-async def commit(group: Members, member: Member, index: int) -> None:
+async def commit(group: Members, member: Member, index: int, subscription_id: int = 3) -> None:
     name = group.name(1, member.incarnation)
-    request = pb.CommitCursorRequest(link=name, subscription_id=3, generation=1, token=1, index=index)
+    request = pb.CommitCursorRequest(link=name, subscription_id=subscription_id, generation=1, token=1, index=index)
     await call(member.stub.CommitCursor, request, 5)
 
 
@@ -179,5 +184,32 @@ def test_drained_is_reported_until_it_is_noted(run: Callable[..., None]) -> None
 
         await until(is_noted)
         assert set(listener.drained) == {(1, 3, 1)}
+
+    run(scenario)
+
+
+def test_a_reader_that_comes_while_drained_is_being_reported_is_reported_in_its_turn(run: Callable[..., None]) -> None:
+    async def scenario(group: Members, listener: Listener) -> None:
+        for member in group.both:
+            await tell(group, member)
+        end = (await group.seal(group.a)).positions[-1]
+        await commit(group, group.b, 100)
+        listener.may_answer.clear()
+        for member in group.both:
+            await group.record_end(member, end)
+
+        async def is_asked() -> bool:
+            return listener.asked == 2
+
+        await until(is_asked)
+        for member in group.both:
+            await tell(group, member, subscription_id=4)
+        listener.may_answer.set()
+        await commit(group, group.a, 100, subscription_id=4)
+
+        async def is_noted() -> bool:
+            return set(listener.drained) == {(1, 3, 1), (1, 4, 1)} and len(listener.drained) == 4
+
+        await until(is_noted)
 
     run(scenario)
