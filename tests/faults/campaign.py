@@ -103,7 +103,7 @@ class Campaign:
         faults: list[Fault] = []
         try:
             scene.start()
-            nemesis.wait_until_whole(scene)
+            nemesis.wait_until_whole(scene, Fault(0, "nothing yet", ""))
             for _ in range(self._arguments.per_round):
                 if not left or self._is_over():
                     break
@@ -112,7 +112,9 @@ class Campaign:
             nemesis.bring_back_what_left(scene)
             verdict, forgeries = scene.judge()
             nemesis.end_round()
-        except Exception as error:  # the outermost loop: whatever it is, it is told, and the next round has a new cluster
+        except (
+            Exception
+        ) as error:  # the outermost loop: whatever it is, it is told, and the next round has a new cluster
             if not isinstance(error, Stuck | SeriatimError | EmbeddedError):
                 traceback.print_exc()
             what = f"round {self.findings.rounds}, after {faults[-1].kind if faults else 'nothing'}: {error!r}"

@@ -94,15 +94,23 @@ class Nemesis:
         time.sleep(max(0.0, fault.harmed_s + self._chance.uniform(*kind.held_s) - time.monotonic()))
         fault.healed_s = time.monotonic()
         self._heal(scene, fault)
-        self.wait_until_whole(scene)
+        self.wait_until_whole(scene, fault)
         fault.whole_s = time.monotonic()
         return fault
 
-    def wait_until_whole(self, scene: Round) -> None:
-        """Everything runs, everything is in service, records flow. Raises Stuck."""
+    def wait_until_whole(self, scene: Round, fault: Fault) -> None:
+        """Everything runs, everything is in service, records flow; who dies meanwhile is started again. Raises Stuck."""
         groups = {*GROUPS, *((SPARE_GROUP,) if self._has_spare else ())}
-        scene.wait_until(lambda: len(self._cluster.zookeeper_modes()) == len(ZOOKEEPERS), "all of ZooKeeper serves")
-        scene.wait_until_whole({*MEMBERS, *(SPARE_MEMBERS if self._has_spare else ())}, groups)
+        members = {*MEMBERS, *(SPARE_MEMBERS if self._has_spare else ())}
+
+        def is_whole() -> bool:
+            self._note_deaths(scene, fault)
+            self._start_servers(fault)
+            for name in scene.clients:
+                scene.start_client(name)
+            return len(self._cluster.zookeeper_modes()) == len(ZOOKEEPERS) and scene.is_whole(members, groups)
+
+        scene.wait_until(is_whole, "all servers run, all members are whole, all groups are on the send list")
         scene.wait_for_clients()
         scene.wait_for_progress("after healing")
 
@@ -238,7 +246,7 @@ class Nemesis:
                 self._cluster.supervisor.stop_all(SPARE_MEMBERS)
                 self._left |= set(SPARE_MEMBERS)
             case "restart everything":
-                self._restart_everything(scene)
+                self._restart_everything(scene, fault)
             case "create a subscription":
                 self._create_subscription(scene, fault)
             case "seek back" | "seek forward":
@@ -251,7 +259,7 @@ class Nemesis:
         found = {one.group: one for one in scene.ask("ListGroups", pb.ListGroupsRequest()).groups}[group]
         return not found.sending_queues and not found.backlog_queues
 
-    def _restart_everything(self, scene: Round) -> None:
+    def _restart_everything(self, scene: Round, fault: Fault) -> None:
         """Each process in its turn, gently, and the next only when all is well."""
         for name in (*ZOOKEEPERS, *COORDINATORS, *MEMBERS, *scene.clients):
             self._cluster.supervisor.stop(name)
@@ -259,7 +267,7 @@ class Nemesis:
                 self._cluster.start_servers([name])
             else:
                 scene.start_client(name)
-            self.wait_until_whole(scene)
+            self.wait_until_whole(scene, fault)
 
     def _create_subscription(self, scene: Round, fault: Fault) -> None:
         start = self._chance.choice(("earliest", "latest", "offset"))
@@ -313,12 +321,12 @@ class Nemesis:
             self._drained.discard(group)
 
     def _note_deaths(self, scene: Round, fault: Fault) -> None:
-        """Who ended without having been killed; a member whose disk failed may."""
+        """Who ended without having been killed; a member whose disk failed or was damaged may."""
         running = self._cluster.supervisor.pids()
         for name in (*sorted(self._cluster.expected), *scene.clients):
             if name not in running and name not in self._killed:
                 fault.note += f"{name} ended; "
-                if name not in self._distrusted:
+                if name not in self._distrusted | self._damaged:
                     self.deaths.append(f"{name}, during fault {fault.number} ({fault.kind})")
 
     def _start_servers(self, fault: Fault) -> None:
@@ -347,7 +355,7 @@ class Nemesis:
         if self._left:
             self._cluster.start_servers(self._left)
             members = {*MEMBERS, *SPARE_MEMBERS}
-            scene.wait_until_whole(members, set(GROUPS))
+            scene.wait_until(lambda: scene.is_whole(members, set(GROUPS)), "members that had left are back")
 
     def end_round(self) -> None:
         """Members that only came back to be judged go again."""

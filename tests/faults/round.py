@@ -211,19 +211,15 @@ class Round:
 
         self.wait_until(is_read, f"reading goes on {when}")
 
-    def wait_until_whole(self, members: set[str], groups: set[str]) -> None:
-        """All members registered, in sync and connected, and all groups on the send list. Raises Stuck."""
-
-        def is_whole() -> bool:
-            found = {
-                f"{group.group}-{one.member}"
-                for group in self.ask("ListGroups", pb.ListGroupsRequest()).groups
-                for one in group.members
-                if one.is_registered and one.is_in_sync and one.is_peer_connected and not one.problem
-            }
-            return members <= found and groups <= set(self.view().send_list)
-
-        self.wait_until(is_whole, "all members are whole and all groups on the send list")
+    def is_whole(self, members: set[str], groups: set[str]) -> bool:
+        """All members registered, in sync and connected, and all groups on the send list. Raises SeriatimError."""
+        found = {
+            f"{group.group}-{one.member}"
+            for group in self.ask("ListGroups", pb.ListGroupsRequest()).groups
+            for one in group.members
+            if one.is_registered and one.is_in_sync and one.is_peer_connected and not one.problem
+        }
+        return members <= found and groups <= set(self.view().send_list)
 
     def note_positions(self) -> None:
         """Keep where each subscription's present generation started. Raises SeriatimError."""
