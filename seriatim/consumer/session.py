@@ -370,6 +370,7 @@ class ReaderSession:
         self._step(cursor.ViewChanged(view))
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.ViewChanged(view))
+            self.members.connect(view.ahead)
 
     # ---- the cursor
 

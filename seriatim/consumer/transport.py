@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc.aio
@@ -24,6 +24,12 @@ class Members:
         if address not in self._channels:
             self._channels[address] = rpc.channel(address)
         return BrokerStub(self._channels[address])
+
+    def connect(self, addresses: Iterable[str]) -> None:
+        """Begin to connect, so that the first fetch finds a connection."""
+        for address in addresses:
+            self.stub(address)
+            rpc.connect(self._channels[address])
 
     async def close(self) -> None:
         for channel in self._channels.values():

@@ -18,7 +18,16 @@ def chain_view(view: pb.QueueView) -> ChainView:
         links=tuple(_link(link) for link in view.links),
         subscriptions=tuple(_subscription(one) for one in view.subscriptions),
         is_deleted=view.is_deleted,
+        ahead=_ahead(view),
     )
+
+
+def _ahead(view: pb.QueueView) -> tuple[str, ...]:
+    """The first group of the send list behind the one that the last link is on."""
+    serving = view.links[-1].group if view.links else ""
+    following = next((group for group in view.send_list if group != serving), "")
+    group = next((one for one in view.groups if one.group == following), pb.GroupView())
+    return tuple(member.address for member in group.members if member.is_registered)
 
 
 def _link(link: pb.LinkView) -> LinkView:

@@ -85,7 +85,7 @@ class SubscriptionView:
 
 @dataclass(frozen=True, slots=True)
 class ChainView:
-    """A snapshot of a queue. `links` by rising epoch."""
+    """A snapshot of a queue. `links` by rising epoch. `ahead`: addresses of the members that a switch would lead to now."""
 
     cluster: str
     queue_id: int
@@ -94,6 +94,7 @@ class ChainView:
     links: tuple[LinkView, ...] = ()
     subscriptions: tuple[SubscriptionView, ...] = ()
     is_deleted: bool = False
+    ahead: tuple[str, ...] = ()
 
     def link(self, epoch: Epoch) -> LinkView | None:
         return next((link for link in self.links if link.epoch == epoch), None)
