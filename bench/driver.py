@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.measurement import milliseconds, percentile
 from seriatim.protocol.errors import SeriatimError
 
-_FAILURES = (EmbeddedError, SeriatimError, LoadFailed, PeerFailed, LookupError, OSError)
+_FAILURES = (EmbeddedError, SeriatimError, LoadFailed, PeerFailed, LookupError, OSError, subprocess.SubprocessError)
 """What costs a peer its figure, and not the others theirs."""
 
 
