@@ -42,14 +42,14 @@ def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
         yield seed
 
 
-def _run(job: tuple[int, str]) -> Outcome:
-    seed, plant = job
+def _run(job: tuple[int, str, str]) -> Outcome:
+    seed, plant, shape = job
     with planted(plant):
-        return schedule.run(seed)
+        return schedule.run(seed, PLANTS[shape].shape if shape else None)
 
 
 def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
-    jobs: Iterable[tuple[int, str]] = ((seed, arguments.plant) for seed in _seeds(arguments))
+    jobs: Iterable[tuple[int, str, str]] = ((seed, arguments.plant, arguments.shape) for seed in _seeds(arguments))
     if arguments.processes == 1:
         yield from map(_run, jobs)
         return
@@ -63,7 +63,8 @@ def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
 
 def _replay(arguments: argparse.Namespace) -> int:
     with planted(arguments.plant):
-        outcome = schedule.run(arguments.replay, is_traced=True)
+        shape = PLANTS[arguments.shape].shape if arguments.shape else None
+        outcome = schedule.run(arguments.replay, shape, is_traced=True)
     print("\n".join(outcome.trace))
     ended = f"{outcome.failure or 'all well'}, {outcome.steps} steps, faults: {', '.join(outcome.faults)}"
     print(f"seed {outcome.seed}: {ended}")
@@ -78,9 +79,17 @@ def main() -> int:
     what.add_argument("--minutes", type=float, help="new schedules for so long")
     what.add_argument("--replay", type=int, metavar="SEED", help="one schedule again, with its trace")
     parser.add_argument("--plant", default="", choices=["", *PLANTS], metavar="NAME", help="with this rule made wrong")
+    parser.add_argument(
+        "--shape", choices=["", *PLANTS], metavar="NAME", help="drawn as for this plant (default: --plant)"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="end at the first broken schedule; a plant's is run again right"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="the summary as one object")
     arguments = parser.parse_args()
+    if arguments.shape is None:
+        arguments.shape = arguments.plant
     if os.environ.get("PYTHONHASHSEED") != "0":
         # The order of a set of names decides the order of requests: the same seed is to be the same schedule.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -89,6 +98,12 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     return _replay(arguments) if arguments.replay is not None else _report(arguments)
+
+
+def _options(arguments: argparse.Namespace) -> str:
+    """What else a replay has to name."""
+    plant = f' --plant "{arguments.plant}"' if arguments.plant else ""
+    return plant + (f' --shape "{arguments.shape}"' if arguments.shape != arguments.plant else "")
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -107,13 +122,20 @@ def _report(arguments: argparse.Namespace) -> int:
             failures.append(outcome)
             if len(failures) <= SHOWN_FAILURES:
                 print(f"seed {outcome.seed}: {outcome.failure} ({', '.join(outcome.faults)})", flush=True)
-                print(f"  python -m tests.simulation --replay {outcome.seed}", flush=True)
+                print(f"  python -m tests.simulation --replay {outcome.seed}{_options(arguments)}", flush=True)
+            if arguments.first:
+                break
+    without = ""
+    if arguments.first and arguments.plant and failures:
+        without = _run((failures[0].seed, "", arguments.shape)).failure
     took_s = time.monotonic() - began_s
     rate, each = count / took_s, round(steps / max(1, count))
     if arguments.json:
         summary = {
             "schedules": count,
             "broken": sorted(one.seed for one in failures),
+            "failures": {one.seed: one.failure for one in failures[:SHOWN_FAILURES]},
+            "without_the_plant": without,
             "schedules_per_s": round(rate, 1),
             "steps": steps,
             "steps_per_schedule": each,

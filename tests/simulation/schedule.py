@@ -42,6 +42,20 @@ class Outcome:
     trace: tuple[str, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule is drawn from. `kinds`: of faults, none for all. `groups`, `coordinators`: how many, by chance.
+
+    `settings`: of the queue. `faults`: at least and at most so many.
+    """
+
+    kinds: tuple[str, ...] = ()
+    groups: tuple[int, ...] = (2, 2, 2, 3)
+    coordinators: tuple[int, ...] = (1, 2, 2)
+    settings: pb.QueueSettings | None = None
+    faults: tuple[int, int] = (1, 4)
+
+
 class Stuck(Violation):
     """Everything is healed, and yet something that must happen doesn't (invariant 12)."""
 
@@ -49,10 +63,13 @@ class Stuck(Violation):
 class Schedule:
     """See the module."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+    def __init__(self, seed: int, shape: Shape, *, is_traced: bool = False) -> None:
         self.seed = seed
+        self.shape = shape
         self.chance = random.Random(f"schedule {seed}")
-        self.world = World(seed, groups=self.chance.choice((2, 2, 2, 3)), coordinators=self.chance.choice((1, 2, 2)))
+        groups, coordinators = self.chance.choice(shape.groups), self.chance.choice(shape.coordinators)
+        self.world = World(seed, groups=groups, coordinators=coordinators)
+        self._kinds = list(shape.kinds or KINDS)
         self.faults: list[str] = []
         if is_traced:
             self.world.trace = []
@@ -72,7 +89,7 @@ class Schedule:
             lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S
         )
         self._until(lambda: self._kept() > 0, "the first record is kept", START_S)
-        for _ in range(chance.randint(1, 4)):
+        for _ in range(chance.randint(*self.shape.faults)):
             world.loop.run(world.loop.now_s + chance.choice((0.05, 0.5, 2.0)) * chance.random())
             self._harm()
         world.loop.run(world.loop.now_s + chance.choice((0.1, 1.0, 5.0)) * chance.random())
@@ -95,7 +112,8 @@ class Schedule:
 
     async def _create_queue(self) -> None:
         coordinators = Coordinators(self.world.coordinator_addresses)
-        await coordinators.call_within("CreateQueue", pb.CreateQueueRequest(queue=QUEUE), 50.0)
+        request = pb.CreateQueueRequest(queue=QUEUE, settings=self.shape.settings)
+        await coordinators.call_within("CreateQueue", request, 50.0)
 
     def _kept(self) -> int:
         return sum(sent.acknowledged_at_s is not None for sent in self.world.oracle.sent.values())
@@ -131,7 +149,7 @@ class Schedule:
     # ---- harm
 
     def _harm(self) -> None:
-        kind = self.chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        kind = self.chance.choices(self._kinds, [KINDS[kind][0] for kind in self._kinds])[0]
         self.faults.append(kind)
         self.world.note(f"FAULT {kind}")
         KINDS[kind][1](self)
@@ -433,12 +451,12 @@ KINDS: dict[str, tuple[int, Callable[[Schedule], None]]] = {
 COLLECT_EVERY = 16
 
 
-def run(seed: int, *, is_traced: bool = False) -> Outcome:
-    """Run the schedule of a seed; the same seed gives the same steps."""
+def run(seed: int, shape: Shape | None = None, *, is_traced: bool = False) -> Outcome:
+    """Run the schedule of a seed; the same seed and shape give the same steps."""
     gc.disable()
     ignoring, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        return _outcome(seed, is_traced=is_traced)
+        return _outcome(seed, shape or Shape(), is_traced=is_traced)
     finally:
         # Tasks that never ended are let go here, and not during a schedule; what they still say goes nowhere.
         if seed % COLLECT_EVERY == 0:
@@ -471,9 +489,9 @@ class _TraceHandler(logging.Handler):
         self._world.note(f"  {self._world.loop.process}: {record.getMessage()}")
 
 
-def _outcome(seed: int, *, is_traced: bool) -> Outcome:
+def _outcome(seed: int, shape: Shape, *, is_traced: bool) -> Outcome:
     began_s = time.perf_counter()
-    schedule = Schedule(seed, is_traced=is_traced)
+    schedule = Schedule(seed, shape, is_traced=is_traced)
     world, failure = schedule.world, ""
     with installed(world), _logged(world):
         try:
