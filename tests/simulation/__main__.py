@@ -18,6 +18,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -94,6 +95,7 @@ def main() -> int:
         # The order of a set of names decides the order of requests: the same seed is to be the same schedule.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], environment)
+    warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine of a killed process is never awaited
     sys.unraisablehook = lambda _: None  # tasks that never ended say so when they are let go, wherever that is
     gc.collect()
     gc.freeze()

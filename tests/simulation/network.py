@@ -66,11 +66,15 @@ class Connection:
     def _give_up(self) -> None:
         self._is_watched = False
         client, server = self.ends
-        if any(self._held) or self._network.is_silent(client, server):
+        is_gone = not (client.is_alive and server.is_alive)
+        if is_gone or any(self._held) or self._network.is_silent(client, server):
             self.end("keepalive watchdog timeout")
 
     def healed(self) -> None:
-        """What was held back arrives now."""
+        """What was held back arrives now, or finds nobody there any more."""
+        if not all(end.is_alive for end in self.ends):
+            self.end("connection reset by peer")
+            return
         for to in (0, 1):
             held, self._held[to] = self._held[to], []
             for deliver, arguments in held:

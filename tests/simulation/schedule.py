@@ -20,12 +20,14 @@ from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation.applications import QUEUE, Reader, Sender
+from tests.simulation.disk import Disk
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.oracle import Violation
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
 HEAL_S = 120.0
+OPERATOR_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Schedule:
         has_own_seqs = chance.random() < 0.6
         for name in ("sender-1", "sender-2"):
             self._add(name, Sender(world, name, has_own_seqs=has_own_seqs, pause_s=0.1).main)
-        for name, subscription in (("reader-1", "main"), ("reader-2", "main"), ("audit", "audit")):
+        readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
+        for name, subscription in readers.items():
             self._add(name, Reader(world, name, subscription).main)
         self._add("operator", self._create_queue)
 
@@ -171,6 +174,17 @@ class Schedule:
     def _member(self) -> str:
         name = self._any()
         return name if name in self.world.member_names else self.chance.choice(self.world.member_names)
+
+    def _disk(self, name: str) -> Disk:
+        host = self.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        return host.disk
+
+    def _is_twice(self, name: str, key: bytes) -> bool:
+        """Whether the other member has this batch, too, so that one may be lost."""
+        group, member = name.split("-")
+        other = self._disk(f"{group}-{'b' if member == 'a' else 'a'}")
+        return other.durable.values.get(key) == self._disk(name).table.values[key]
 
     def kill(self) -> None:
         name = self._any()
@@ -255,10 +269,10 @@ class Schedule:
         self._later(self._some_s(), self.world.ensemble.go_on)
 
     def blank_disk(self) -> None:
-        """Only where the other member's disk is sound, and holds what this one does."""
+        """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
         name = self._member()
         group = name.split("-")[0]
-        if group in self._damaged_groups:
+        if group in self._damaged_groups or not all(self._is_twice(name, key) for key in self._disk(name).keys(b"B")):
             return
         self._damaged_groups.add(group)
         self.world.kill(name, is_power=True)
@@ -268,24 +282,20 @@ class Schedule:
     def damage(self) -> None:
         name = self._member()
         group = name.split("-")[0]
-        host = self.world.hosts[name]
-        assert isinstance(host, MemberHost)
-        keys = list(host.disk.keys(b"B"))
+        keys = [key for key in self._disk(name).keys(b"B") if self._is_twice(name, key)]
         if group in self._damaged_groups or not keys:
             return
         self._damaged_groups.add(group)
         key = self.chance.choice(keys)
         self.world.note(f"{name} returns damaged data for {key.hex()}")
-        host.disk.damage(key)
+        self._disk(name).damage(key)
         self._damaged_keys.add(key)
         if self.chance.random() < 0.5:
             self._dies(name, False)
 
     def disk_fails(self) -> None:
         name = self._member()
-        host = self.world.hosts[name]
-        assert isinstance(host, MemberHost)
-        disk = host.disk
+        disk = self._disk(name)
         self.world.note(f"the disk of {name} fails")
         disk.is_failing = True
 
@@ -297,9 +307,7 @@ class Schedule:
 
     def disk_full(self) -> None:
         name = self._member()
-        host = self.world.hosts[name]
-        assert isinstance(host, MemberHost)
-        disk = host.disk
+        disk = self._disk(name)
         self.world.note(f"the disk of {name} is full")
         disk.is_full = True
 
@@ -310,11 +318,10 @@ class Schedule:
         self._later(self._some_s(), mend)
 
     def slow_disk(self) -> None:
-        host = self.world.hosts[self._member()]
-        assert isinstance(host, MemberHost)
-        disk = host.disk
+        name = self._member()
+        disk = self._disk(name)
         disk.flush_s = self.chance.choice((0.02, 0.3, 1.0))
-        self.world.note(f"the disk of {host} is slow: {disk.flush_s} s a flush")
+        self.world.note(f"the disk of {name} is slow: {disk.flush_s} s a flush")
 
         def mend() -> None:
             disk.flush_s = 0.002
@@ -334,7 +341,7 @@ class Schedule:
 
         async def operate() -> None:
             try:
-                await Coordinators(world.coordinator_addresses).call_within(method, request, 20.0)
+                await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
             except SeriatimError as error:
                 world.note(f"{method} is refused: {error}")
 
@@ -378,6 +385,7 @@ class Schedule:
             )
 
         self._resume_operator()
+        self._later(OPERATOR_PATIENCE_S + 1, self._resume_operator)  # a drain that was asked for before may come late
         self._until(goes_on, "sending goes on", HEAL_S)
         world.is_draining = True
         self._until(self._is_all_read, "everything is read", HEAL_S)
@@ -399,7 +407,7 @@ class Schedule:
         kept = {identity for identity, sent in oracle.sent.items() if sent.acknowledged_at_s is not None}
         if not kept <= oracle.places.keys():
             return False
-        return len({frozenset(oracle.progress[name].delivered) for name in ("main", "audit")}) == 1
+        return all(len(one.delivered) == len(oracle.records) for one in oracle.progress.values())
 
     def _is_present(self, name: str) -> bool:
         """Whether the process that runs now is registered, and says that it lacks nothing."""

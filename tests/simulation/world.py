@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,8 +29,9 @@ from seriatim.broker_group.process import serve as serve_broker
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import clock, rpc
+from seriatim.protocol import chain, clock, log, rpc
 from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.zookeeper import Registration
 from tests.simulation import disk as disks
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import Ensemble, SimulatedSession
@@ -308,10 +311,15 @@ def installed(world: World) -> Iterator[None]:
                 world.violated(violation)
         return result
 
+    causes = itertools.count()
     replaced: list[tuple[Any, str, Any]] = [
+        (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
+        # What was decoded never changes, and everybody decodes the same.
+        (chain, "decode", functools.lru_cache(maxsize=256)(chain.decode)),
+        (Registration, "decode", functools.lru_cache(maxsize=256)(Registration.decode)),
         (rpc, "channel", lambda address: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_: SimulatedServer(network)),
-        *([(rpc, "connect", lambda _: None)] if hasattr(rpc, "connect") else []),
+        (rpc, "connect", lambda _: None),
         (rpc, "listen", network.listen),
         (seriatim.broker_group.process, "ZooKeeperSession", session),
         (seriatim.coordinator.process, "ZooKeeperSession", session),
@@ -325,7 +333,7 @@ def installed(world: World) -> Iterator[None]:
         (replica, "step", step),
         (Execution, "run", run),
     ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     for owner, name, value in replaced:
         setattr(owner, name, value)
     try:
