@@ -50,14 +50,14 @@ class FetchStream:
         self._check(runner, opened)
         self._credit_bytes = opened.credit_bytes
         wake = self._wake.set
-        runner.readers.add(wake)
+        runner.readers[wake] = None
         reading = asyncio.ensure_future(self._read_credit())
         try:
             start = self._start(runner, Index(opened.from_index))
             await self._context.write(pb.FetchReply(start=start, committed_index=runner.state.committed.index))
             await self._push(runner, opened, Index(start.index))
         finally:
-            runner.readers.discard(wake)
+            runner.readers.pop(wake, None)
             reading.cancel()
 
     def _check(self, runner: LinkRunner, opened: pb.FetchOpen) -> None:

@@ -63,7 +63,7 @@ class LinkRunner:
         self.size_bytes = 0
         self.source: Sender | None = None
         self.slave: SlaveLink | None = None
-        self.readers: set[Callable[[], None]] = set()
+        self.readers: dict[Callable[[], None], None] = {}  # a set in the order in which they came
         self._committed_learnt = Index(0)
         self.is_dropped = False
         self.seal_failure: DiskFailed | None = None

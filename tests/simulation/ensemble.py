@@ -233,7 +233,7 @@ class SimulatedSession:
         self._ensemble = ensemble
         self._is_cut = is_cut
         self._listeners: list[Callable[[SessionState], None]] = []
-        self._pending: set[asyncio.Future[Any]] = set()
+        self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
         self._is_stopped = False
         self._expiry: Any = None
         self._told_s = 0.0
@@ -318,8 +318,8 @@ class SimulatedSession:
         self._ensemble.loop.after(self._ensemble.delay_s(), self.process, self._disconnected)
 
     def _disconnected(self) -> None:
-        pending, self._pending = self._pending, set()
-        for future in sorted(pending, key=id) if len(pending) > 1 else pending:
+        pending, self._pending = self._pending, {}
+        for future in pending:
             if not future.done():
                 future.set_exception(Unreachable("ZooKeeper didn't answer: ConnectionLoss"))
         if self.server is None:
@@ -390,11 +390,11 @@ class SimulatedSession:
                 raise Unreachable("ZooKeeper didn't answer: SessionExpired or ConnectionLoss")
             server = self.server
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.add(future)
+        self._pending[future] = None
         session_id = self.session_id
 
         def settle(result: Any, error: Exception | None, seen: int) -> None:
-            self._pending.discard(future)
+            self._pending.pop(future, None)
             self._seen = max(self._seen, seen)
             if future.done():
                 return
@@ -423,7 +423,7 @@ class SimulatedSession:
         try:
             return await future
         finally:
-            self._pending.discard(future)
+            self._pending.pop(future, None)
 
     def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Any:
         def work(server: Server, answer: Callable[..., None]) -> None:
