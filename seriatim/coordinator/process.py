@@ -25,7 +25,7 @@ from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
 from seriatim.protocol.health import add_health
 from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
-from seriatim.protocol.zookeeper import CoordinatorRegistration, NodeExists, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import CoordinatorRegistration, NodeExists, NoNode, SessionState, ZooKeeperSession
 
 _log = log.logger("coordinator")
 STOP_GRACE_S = 1.0
@@ -169,7 +169,10 @@ class CoordinatorProcess:
         try:
             await self._session.create(path, data, ephemeral=True)
         except NodeExists:
-            if await self._session.owner(path) != self._session.session_id:
+            owner = 0
+            with contextlib.suppress(NoNode):  # it has gone between the two looks
+                owner = await self._session.owner(path)
+            if owner != self._session.session_id:
                 # Left by this name's earlier session or process: it goes with that session, and is made again then.
                 await asyncio.sleep(REGISTER_RETRY_S)
                 self._register.set()
