@@ -14,15 +14,14 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events
-from seriatim.consumer.core.cursor import CursorState
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.fetching import Fetcher, Identity
 from seriatim.consumer.transport import Members
-from seriatim.consumer.views import chain_view, link_name
-from seriatim.protocol import log, rpc
+from seriatim.consumer.views import chain_view
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
@@ -31,7 +30,6 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
     NotElected,
-    OlderGeneration,
     SeriatimError,
     SubscriptionExists,
     UnknownSubscription,
@@ -44,7 +42,6 @@ from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionSt
 _log = log.logger("consumer")
 
 _ACQUIRE_TIMEOUT_S = 5.0
-_COMMIT_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
 _LEASE_PART = 2 / 3
 _RENEWALS_PER_TIMEOUT = 8
@@ -102,7 +99,7 @@ class ReaderSession:
         self.view: ChainView | None = None
         self._instance = settings.instance
         self._fetcher: Fetcher | None = None
-        self._cursor = CursorState()
+        self._commits = Commits(self.members, self._acquire, self._start_reading)
         self._on_grant = on_grant
         self._on_lease = on_lease
         self._on_end = on_end
@@ -116,9 +113,6 @@ class ReaderSession:
         self._token_node = ""
         self._acquiring: asyncio.Task[None] | None = None
         self._is_asked_again = False
-        self._commits: set[asyncio.Task[None]] = set()
-        self._waiters: list[tuple[Place, asyncio.Future[None]]] = []
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -191,12 +185,11 @@ class ReaderSession:
     async def close(self) -> None:
         """Give the election node back and close every connection."""
         self._end_term("closed")
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in [*self._commits, *([self._acquiring] if self._acquiring is not None else [])]:
-            task.cancel()
+        await self._commits.close()
+        if self._acquiring is not None:
+            self._acquiring.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await self._acquiring
         if self._fetcher is not None:
             await self._fetcher.stop()
         if self._zookeeper is not None:
@@ -227,10 +220,10 @@ class ReaderSession:
             _log.info("deposed", queue=self.settings.queue, token=self.grant.token, reason=reason)
             self.grant = None
             self._on_end()
-        self._step(cursor.Deposed())
+        self._commits.happened(cursor.Deposed())
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Stopped())
-        self._fail_waiters(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
+        self._commits.give_up(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
 
     async def _renew(self) -> None:
         """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
@@ -323,7 +316,8 @@ class ReaderSession:
         if self.view is None or self.view.version < view.version:
             self.view = view
         head = Place(Epoch(granted.epoch), Index(granted.index))
-        self._step(cursor.Granted(view, subscription_id, generation, head))
+        self._commits.token = self._token
+        self._commits.happened(cursor.Granted(view, subscription_id, generation, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
         if self._zookeeper is not None:
@@ -367,7 +361,7 @@ class ReaderSession:
             self.view = view
         if self.grant is None:
             return
-        self._step(cursor.ViewChanged(view))
+        self._commits.happened(cursor.ViewChanged(view))
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.ViewChanged(view))
             self.members.connect(view.ahead)
@@ -377,94 +371,28 @@ class ReaderSession:
     @property
     def committed(self) -> Place:
         """What the members have, while there is a grant."""
-        return self._cursor.committed
+        return self._commits.state.committed
 
     async def commit(self, place: Place) -> None:
         """Commit everything before `place`, and wait until the members have it.
 
-        Raises Fenced where the term ends first, OlderGeneration where somebody seeks.
+        Raises NotElected without a grant, Fenced where the term ends first, OlderGeneration where somebody seeks.
         """
         if self.grant is None:
             raise NotElected("this reader isn't elected", queue=self.settings.queue)
-        self.ask_commit(place)
-        if self._cursor.committed >= place:
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((place, waiter))
-        await waiter
+        await self._commits.commit(place)
 
     def ask_commit(self, place: Place) -> None:
         """Commit everything before `place`, some time soon."""
-        if self.grant is not None and place > self._cursor.wanted:
-            self._step(cursor.CommitAsked(place))
+        if self.grant is not None:
+            self._commits.ask(place)
 
-    def _step(self, event: cursor.Event) -> None:
-        before = self._cursor
-        self._cursor, effects = cursor.decide(before, event, boottime_s())
-        for effect in effects:
-            match effect:
-                case cursor.Commit():
-                    task = asyncio.create_task(self._commit(effect))
-                    self._commits.add(task)
-                    task.add_done_callback(self._commits.discard)
-                case cursor.AcquireAgain():
-                    self._acquire()
-                case cursor.StartReading(place, is_end):
-                    self._start_reading(place, is_end)
-                case cursor.WakeAt(at_s):
-                    self._wake_at(at_s)
-        still = []
-        for place, waiter in self._waiters:
-            if self._cursor.committed >= place:
-                if not waiter.done():
-                    waiter.set_result(None)
-            else:
-                still.append((place, waiter))
-        self._waiters = still
-
-    def _start_reading(self, place: Place, is_end: bool) -> None:
-        self._fail_waiters(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
-        view = self._cursor.view
-        if self.grant is None or view is None:
+    def _start_reading(self, view: ChainView, place: Place, is_end: bool) -> None:
+        if self.grant is None:
             return
         self._on_grant(self.grant, place)
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.ReadFrom(view, place, is_end))
-
-    def _wake_at(self, at_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0.0, at_s - boottime_s())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, cursor.Tick())
-
-    async def _commit(self, order: cursor.Commit) -> None:
-        view = self._cursor.view
-        if view is None:
-            return
-        request = pb.CommitCursorRequest(
-            link=link_name(view, order.epoch, order.side.incarnation),
-            subscription_id=self._subscription_id,
-            generation=order.generation,
-            token=self._token,
-            index=order.index,
-            cause_id=log.new_cause_id("commit"),
-        )
-        address = order.side.address
-        try:
-            commit: Any = self.members.stub(address).CommitCursor
-            await rpc.call(commit, request, _COMMIT_TIMEOUT_S, address)
-        except SeriatimError as error:
-            _log.info("commit failed", epoch=order.epoch, index=order.index, member=order.side, reason=error.message)
-            is_grant_old = error.code in {Fenced.code, OlderGeneration.code, NotElected.code}
-            self._step(cursor.CommitFailed(order.commit_id, f"{order.side}: {error.message}", is_grant_old))
-        else:
-            self._step(cursor.Committed(order.commit_id))
-
-    def _fail_waiters(self, error: SeriatimError) -> None:
-        waiters, self._waiters = self._waiters, []
-        for _, waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
 
     # ---- seek
 

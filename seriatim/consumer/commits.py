@@ -1,0 +1,138 @@
+"""Carries out what `core.cursor` orders: commits at members, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from seriatim.consumer.core import cursor
+from seriatim.consumer.core.cursor import CursorState
+from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.transport import Members
+from seriatim.consumer.views import link_name
+from seriatim.protocol import log, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import Fenced, NotElected, OlderGeneration, SeriatimError
+from seriatim.protocol.names import Token
+
+_log = log.logger("consumer")
+
+_COMMIT_TIMEOUT_S = 2.0
+
+
+class Commits:
+    """The cursor of one reader. To be used on one loop.
+
+    `token`: of the present grant. `on_acquire`: a coordinator is to be asked again; `on_start(view, place, is_end)`:
+    reading starts there, in a new term, or because the subscription was sought.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        on_acquire: Callable[[], object],
+        on_start: Callable[[ChainView, Place, bool], object],
+    ) -> None:
+        self.state = CursorState()
+        self.token = Token(0)
+        self._members = members
+        self._on_acquire = on_acquire
+        self._on_start = on_start
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters: list[tuple[Place, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def commit(self, place: Place) -> None:
+        """Commit everything before `place`, and wait until the members have it.
+
+        Raises what `give_up` was given, OlderGeneration where somebody seeks.
+        """
+        self.ask(place)
+        if self.state.committed >= place:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((place, waiter))
+        await waiter
+
+    def ask(self, place: Place) -> None:
+        """Commit everything before `place`, some time soon."""
+        if place > self.state.wanted:
+            self.happened(cursor.CommitAsked(place))
+
+    def give_up(self, error: SeriatimError) -> None:
+        """Nobody waits any more: this is why."""
+        waiters, self._waiters = self._waiters, []
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in [*self._tasks]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def happened(self, event: cursor.Event) -> None:
+        """Step the core and carry out its orders."""
+        before = self.state
+        self.state, effects = cursor.decide(before, event, boottime_s())
+        for effect in effects:
+            match effect:
+                case cursor.Commit():
+                    task = asyncio.create_task(self._commit(effect))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case cursor.AcquireAgain():
+                    self._on_acquire()
+                case cursor.StartReading(place, is_end):
+                    self._start(place, is_end)
+                case cursor.WakeAt(at_s):
+                    self._wake_at(at_s)
+        still = []
+        for place, waiter in self._waiters:
+            if self.state.committed >= place:
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                still.append((place, waiter))
+        self._waiters = still
+
+    def _start(self, place: Place, is_end: bool) -> None:
+        self.give_up(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
+        if self.state.view is not None:
+            self._on_start(self.state.view, place, is_end)
+
+    def _wake_at(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, at_s - boottime_s())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.happened, cursor.Tick())
+
+    async def _commit(self, order: cursor.Commit) -> None:
+        view = self.state.view
+        if view is None:
+            return
+        request = pb.CommitCursorRequest(
+            link=link_name(view, order.epoch, order.side.incarnation),
+            subscription_id=self.state.subscription_id,
+            generation=order.generation,
+            token=self.token,
+            index=order.index,
+            cause_id=log.new_cause_id("commit"),
+        )
+        address = order.side.address
+        try:
+            commit: Any = self._members.stub(address).CommitCursor
+            await rpc.call(commit, request, _COMMIT_TIMEOUT_S, address)
+        except SeriatimError as error:
+            _log.info("commit failed", epoch=order.epoch, index=order.index, member=order.side, reason=error.message)
+            is_grant_old = error.code in {Fenced.code, OlderGeneration.code, NotElected.code}
+            self.happened(cursor.CommitFailed(order.commit_id, f"{order.side}: {error.message}", is_grant_old))
+        else:
+            self.happened(cursor.Committed(order.commit_id))
