@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +130,18 @@ def replay(
     )
     if log_to:
         log.start_logging(to=log_to)
-    running = Replay(settings, _logged if log_to else reporter(is_json=is_json))
+
+    def answers() -> AbstractContextManager[object]:
+        return answering(health_listen, is_ready=lambda: running.is_connected, is_elected=lambda: running.is_elected)
+
+    running = Replay(settings, _logged if log_to else reporter(is_json=is_json), answers)
 
     def stop(_number: int, _frame: Any) -> None:
         running.stop()
 
     signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    answers = answering(health_listen, is_ready=lambda: running.is_connected, is_elected=lambda: running.is_elected)
     try:
-        with answers:
-            running.run()
+        running.run()
     except (UnfitTarget, ApplyFailed, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
         raise click.ClickException(str(error)) from error

@@ -70,7 +70,8 @@ def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    for chatty in ("kazoo", "py4j"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def new_cause_id(event: str) -> str:

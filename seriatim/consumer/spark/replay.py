@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,10 +36,19 @@ _log = log.logger("replay")
 
 
 class Replay:
-    """See the module. `run` in one thread until done; `stop` from any thread or signal handler."""
+    """See the module. `run` in one thread until done; `stop` from any thread or signal handler.
 
-    def __init__(self, settings: ReplaySettings, report: Report) -> None:
+    `beside`: makes what is entered once Spark runs, and left at the end; anything that uses gRPC has to wait for that.
+    """
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        report: Report,
+        beside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         self._run = Run(settings, report)
+        self._beside = beside
         self._standing: Subscriber | None = None
 
     def stop(self) -> None:
@@ -76,6 +86,7 @@ class Replay:
                 spark_session, settings.master, directory, log_level=settings.spark_log_level
             ).result()
             stack.callback(_stop, spark)
+            stack.enter_context(self._beside())
             reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
             reader.positions()
             subscriber = self._standing = stack.enter_context(self._subscriber())

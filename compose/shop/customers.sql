@@ -1,0 +1,3 @@
+-- Only in east.
+
+INSERT INTO customers SELECT id, 'customer ' || id, 100000 FROM generate_series(1, 1000) AS id;
