@@ -295,7 +295,7 @@ class ReaderSession:
         self._is_asked_again = False
         reply = await self.coordinators.call_within("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
         if self.standing is not Standing.ELECTED or self._election is None or self._election.node != node:
-            return True  # the next change of standing starts anew
+            return not self._is_asked_again  # its standing changed meanwhile, and may be elected again
         if self.grant is not None and self.grant.token != reply.token:
             self._end_term("a new token was given")
         self._token = Token(reply.token)
