@@ -160,9 +160,10 @@ class Broker:
         """
         key = self.check_name(request.link)
         async with self.lock(key):
-            runner = await self._opened(key, request)
+            runner = self._opened(key, request)
         if runner.record.role is Role.MASTER:
             await self._connect_slave(runner, request.slave.address)
+        await runner.kept()
         position = runner.state.tail
         await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
         if runner.state.failure:
@@ -183,14 +184,15 @@ class Broker:
                 del self._opening[key]
         return self.link(key)
 
-    async def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
+    def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
+        """The link with its record on the way to the disk, in front of all that it may take (`LinkRunner.kept`)."""
         version, token = ChainVersion(request.chain_version), Token(request.token)
         runner = self.find(key)
         if runner is None or (runner.record.opened_start == 0 and not runner.record.is_sealed):
             record = self._new_record(key, request)
-            await self.store.keep_link(record)
             runner = self.made(record)
             runner.changed_record(record)
+            runner.keep(record)
             self.opened(key)
             if key in self._opening:
                 self._opening.pop(key).set()
@@ -201,7 +203,6 @@ class Broker:
         refused = runner.apply(Opened(version, token))
         if refused is not None:
             raise refused
-        await runner.kept()
         return runner
 
     def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:

@@ -166,7 +166,7 @@ class LinkRunner:
             case replica_events.EndStreams():
                 self._end_streams(effect.error)
             case replica_events.KeepRecord():
-                self._keep(effect.record)
+                self.keep(effect.record)
             case replica_events.WriteSeal():
                 self._store.put_link(effect.record, self._seal_written)
             case replica_events.Acknowledge() | replica_events.Confirm():
@@ -241,7 +241,8 @@ class LinkRunner:
         if self.slave is not None:
             self.slave.end(error)
 
-    def _keep(self, record: LinkRecord) -> None:
+    def keep(self, record: LinkRecord) -> None:
+        """Write the link's record; `kept` waits for it. What the link takes after this is behind it on the disk."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(_: int, error: DiskFailed | None) -> None:
