@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench proto
+.PHONY: help setup demo test soak check bench proto
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +15,12 @@ demo: setup ## the main job on this machine, with faults, and a verdict (SECONDS
 	.venv/bin/seriatim demo $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 test: setup ## all tests (ARGS="-k chain" …)
+	@tools/setup --faults
 	$(PYTHON) -m pytest $(ARGS)
+
+soak: setup ## N faults on a real cluster, and a report in REPORT (FAULTS=500 SEED=1 REPORT=fault-report)
+	@tools/setup --faults
+	$(PYTHON) -m tests.faults.campaign --faults $(or $(FAULTS),500) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report)
 
 check: setup ## formatting, lint, types, import contracts, stubs up to date
 	$(PYTHON) -m ruff format --check .

@@ -37,6 +37,7 @@ from tests.faults.round import Round, Stuck
 
 SCRATCH = "seriatim-faults-"
 QUIET_S = (0.4, 0.8)
+_MOST_CLUSTERS = 10
 SESSION_MS = 1500.0
 TARGETS_MS = {
     "master killed": (40, 150),
@@ -77,14 +78,17 @@ class Campaign:
         while left and not self._is_over():
             self._clusters += 1
             cluster = FaultCluster(self._scratch / f"cluster-{self._clusters}", self._network)
-            nemesis = Nemesis(cluster, self._chance, self._say)
+            nemesis = Nemesis(cluster, self._chance)
             try:
                 cluster.start()
                 self._say(f"cluster {self._clusters} serves")
-                is_well = True
-                while left and is_well and not self._is_over():
-                    is_well = self._round(cluster, nemesis, left)
+                while left and not self._is_over() and self._round(cluster, nemesis, left):
                     report.write(self.findings, self._arguments.report, TARGETS_MS)
+            except EmbeddedError as error:
+                self.findings.stuck.append(f"cluster {self._clusters}: {error}")
+                self._say(self.findings.stuck[-1])
+                if self._clusters >= _MOST_CLUSTERS:
+                    return
             finally:
                 cluster.close()
                 self.findings.deaths += nemesis.deaths

@@ -6,7 +6,6 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import assert_never
@@ -66,10 +65,9 @@ class Fault:
 class Nemesis:
     """One for a cluster's life. `deaths`: processes that ended without having been killed, and what was going on."""
 
-    def __init__(self, cluster: FaultCluster, chance: random.Random, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: FaultCluster, chance: random.Random) -> None:
         self._cluster = cluster
         self._chance = chance
-        self._say = say
         self.deaths: list[str] = []
         self._paused: set[str] = set()
         self._killed: set[str] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 import time
@@ -132,13 +131,6 @@ class Trial:
     def elected_sender(self) -> str:
         return self.view().sender[:-11]
 
-    def elected_reader(self) -> str:
-        return next(one.reader for one in self.view().subscriptions if one.subscription == "main")[:-11]
-
-    def elected_coordinator(self) -> str:
-        address = ask(self.cluster, "DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
-        return next((name for name in self.cluster.coordinator_names if self.cluster.address(name) == address), "")
-
     def acknowledged_since(self, since_s: float) -> int:
         """How many; one behind a lost link has no offset yet."""
         return sum(isinstance(one, Acknowledged) and one.at_s > since_s for one in self.events(*SENDERS))
@@ -176,10 +168,6 @@ class Trial:
         self.paused.remove(name)
         self.cluster.supervisor.kill(self._process(name), signal.SIGCONT)
 
-    def wipe(self, name: str) -> None:
-        """A killed member gets a blank disk."""
-        shutil.rmtree(self.cluster.supervisor.directory / name)
-
     def heal(self) -> None:
         """Everything that was killed or paused goes on: ZooKeeper first, clients last, members side by side."""
         for name in list(self.paused):
@@ -193,9 +181,6 @@ class Trial:
         for name in killed:
             if name in (*SENDERS, *READERS):
                 self._start(name)
-
-    def rotate(self) -> None:
-        ask(self.cluster, "RotateQueue", pb.QueueRequest(queue=self.queue))
 
     def wait_for_switch(self, epoch: int) -> None:
         """A later link than `epoch` is open."""
@@ -284,7 +269,7 @@ async def copies_of(
             for side, now in ((link.master, link.master_now), (link.slave, link.slave_now)):
                 name = pb.LinkName(cluster=view.cluster, queue_id=view.queue_id, epoch=link.epoch, to=now)
                 stream: Any = members.stub(side.address).CopyLink(
-                    pb.CopyLinkRequest(link=name, from_index=0, to_index=link.end), timeout=20
+                    pb.CopyLinkRequest(link=name, from_index=0, to_index=link.end), timeout=60, wait_for_ready=True
                 )
                 batches = [(batch.header, batch.payload) async for batch in stream]
                 found[Epoch(link.epoch), f"{side.group}-{side.member}"] = batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.checker import check
-from tests.faults.history import Acknowledged, Delivered, Event, Refused, Sent, read, write
+from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Refused, Sent, Tail, read, write
 
 
 def good() -> list[Event]:
@@ -55,6 +55,15 @@ def _without(kind: type, **fields: object) -> list[Event]:
         ("backward-poll", [*good(), Delivered("s", "s-2", 1, "p", 1, "v1", 7.0)]),
         ("backward-poll", [*good(), Delivered("s", "s-2", 2, "p", 2, "v2", 7.0)]),
         ("reordering", [*good(), Sent("q", 0, "w", 1.9), Delivered("s", "s-3", -1, "q", 0, "w", 7.0)]),
+        ("skipped-poll", _without(Delivered, subscription="t", seq=1)),
+        ("skipped-poll", _without(Delivered, subscription="t", seq=0)),
+        ("skipped-poll", [*good(), Positioned("s", 2, 0, 6.5), Delivered("s", "s-3", 1, "p", 1, "v1", 7.0, 2)]),
+        ("lost-write", [*good(), Positioned("s", 2, 1, 6.5), Delivered("s", "s-3", 1, "p", 1, "v1", 7.0, 2)]),
+        ("lost-write", [*good(), Positioned("late", 1, 2, 6.5)]),
+        ("lost-write", [*good(), Sent("p", 3, "v3", 3.0), Acknowledged("p", 3, None, 3.5)]),
+        ("backward-poll", [*good(), Positioned("s", 2, 2, 6.5), Delivered("s", "s-3", 1, "p", 1, "v1", 7.0, 2)]),
+        ("duplicate", [*good(), Positioned("s", 2, 2, 6.5), Delivered("s", "s-3", 2, "p", 2, "v2", 7.0, 2),
+            Delivered("s", "s-3", 3, "p", 2, "v2", 7.0, 2)]),
         ("source-order", [*good(), Sent("p", 9, "v9", 0.0), Delivered("s", "s-3", -1, "p", 9, "v9", 7.0)]),
     ],
 )  # fmt: skip
@@ -64,6 +73,34 @@ def test_rejects(kind, history):
 
 def test_reading_that_did_not_end_loses_nothing():
     assert check(_without(Delivered, seq=2), read_to_end=False).is_clean
+
+
+def test_accepts_a_subscription_that_was_sought_back_or_forward_or_created_late():
+    back = [Positioned("s", 2, 1, 6.5), *[Delivered("s", "s-3", at, "p", at, f"v{at}", 7.0, 2) for at in (1, 2)]]
+    forward = [Positioned("t", 2, 2, 6.5), Delivered("t", "t-3", 2, "p", 2, "v2", 7.0, 2)]
+    late = [Positioned("late", 1, 2, 6.5), Delivered("late", "late-1", 2, "p", 2, "v2", 7.0)]
+    assert check([*good(), *back, *forward, *late]).anomalies == ()
+
+
+def test_an_earlier_generation_need_not_reach_the_end():
+    start = [
+        event for event in good() if not (isinstance(event, Delivered) and event.subscription == "t" and event.seq)
+    ]
+    again = [Positioned("t", 2, 0, 6.0), *[Delivered("t", "t-2", at, "p", at, f"v{at}", 7.0, 2) for at in range(3)]]
+    assert check([*start, *again]).anomalies == ()
+
+
+def test_a_tail_gives_what_came_since(tmp_path):
+    path, events = tmp_path / "history.jsonl", good()
+    tail = Tail(path)
+    assert list(tail.follow()) == []
+    write(events[:4], path)
+    with path.open("a") as file:
+        file.write('{"type":"Se')
+    assert list(tail.follow()) == events[:4]
+    with path.open("a") as file:
+        file.write('nt","count":1,"source":"p","seq":9,"value":"v","at_s":1.0}\n')
+    assert list(tail.follow()) == [Sent("p", 9, "v", 1.0)]
 
 
 def test_a_history_survives_a_file_and_a_cut_line(tmp_path):
