@@ -18,9 +18,11 @@ test: setup ## all tests (ARGS="-k chain" …)
 	@tools/setup --faults
 	$(PYTHON) -m pytest $(ARGS)
 
-soak: setup ## N faults on a real cluster, and a report in REPORT (FAULTS=500 SEED=1 REPORT=fault-report)
-	@tools/setup --faults
-	$(PYTHON) -m tests.faults.campaign --faults $(or $(FAULTS),500) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report)
+soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long
+	$(if $(FAULTS)$(MINUTES),,$(error say FAULTS=N, MINUTES=N, or both))
+	$(if $(MINUTES),$(PYTHON) -m tests.simulation --minutes $(MINUTES))
+	$(if $(FAULTS),@tools/setup --faults)
+	$(if $(FAULTS),$(PYTHON) -m tests.faults.campaign --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report))
 
 check: setup ## formatting, lint, types, import contracts, stubs up to date
 	$(PYTHON) -m ruff format --check .

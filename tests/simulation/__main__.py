@@ -28,6 +28,7 @@ from tests.simulation.schedule import Outcome
 
 _CHUNK = 4
 SHOWN_FAILURES = 20
+PROGRESS_S = 30.0
 
 
 def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
@@ -114,8 +115,12 @@ def _report(arguments: argparse.Namespace) -> int:
     simulated_s = 0.0
     failures: list[Outcome] = []
     faults: Counter[str] = Counter()
+    shown_s = began_s
     for outcome in _run_all(arguments):
         count += 1
+        if time.monotonic() - shown_s > PROGRESS_S:
+            shown_s = time.monotonic()
+            print(f"{count} schedules, {len(failures)} broken", file=sys.stderr, flush=True)
         steps += outcome.steps
         records += outcome.records
         simulated_s += outcome.simulated_s
