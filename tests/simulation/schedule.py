@@ -85,8 +85,7 @@ class Schedule:
         world.network.mean_delay_s = chance.choice((0.0002, 0.001, 0.01))
         world.ensemble.lag_s = chance.choice((0.001, 0.004, 0.02))
         self._add_applications()
-        for name in world.hosts:
-            world.start(name)
+        self._start()
         self._until(
             lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S
         )
@@ -97,6 +96,19 @@ class Schedule:
         world.loop.run(world.loop.now_s + chance.choice((0.1, 1.0, 5.0)) * chance.random())
         self._heal()
         self._settle()
+
+    def _start(self) -> None:
+        """All at once, or, as people do it, members first and applications last; the latter is cheaper."""
+        world = self.world
+        first = [*world.member_names, *world.coordinator_names, "operator"]
+        is_hasty = self.chance.random() < 0.1
+        for name in first:
+            delay_s = 0.0 if is_hasty or name in world.member_names else 0.2
+            self._later(delay_s, world.start, name)
+        if not is_hasty:
+            self._until(lambda: bool(world.oracle.documents), "the queue is made", START_S)
+        for name in world.hosts:
+            world.start(name)
 
     def _add_applications(self) -> None:
         world, chance = self.world, self.chance
