@@ -19,7 +19,7 @@ from seriatim.protocol import batch, chain
 from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.record import Record
-from tests.simulation.disk import Disk
+from tests.simulation.disk import Disk, Table
 from tests.simulation.loop import SimulatedLoop
 
 _KEY = struct.Struct(">cQQQ")
@@ -260,12 +260,35 @@ class Oracle:
                 value = table.values.get(key)
                 if value is None or value[16:48] != certificate.link_hash:
                     raise Violation(f"3: {side.name} doesn't hold link {link.epoch} as its certificate says")
-                at = 0
-                while at < certificate.end:
-                    place = _KEY.pack(b"B", document.queue_id, link.epoch, at)
-                    if place in damaged:
-                        break
-                    stored = table.values.get(place)
-                    if stored is None:
-                        raise Violation(f"3: {side.name} lacks index {at} of link {link.epoch}")
-                    at = batch.parse(*batch.split(stored)).header.end_index
+                self._check_stored(document.queue_id, link, certificate.end, table, str(side.name), damaged)
+
+    def _check_stored(
+        self, queue_id: int, link: Link, end: int, table: Table, name: str, damaged: Collection[bytes]
+    ) -> None:
+        """Every record of a link is there, and was handed out from there, or is a re-send of one handed out before."""
+        at = 0
+        while at < end:
+            place = _KEY.pack(b"B", queue_id, link.epoch, at)
+            stored = table.values.get(place)
+            if stored is None:
+                raise Violation(f"3: {name} lacks index {at} of link {link.epoch}")
+            if place in damaged:
+                return
+            encoded = batch.parse(*batch.split(stored))
+            columns = batch.decode(encoded)
+            for row, seq in enumerate(columns.seqs):
+                self._check_row(link, at + row, columns.source_of(row), seq, columns.values[row])
+            at = encoded.header.end_index
+
+    def _check_row(self, link: Link, index: int, source: str, seq: int, value: bytes) -> None:
+        if link.base is None:
+            return
+        offset = link.base + index
+        handed_out = self.records.get(offset)
+        if handed_out is not None:
+            if (handed_out.source, handed_out.seq, handed_out.value) != (source, seq, value):
+                raise Violation(
+                    f"11: {source}:{seq} is stored at {offset}, and {handed_out.source}:{handed_out.seq} was read"
+                )
+        elif self.places.get((source, seq), offset) >= offset:
+            raise Violation(f"11: {source}:{seq} at {offset} was handed to nobody, and is no re-send")
