@@ -15,7 +15,7 @@ from seriatim.cli.embedded.errors import StartFailed
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.errors import SeriatimError, WorldError
 from tests.faults import certificates, checker
 from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
 from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
@@ -105,6 +105,10 @@ class Round:
         """Of any coordinator. Raises SeriatimError."""
         return self._loop.run_until_complete(self._coordinators.call_within(method, request, timeout_s))
 
+    def do(self, method: str, request: object) -> None:
+        """An order, repeated until it is answered. Raises Stuck, and CallerError where the order is wrong."""
+        self.wait_until(lambda: self.ask(method, request) is not None, f"{method} is carried out")
+
     def view(self) -> pb.QueueView:
         return self.ask("DescribeQueue", pb.QueueRequest(queue=self.queue))
 
@@ -112,11 +116,11 @@ class Round:
         """Until the claim holds; what can't be asked just now can be asked later. Raises Stuck."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            last: SeriatimError | None = None
+            last: WorldError | None = None
             try:
                 if claim():
                     return
-            except SeriatimError as error:
+            except WorldError as error:
                 last = error
             if time.monotonic() > deadline_s:
                 raise Stuck(f"not within {timeout_s:g} s: {what}{'' if last is None else f' ({last})'}")
@@ -234,6 +238,7 @@ class Round:
         self.wait_until(self._is_all_read, "everything is read")
         self._end(tuple(name for name, kind in self.clients.items() if kind == "reader"))
         self.follow()
+        self.note_positions()
         again = [*self._read_again(), *self._positioned()]
         events = sorted(self.events, key=lambda event: event.at_s)
         return checker.check([*events, *again]), self._forgeries()
