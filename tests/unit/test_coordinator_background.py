@@ -120,6 +120,13 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 
+def test_invariant_6_what_a_member_said_before_the_end_was_recorded_does_not_count():
+    world = sending_world()
+    close_call(world, 1).finish()
+    world.document = subscriptions.deleted(world.document, "s")
+    assert kinds(planned(world)) == [TellEnd, TellEnd]
+
+
 def test_a_draining_group_leaves_every_send_list_and_its_link_is_closed():
     world = sending_world()
     groups = world.registry().groups

@@ -116,7 +116,7 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
             continue
         actions += _closings(seen, view, now_ms)
         if not any(isinstance(one, CloseIt) and one.queue_id == seen.document.queue_id for one in actions):
-            actions += _change(seen, view.registry, now_ms)
+            actions += _change(seen, view, now_ms)
         actions += _ends(seen, view)
         actions += _drops(seen.document, seen.document.dropped.epoch, view, _groups(seen.document, view.registry))
     return tuple(actions)
@@ -153,9 +153,9 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
             yield CloseIt(document.queue_id, link.epoch, why)
 
 
-def _change(seen: SeenChain, registry: Registry, now_ms: int) -> tuple[Change, ...]:
+def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
     """One write with all that is due: draining groups leave the send list, others come back, old links go."""
-    document = seen.document
+    document, registry = seen.document, view.registry
     if now_ms - seen.since_ms < QUIET_MS:
         return ()
     done = []
@@ -166,6 +166,8 @@ def _change(seen: SeenChain, registry: Registry, now_ms: int) -> tuple[Change, .
             document = chain.without_group(document, group)
             done.append(f"{group} off the send list, it is being drained")
     for group in readmission.eligible(document, registry):
+        if any(link.group == group for link, *_ in _untold(seen, view)):
+            continue  # that it is in sync may have been said before a link's end was recorded (invariant 6)
         document = chain.readmitted(document, group)
         done.append(f"{group} back at the send list's tail")
     epochs = retention.due(document, now_ms)
@@ -177,6 +179,12 @@ def _change(seen: SeenChain, registry: Registry, now_ms: int) -> tuple[Change, .
 
 def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:
     """Members are told a recorded end until they say that they have it (protocol.md 5.3)."""
+    for link, member, incarnation in _untold(seen, view):
+        yield TellEnd(seen.document, seen.version, link, member, incarnation)
+
+
+def _untold(seen: SeenChain, view: View) -> Iterable[tuple[Link, MemberName, Incarnation]]:
+    """Sealed links, with each registered member that hasn't said that it has them."""
     document = seen.document
     for link in document.links:
         if link.state is not LinkState.SEALED:
@@ -184,7 +192,7 @@ def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:
         for place in MEMBERS:
             state = view.registry.group(link.group).members.get(place)
             if state is not None and end_key(document, link, state.incarnation) not in view.told.ends:
-                yield TellEnd(document, seen.version, link, MemberName(link.group, place), state.incarnation)
+                yield link, MemberName(link.group, place), state.incarnation
 
 
 def _groups(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
