@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ class Disk:
         self.flush_s = 0.002
         self.has_lied = False
         """Whether a flush was answered that wasn't done: a planted world, not a fault that the protocol bears."""
+        self.on_write: Callable[[Disk, Write], None] = lambda *_: None
         self._chance = chance
         self._log: deque[Write] = deque()
         self._unlogged: list[Write] = []
@@ -97,6 +98,7 @@ class Disk:
         return _Cursor(self.table)
 
     def write(self, write: Write) -> None:
+        self.on_write(self, write)
         self.table.apply(write)
         if write.uses_log:
             self._log.append(write)

@@ -26,7 +26,9 @@ import seriatim.producer.loop
 from seriatim.broker_group.core import invariants, replica
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
+from seriatim.coordinator.core import readmission
 from seriatim.coordinator.core.events import SendGrant
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import chain, clock, log, rpc
@@ -35,6 +37,7 @@ from seriatim.protocol.zookeeper import Registration
 from tests.simulation import disk as disks
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import Ensemble, SimulatedSession
+from tests.simulation.holdings import Holdings
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network, SimulatedChannel, SimulatedServer
 from tests.simulation.oracle import Oracle, Violation
@@ -79,6 +82,10 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.disks: dict[str, Disk] = {}
         self.oracle = Oracle(self.loop, self.disks)
+        self.holdings = Holdings(
+            self.loop, self.disks, self.oracle.documents, lambda what: self.violated(Violation(what))
+        )
+        self.oracle.on_chain = self.holdings.changed
         self.mains: dict[str, Callable[[], Any]] = {}
         self.trace: list[str] | None = None
         self.zookeeper = Host("zookeeper", "10.9.9.9")
@@ -115,6 +122,7 @@ class World:
         self._disk_count += 1
         disk = Disk(f"{name}.{self._disk_count}", self.chance)
         self.disks[disk.disk_id] = disk
+        disk.on_write = self.holdings.written
         return disk
 
     @property
@@ -189,6 +197,7 @@ class World:
             host.disk.process_died()
             if is_power:
                 host.disk.power_failed()
+            self.holdings.crashed(host.disk)
 
     def pause(self, name: str) -> None:
         process = self.hosts[name].process
@@ -281,7 +290,7 @@ def installed(world: World) -> Iterator[None]:
     """Put the world in the place of what production finds outside, while the block runs."""
     loop, network = world.loop, world.network
     clocks = _Clocks(loop)
-    right_step, right_run = replica.step, Execution.run
+    right_step, right_run, right_eligible = replica.step, Execution.run, readmission.eligible
 
     def session(hosts: str, timeout_s: float) -> SimulatedSession:
         return SimulatedSession(world.ensemble, world._is_cut_from_zookeeper, hosts, timeout_s)
@@ -301,6 +310,11 @@ def installed(world: World) -> Iterator[None]:
         except Exception as error:
             world.violated(error if isinstance(error, Violation) else Violation(repr(error)))
         return after, effects
+
+    def eligible(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
+        groups = right_eligible(document, registry)
+        world.holdings.vouched(document, registry, groups)
+        return groups
 
     async def run(self: Execution, queue_id: Any, begun: Any, procedure: Any, cause_id: str) -> Any:
         result = await right_run(self, queue_id, begun, procedure, cause_id)
@@ -331,6 +345,7 @@ def installed(world: World) -> Iterator[None]:
         (seriatim.producer.buffer, "time", clocks),
         (seriatim.consumer.client, "time", clocks),
         (replica, "step", step),
+        (readmission, "eligible", eligible),
         (Execution, "run", run),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
