@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from seriatim.coordinator.core import acquire_send, close_link
+from seriatim.coordinator.core import acquire_send, chain, close_link
 from seriatim.coordinator.core.acquire_send import AcquireSend, SendRequest
 from seriatim.coordinator.core.close_link import CloseLink
+from seriatim.coordinator.core.closing import Closing, Phase
 from seriatim.coordinator.core.events import Answer, Effects, Event, ReadChain, SendOpen, SendSeal, WriteChain
-from seriatim.protocol.names import Epoch, Token
+from seriatim.protocol.chain import QueueSettings
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId, Token
 from tests.simulation.exhaustive.values import Value, shared
 
 NOW_MS = 1
@@ -29,13 +31,14 @@ class Call(NamedTuple):
 
 class Outcome(NamedTuple):
     """What a step of a call led to: the call as it goes on (None: it is over, with `answer`), whether a new round began,
-    and requests to members.
+    and requests to members. Nobody waits for the answers of `unasked`: a new round began after them in the same step.
     """
 
     call: Value | None
     answer: Value | None
     is_new_round: bool
-    requests: tuple[Value, ...]
+    requests: tuple[Value, ...] = ()
+    unasked: tuple[Value, ...] = ()
 
 
 def send_call(node: str, token: int, failed_epoch: int) -> Outcome:
@@ -57,12 +60,13 @@ def told(call: Call, event: Event) -> Outcome:
 def _followed(call: Call, state: Any, effects: Effects) -> Outcome:
     pending, awaiting = list(call.pending), list(call.awaiting)
     requests: list[Value] = []
+    unasked: list[Value] = []
     is_new_round = False
     for effect in effects:
         if isinstance(effect, Answer):
-            return Outcome(None, shared(effect.result), is_new_round=True, requests=())
+            return Outcome(None, shared(effect.result), is_new_round=True)
         if isinstance(effect, ReadChain | WriteChain):
-            pending, awaiting, requests, is_new_round = [], [], [], True
+            pending, awaiting, requests, unasked, is_new_round = [], [], [], [*unasked, *requests], True
         if isinstance(effect, SendOpen | SendSeal):
             what = "open" if isinstance(effect, SendOpen) else "seal"
             place = 0 if effect.side.name.member == "a" else 1
@@ -75,11 +79,33 @@ def _followed(call: Call, state: Any, effects: Effects) -> Outcome:
         None,
         is_new_round,
         tuple(requests),
+        tuple(unasked),
     )
 
 
 def _uncounted(state: AcquireSend | CloseLink) -> AcquireSend | CloseLink:
-    """Without the counters that end a call after forty rounds: an endless repetition is a cycle, not forty states."""
+    """Without what never tells two futures apart.
+
+    The counters that end a call after forty rounds: an endless repetition is a cycle, not forty states. Of a closing that was
+    overtaken, only its answers count, and only until the link has ended.
+    """
+    before = state.before
+    if before is not None:
+        before = _answers_only(before)
+        if isinstance(state, AcquireSend) and before is not None and state.read is not None:
+            link = state.read.document.link(before.epoch)
+            before = None if link is None or link.end is not None else before
     if isinstance(state, AcquireSend):
-        return replace(state, rounds=0, opens=min(state.opens, 1)) if state.rounds or state.opens > 1 else state
-    return replace(state, restarts=0) if state.restarts else state
+        return replace(state, rounds=0, opens=min(state.opens, 1), before=before)
+    return replace(state, restarts=0, before=before)
+
+
+def _answers_only(before: Closing) -> Closing | None:
+    if not before.answers:
+        return None
+    return replace(before, document=_NO_CHAIN, version=ChainVersion(0), phase=Phase.SEALING, failures={})
+
+
+_NO_CHAIN = chain.created(
+    cluster="", queue_id=QueueId(0), name="", settings=QueueSettings(), groups=(), now_ms=0
+)

@@ -52,9 +52,10 @@ Output = tuple
 
 # What a defect may change in the world; the names say what is right.
 checks_incarnation = True
-blank_answers_as_if_whole = False
+another_disk_answers = False
 waits_for_equal_copies = True
 slave_confirms_what_it_has = True
+seals_are_flushed = True
 
 
 class GroupStep:
@@ -126,6 +127,8 @@ class GroupStep:
                 self._write(place, Write("keep", epoch, record=shared(effect.record)))
             case replica_events.WriteSeal():
                 self._write(place, Write("seal", epoch, record=shared(effect.record)))
+                if not seals_are_flushed:
+                    self.apply(place, epoch, replica_events.SealWritten())
             case replica_events.EndStreams():
                 self._end_streams(place, epoch, effect.error)
             case replica_events.Acknowledge():
@@ -422,29 +425,28 @@ class GroupStep:
             self._refused("open", owner, place, WrongIncarnation("another incarnation"))
             return
         runner = member.runner(epoch)
-        if runner is None or (runner.replica.content.record.opened_start == 0 and not runner.replica.content.record.is_sealed):
-            record = _record(request, place, member)
-            self._write(place, Write("open", epoch, record=shared(record), owner=owner))
-            return
-        before = len(member.unflushed)
-        refused = self.apply(place, epoch, replica_events.Opened(request.version, request.token))
-        if refused is not None:
-            self._refused("open", owner, place, refused)
-            return
-        is_kept = len(self.members[place].unflushed) == before
-        self._wait_open(place, epoch, Open(owner, "connecting" if is_kept else "keeping"))
-
-    def _wait_open(self, place: int, epoch: int, waiting: Open) -> None:
-        if waiting.stage == "connecting":
-            if place == SLAVE:
-                waiting = Open(waiting.owner, "settling")
-            elif self._slave_stream(epoch) is None:
-                runner = self._runner(MASTER, epoch)
-                peer = None if runner is None else runner.replica.content.record.peer
-                self.replications.append(Replication(epoch, shared(peer)))
+        if runner is None:
+            record = shared(_record(request, place, member))
+            self._put(place, Runner(epoch, shared(Replica(record.content))))
+            self._write(place, Write("keep", epoch, record=record))
+        else:
+            refused = self.apply(place, epoch, replica_events.Opened(request.version, request.token))
+            if refused is not None:
+                self._refused("open", owner, place, refused)
+                return
+        if place == MASTER and self._slave_stream(epoch) is None:
+            self.replications.append(Replication(epoch, shared(self._replica(MASTER, epoch).record.peer)))
         runner = self._runner(place, epoch)
         if runner is not None:
+            waiting = Open(owner, "connecting" if place == MASTER else "keeping")
             self._put(place, runner._replace(opens=(*runner.opens, waiting)))
+
+    def _replica(self, place: int, epoch: int) -> Replica:
+        runner = self._runner(place, epoch)
+        if runner is None:
+            raise AssertionError(f"no link {epoch}")
+        state: Replica = runner.replica.content
+        return state
 
     def _seal_asked(self, place: int, owner: int, request: SendSeal) -> None:
         member, epoch = self.members[place], int(request.link.epoch)
@@ -473,7 +475,7 @@ class GroupStep:
             self.members[place] = member._replace(
                 runners=tuple(
                     one._replace(
-                        opens=tuple(Open(heir, one.stage) if one.owner == owner else one for one in one.opens),
+                        opens=tuple(waiting._replace(owner=heir) if waiting.owner == owner else waiting for waiting in one.opens),
                         seals=tuple((heir, disk) if who == owner else (who, disk) for who, disk in one.seals),
                     )
                     for one in member.runners
@@ -507,29 +509,17 @@ class GroupStep:
             runner = self._runner(place, epoch)
             if runner is not None and runner.learnt > runner.replica.content.committed.index:
                 self.apply(place, epoch, replica_events.CommittedLearnt(Index(runner.learnt)))
-        elif write.kind == "seal":
+        elif write.kind == "seal" and seals_are_flushed:
             self.apply(place, epoch, replica_events.SealWritten())
-        elif write.kind == "keep":
-            runner = self._runner(place, epoch)
-            if runner is not None:
-                kept = [one.owner for one in runner.opens if one.stage == "keeping"]
-                self._put(place, runner._replace(opens=tuple(one for one in runner.opens if one.stage != "keeping")))
-                for owner in kept:
-                    self._wait_open(place, epoch, Open(owner, "connecting"))
-        elif write.record is not None:
-            self._put(place, Runner(epoch, shared(loaded(write.record.content, self.members[place].link(epoch)))))
-            if write.kind == "open":
-                self._wait_open(place, epoch, Open(write.owner, "connecting"))
-            else:
-                runner = self._runner(place, epoch)
-                if runner is not None:
-                    self._put(place, runner._replace(seals=((write.owner, write.disk_id),)))
+        elif write.kind == "unheard" and write.record is not None:
+            state = loaded(write.record.content, DiskLink(epoch))
+            self._put(place, Runner(epoch, shared(state), seals=((write.owner, write.disk_id),)))
 
     def crashed(self, place: int, survivors: int, is_blank: bool) -> None:
         """The process dies; of what wasn't flushed, the disk keeps the first `survivors` writes."""
         member = self.members[place]
         for write in member.unflushed:
-            self._refused("seal" if write.kind == "unheard" else "open", write.owner, place, Unreachable("crashed"))
+            self._refused("seal", write.owner, place, Unreachable("crashed"))
         for runner in member.runners:
             for waiting in runner.opens:
                 self._refused("open", waiting.owner, place, Unreachable("crashed"))
@@ -690,8 +680,6 @@ class GroupStep:
 
     def _still_opening(self, place: int, epoch: int, state: Replica, one: Open) -> Open | None:
         """The OpenLink as it goes on waiting, or None when it was answered (Broker.open_link)."""
-        if one.stage == "keeping":
-            return one
         if one.owner == NOBODY:
             return None  # all that it does was done; only its answer waits
         if one.stage == "connecting":
@@ -700,24 +688,29 @@ class GroupStep:
                     return one
                 self._refused("open", one.owner, place, PeerLost("the other member can't be reached"))
                 return None
-            one = Open(one.owner, "settling")
+            one = Open(one.owner, "keeping")
+        if one.stage == "keeping":
+            if any(write.kind == "keep" and write.epoch == epoch for write in self.members[place].unflushed):
+                return one
+            one = Open(one.owner, "settling", int(state.tail.index))
         if state.phase is not SealPhase.OPEN:
             self._refused("open", one.owner, place, Sealed("this link takes no more records"))
             return None
-        is_quiet = state.durable == state.tail.index
-        is_equal = place == SLAVE or state.confirmed == state.tail.index or not state.is_peer_ready
-        if not is_quiet or (waits_for_equal_copies and not is_equal):
+        is_on_two = place == SLAVE or state.confirmed >= one.index or not state.is_peer_ready
+        if state.durable < one.index or (waits_for_equal_copies and not is_on_two):
             return one
-        self.outputs.append(("opened", one.owner, place, shared(_position(state.record, state.tail))))
+        position = next(at for at in (state.tail, state.committed, *state.flight) if at.index == one.index)
+        self.outputs.append(("opened", one.owner, place, shared(_position(state.record, position))))
         return None
 
     def _seal_answer(self, place: int, state: Replica, disk_id: str) -> SealAnswer:
         """As service.seal."""
         incarnation = self.members[place].incarnation
-        if disk_id != incarnation.disk_id and not blank_answers_as_if_whole:
+        if disk_id != incarnation.disk_id and not another_disk_answers:
             return SealAnswer(Wholeness.UNKNOWN, incarnation, (), "another disk")
         positions = tuple(_position(state.record, one) for one in replica.sealed_positions(state))
-        wholeness = Wholeness.WHOLE if state.record.is_whole else Wholeness.PARTIAL
+        is_whole = state.record.is_whole and disk_id == incarnation.disk_id
+        wholeness = Wholeness.WHOLE if is_whole else Wholeness.PARTIAL
         return SealAnswer(wholeness, incarnation, positions)
 
 

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One atomic write: a `batch`, or the link's record, to `open` or `keep` it, or with its `seal`, also `unheard` of."""
+    """One atomic write: a `batch`, or the link's record: to `keep` it, with its `seal`, or sealed though `unheard` of."""
 
     kind: str
     epoch: int
@@ -42,10 +42,11 @@ class DiskLink(NamedTuple):
 
 
 class Open(NamedTuple):
-    """An OpenLink that isn't answered. `stage`: keeping the record, connecting the slave, settling."""
+    """An OpenLink that isn't answered. `stage`: connecting the slave; keeping the record; settling: the position at `index`."""
 
     owner: int
     stage: str
+    index: int = 0
 
 
 class Runner(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
+from seriatim.protocol.names import Epoch
 from tests.simulation.exhaustive.parts import PLACES, Entry, Group, Member
 from tests.simulation.exhaustive.senders import seq_of
 
@@ -52,13 +53,16 @@ def check(
         if link.end < index:
             raise AssertionError(f"4: link {link.epoch} was sealed at {link.end}, and {index} was acknowledged")
         delivered = _with_rows(delivered, _copy_at_end(link, groups))
-    certain = delivered
+    readable, doubled = delivered, set()
     for link in document.links:
+        on_both = _on_both(link, groups)
+        doubled |= {seq_of(entry.batch.content) for entry in on_both}
         if link.end is None:
-            certain = _with_rows(certain, _on_both(link, groups))
-    lacking = [seq for seq in complete if seq not in certain]
-    if lacking:
-        raise AssertionError(f"8: {lacking} are complete for their sender, and aren't on two members, or aren't delivered")
+            readable = _with_rows(readable, on_both)
+    if not doubled.issuperset(complete):
+        raise AssertionError(f"3: {complete} are complete for their sender, but only {sorted(doubled)} are on two members")
+    if not set(complete).issubset(readable):
+        raise AssertionError(f"8: {complete} are complete for their sender, but only {readable} are delivered")
     if is_log and delivered != list(range(1, len(delivered) + 1)):
         raise AssertionError(f"9: {delivered} are delivered, in this order")
 
@@ -67,9 +71,16 @@ def _check_opened(document: ChainDocument, groups: Groups) -> None:
     for group in groups:
         for member in group.members:
             for runner in member.runners:
-                is_open = runner.replica.content.phase is SealPhase.OPEN
-                if is_open and document.link(runner.epoch) is None:
-                    raise AssertionError(f"1: {member.name} has an open link {runner.epoch}, which isn't in the chain (H23)")
+                if runner.replica.content.phase is SealPhase.OPEN:
+                    _check_known(document.link(Epoch(runner.epoch)), member, runner.epoch)
+
+
+def _check_known(link: Link | None, member: Member, epoch: int) -> None:
+    if link is None:
+        raise AssertionError(f"1: {member.name} has an open link {epoch}, which isn't in the chain (H23)")
+    side = link.side(PLACES[member.place])
+    if side is None or side.name.group != member.name[:2] or side.incarnation != member.incarnation:
+        raise AssertionError(f"1: {member.name} has an open link {epoch}, which was made for another (H25)")
 
 
 def _sides(link: Link, groups: Groups) -> list[tuple[Member, ChainMember]]:
@@ -119,13 +130,13 @@ def _copy_at_end(link: Link, groups: Groups) -> tuple[Entry, ...]:
 
 
 def _on_both(link: Link, groups: Groups) -> tuple[Entry, ...]:
-    """What is flushed on both members whose disks live, in a link without an end."""
+    """What is flushed on both members, below the end; a disk that is lost counts as if it had everything."""
     copies = [_kept(member, side, int(link.epoch)) for member, side in _sides(link, groups)]
     alive = [copy for copy in copies if copy is not None]
     if not alive:
         return ()
-    common = min(len(copy) for copy in alive)
-    return alive[0][:common]
+    common = alive[0][: min(len(copy) for copy in alive)]
+    return tuple(one for one in common if link.end is None or one.position.content.index <= link.end)
 
 
 def _with_rows(delivered: list[int], entries: tuple[Entry, ...]) -> list[int]:

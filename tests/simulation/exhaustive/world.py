@@ -19,10 +19,12 @@ Where two things are one step here, the reason is that nobody can tell them apar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.coordinator.core import chain, invariants, subscriptions
+from seriatim.coordinator.core.acquire_send import AcquireSend
 from seriatim.coordinator.core.events import (
     ChainConflict,
     ChainRead,
@@ -118,6 +120,7 @@ class Steps:
         self._orders: dict[Value, tuple[tuple[Value, Value], ...]] = {}
         self._answers: dict[Any, tuple[Value, Value]] = {}
         self._nets: dict[Value, tuple[tuple[Request, Value, str], ...]] = {}
+        self._left: dict[Any, bool] = {}
         self._reads: dict[Value, Value] = {}
         self._reading: dict[Any, tuple[tuple[Any, ...], ...]] = {}
         self._due: dict[Any, tuple[int, ...]] = {}
@@ -154,6 +157,12 @@ class Steps:
 
     def _all_moves(self, world: World) -> Iterator[Move]:
         for number in range(self.bounds.groups):
+            if self._is_left(world, number):
+                moves = [*self._group_moves(world, number), *self._deliveries(world, number)]
+                if moves:
+                    yield from moves
+                    return
+        for number in range(self.bounds.groups):
             yield from self._group_moves(world, number)
         for slot in range(5):
             if world[CALL + slot] is not None:
@@ -173,6 +182,29 @@ class Steps:
         spent = (*world[:BUDGET], shared(budget._replace(failures=budget.failures - 1)))
         for label, after in self._all_failures(spent):
             yield label, self._normal(after)
+
+    def _is_left(self, world: World, number: int) -> bool:
+        """Whether this group has nothing to do with the rest of the world any more, for good.
+
+        All its links are sealed in the chain, it is off the send list, nothing can fail, and no call goes by an older
+        chain. What still happens in it (a restart, late batches and requests) is then independent of all other steps,
+        and ends; so it is explored first, in every order of its own, and not between those.
+        """
+        if world[BUDGET].content.failures:
+            return False
+        zoo: Zoo = world[ZK].content
+        key = zoo.document, number, *world[CALL : CALL + 5]
+        found = self._left.get(key)
+        if found is None:
+            documents = [zoo.document.content]
+            for call in world[CALL : CALL + 5]:
+                documents += [] if call is None else _documents(call.content.state.content)
+            name = f"g{number + 1}"
+            found = self._left[key] = all(
+                name not in one.send_list and all(link.end is not None for link in one.links if link.group == name)
+                for one in documents
+            )
+        return found
 
     # ---- what is done at once
 
@@ -215,6 +247,8 @@ class Steps:
                 is_due = content.expected != zoo.version
             elif kind is LookUpSessions:
                 is_due = is_safe and self._is_registry_settled(world)
+            elif kind is ReadChain:
+                is_due = _is_fenced(zoo.document.content, call.content.state.content)
             else:
                 continue
             if is_due:
@@ -264,8 +298,6 @@ class Steps:
         """An OpenLink is on its way to the slave: the master is patient for longer than it can be."""
         group: Group = world[GROUP + number].content
         epoch = group.replications[replication].epoch
-        if any(write.epoch == epoch and write.kind == "open" for write in group.members[SLAVE].unflushed):
-            return True
         return any(
             (one.group, one.place) == (number, SLAVE)
             and isinstance(one.order.content, SendOpen)
@@ -365,15 +397,19 @@ class Steps:
         zoo: Zoo = world[ZK].content
         match order:
             case ReadChain():
-                self._tell(world, slot, self._read(world[ZK]))
-                return f"{_CALLS[slot]} reads the chain"
+                read = self._read(world[ZK])
+                if order.may_be_remembered:  # what is remembered wrongly is refused by the write, and read again
+                    read = shared(replace(read.content, is_remembered=True))
+                self._tell(world, slot, read)
+                return f"{_CALLS[slot]} reads the chain{self._went_on(world, slot)}"
             case WriteChain():
                 is_first = order.expected == zoo.version
-                if is_first:
-                    self._written(world, order)
-                event = ChainWritten(ChainVersion(zoo.version + 1)) if is_first else ChainConflict()
-                self._tell(world, slot, shared(event))
-                return f"{_CALLS[slot]} writes: {order.what}" if is_first else f"{_CALLS[slot]}: conflict"
+                if not is_first:
+                    self._tell(world, slot, shared(ChainConflict()))
+                    return f"{_CALLS[slot]} meets a conflict"
+                self._written(world, order)
+                self._tell(world, slot, shared(ChainWritten(ChainVersion(zoo.version + 1))))
+                return f"{_CALLS[slot]} writes: {_change(zoo.document.content, order.document)}"
             case LookUpSessions():
                 self._tell(world, slot, shared(SessionsSeen(self._read(world[ZK]).content.registry)))
                 return f"{_CALLS[slot]} looks up sessions"
@@ -388,6 +424,38 @@ class Steps:
                 return f"{_CALLS[slot]} reads the kept seals"
             case _:
                 raise AssertionError(order)
+
+    def _went_on(self, world: list[Any], slot: int) -> str:
+        """What follows from a read at once: a look at the election, and a write.
+
+        Whatever others wrote between read and write would only make the call read again, as if it hadn't read yet; and
+        what they did to members doesn't touch the write. The election may have changed in between, so as long as it can,
+        a write that rests on it stays a step of its own; and so does every write as long as a coordinator may die.
+        """
+        call: Value | None = world[CALL + slot]
+        if call is None or len(call.content.pending) != 1 or call.content.awaiting:
+            return ""
+        budget: Budget = world[BUDGET].content
+        order = call.content.pending[0].content
+        what = ""
+        is_settled = True
+        if isinstance(order, ReadChain):
+            world[CALL + slot] = self._pending(call)[0][1]
+            self._carried_out(world, slot, order)
+            return " again"
+        if isinstance(order, LookUpElection):
+            world[CALL + slot] = self._pending(call)[0][1]
+            self._carried_out(world, slot, order)
+            what = " and the election"
+            call = world[CALL + slot]
+            if call is None or len(call.content.pending) != 1:
+                return what
+            order = call.content.pending[0].content
+            is_settled = not budget.takeovers
+        if isinstance(order, WriteChain) and is_settled and not budget.failures:
+            world[CALL + slot] = self._pending(call)[0][1]
+            return f"{what}; {self._carried_out(world, slot, order)}"
+        return what
 
     def _read(self, zoo: Value) -> Value:
         found = self._reads.get(zoo)
@@ -417,11 +485,9 @@ class Steps:
         if outcome.is_new_round:
             self._give_up(world, slot)
         world[CALL + slot] = outcome.call
-        if outcome.requests:
-            new = [
-                Request(int(one.content.side.name.group[1:]) - 1, PLACES.index(one.content.side.name.member), slot, one)
-                for one in outcome.requests
-            ]
+        if outcome.requests or outcome.unasked:
+            new = [_addressed(one, slot) for one in outcome.requests]
+            new += [_addressed(one, NOBODY) for one in outcome.unasked]
             world[NET] = _bag([*world[NET].content, *new])
         if outcome.answer is not None:
             self._answer(world, slot, outcome.answer)
@@ -457,8 +523,10 @@ class Steps:
 
     # ---- requests on their way
 
-    def _deliveries(self, world: World) -> Iterator[Move]:
+    def _deliveries(self, world: World, number: int | None = None) -> Iterator[Move]:
         for request, rest, label in self._requests(world[NET]):
+            if number is not None and request.group != number:
+                continue
             group: Group = world[GROUP + request.group].content
             if not group.members[request.place].is_up or self._is_unregistered(world, request):
                 after = list(world)
@@ -590,7 +658,9 @@ class Steps:
         for epoch in due:
             after = list(world)
             self._follow(after, CLOSER, calls.close_call(epoch))
-            yield f"the elected coordinator begins to close link {epoch}", tuple(after)
+            order, rest = self._pending(after[CALL + CLOSER])[0]
+            after[CALL + CLOSER] = rest
+            yield f"{self._carried_out(after, CLOSER, order.content)} to close link {epoch}", tuple(after)
 
     # ---- failures
 
@@ -638,7 +708,8 @@ class Steps:
                 if isinstance(write, WriteChain) and write.expected == world[ZK].content.version:
                     after = list(world)
                     self._written(after, write)
-                    yield self._died(tuple(after), slot, f"{_CALLS[slot]} writes: {write.what}, and its coordinator dies")
+                    change = _change(world[ZK].content.document.content, write.document)
+                    yield self._died(tuple(after), slot, f"{_CALLS[slot]} writes: {change}; and its coordinator dies")
         for what, place in call.awaiting:
             if f"slow {what}" in self._kinds:
                 after = list(world)
@@ -689,6 +760,19 @@ _CALLS = "A's call", "B's call", "the elected coordinator", "a call given up", "
 
 
 _DOWN = shared(Unreachable("down"))
+
+
+def _is_fenced(document: ChainDocument, state: Any) -> bool:
+    """Whenever it reads the chain, this call finds a newer token, and is over."""
+    return isinstance(state, AcquireSend) and 0 < state.request.token < document.sender_token
+
+
+def _documents(state: Any) -> list[ChainDocument]:
+    """The chains that a procedure goes by."""
+    if isinstance(state, AcquireSend):
+        found = [] if state.read is None else [state.read.document]
+        return found if state.closing is None else [*found, state.closing.document]
+    return [] if state.closing is None else [state.closing.document]
 
 
 def _is_closed(document: ChainDocument, call: Call) -> bool:
@@ -830,7 +914,7 @@ def _group_faults(group: Group, number: int, kinds: frozenset[str]) -> Iterator[
 def _is_busy(group: Group, place: int, epoch: int) -> bool:
     """Another request holds the link's lock (Broker.lock)."""
     member = group.members[place]
-    if any(one.epoch == epoch and one.kind != "batch" for one in member.unflushed):
+    if any(one.epoch == epoch and one.kind in ("unheard", "seal") for one in member.unflushed):
         return True
     runner = member.runner(epoch)
     return runner is not None and runner.replica.content.phase in (SealPhase.WAITING, SealPhase.WRITING)
@@ -882,6 +966,11 @@ def _with(ghost: Value, name: str, epoch: int, number: int) -> Value:
     return shared(content._replace(**{name: tuple(sorted(known.items()))}))
 
 
+def _addressed(order: Value, owner: int) -> Request:
+    name = order.content.side.name
+    return Request(int(name.group[1:]) - 1, PLACES.index(name.member), owner, order)
+
+
 def _bag(requests: list[Request]) -> Value:
     return shared(tuple(sorted(requests, key=lambda one: (one.group, one.place, one.owner, one.order.number))))
 
@@ -909,6 +998,21 @@ def _orphaned(net: Value, slot: int, what: str, place: int) -> Value:
             for one in net.content
         ]
     )
+
+
+def _change(before: ChainDocument, after: ChainDocument) -> str:
+    """What a write of the chain says."""
+    said = []
+    if after.sender_token != before.sender_token:
+        said.append(f"{after.sender_node} has token {after.sender_token}")
+    for link in after.links:
+        old = before.link(link.epoch)
+        if old is None:
+            said.append(f"link {link.epoch} listed for {link.group}")
+        elif old.state is not link.state:
+            where = "" if link.end is None else f" at {link.end}"
+            said.append(f"link {link.epoch} {link.state}{where}")
+    return ", ".join(said) or "no link changed"
 
 
 def _request(request: Request) -> str:
