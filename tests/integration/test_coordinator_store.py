@@ -94,6 +94,7 @@ class Brokers:
         self._zookeeper = zookeeper
         self._directory = directory
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._addresses: dict[str, str] = {}
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -122,6 +123,10 @@ class Brokers:
         for name in names:
             line = self.processes[name].stdout.readline()
             assert line.startswith("ready "), (self._directory / f"{name}.log").read_text()
+            self._addresses[name] = line.split()[-1]
+
+    def address(self, name: str) -> str:
+        return self._addresses[name]
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -337,6 +342,42 @@ async def _fail_over(stub: CoordinatorStub, other: CoordinatorStub, brokers: Bro
     older = pb.AcquireSendRequest(queue="q", election_node=node, token=1, failed_epoch=1)
     assert (await rpc.call(stub.AcquireSend, older, 5)).grant.epoch == 2
     brokers.start("g1-a")
+
+
+@pytest.mark.slow
+def test_a_planned_switch_opens_the_next_link_and_shares_its_answer(zookeeper: str, brokers: Brokers) -> None:
+    brokers.start("g1-a", "g1-b", "g2-a", "g2-b")
+
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub:
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            # Nobody ever sent: there is nothing to switch for.
+            assert len((await rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), 5)).links) == 0
+            async with elected(zookeeper, Paths(CLUSTER).senders(QueueId(view.queue_id))) as node:
+                asked = pb.AcquireSendRequest(queue="q", queue_id=view.queue_id, election_node=node)
+                reply = await rpc.call(stub.AcquireSend, asked, 5)
+                assert (reply.grant.epoch, reply.grant.next_master) == (1, brokers.address("g2-a"))
+                before = (await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), 5)).chain_version
+                asked.token, asked.failed_epoch = 1, 1
+                rotated, reply, again = await asyncio.gather(
+                    rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), 5),
+                    rpc.call(stub.AcquireSend, asked, 5),
+                    rpc.call(stub.AcquireSend, asked, 5),
+                )
+                assert (reply.grant.epoch, reply.grant.master.group, reply.token) == (2, "g2", 1)
+                assert again.grant == reply.grant
+                # Closing; sealed and the next one listed; open: no write more, whoever asked.
+                assert rotated.chain_version == before + 3
+                assert [(link.epoch, link.state, link.group) for link in rotated.links] == [
+                    (1, "sealed", "g1"),
+                    (2, "open", "g2"),
+                ]
+                assert list(rotated.links[0].answered) == ["a", "b"]
+            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), 5)
+            asked.failed_epoch = 2
+            await refused(rpc.call(stub.AcquireSend, asked, 5), UnknownQueue)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
