@@ -493,7 +493,9 @@ class SimulatedSession:
 
     async def ensure(self, path: str) -> None:
         missing = []
-        while path and path not in self._ensemble.leader.nodes:
+        # Looked up where reads are answered: what is not there yet is asked of the leader, and is there afterwards.
+        tree = self._ensemble.leader if self.server is None else self.server.tree
+        while path and path not in tree.nodes:
             missing.append(path)
             path = path.rpartition("/")[0]
         for one in reversed(missing):
