@@ -101,6 +101,8 @@ class Resyncer:
 
     async def _documents(self) -> dict[QueueId, ChainDocument | None]:
         try:
+            # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
+            await self._session.sync(self._paths.queues)
             names = await self._session.children(self._paths.queues)
         except NoNode:
             return {}

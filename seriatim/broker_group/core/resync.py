@@ -117,9 +117,16 @@ def unfinished(
     """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
 
     A link of its group that hasn't ended, and that this process can take no more records for, gets its end from the other
-    member: in sync is only who holds that, too (invariant 6). Who waits for a lost link would wait for an operator.
+    member: in sync is only who holds that, too (invariant 6). Who waits for a lost link would wait for an operator. And
+    what was told here counts, however old the documents are.
     """
-    sealed = {holding.record.key for holding in held if holding.record.is_sealed}
+    sealed = set()
+    for holding in held:
+        record = holding.record
+        if record.end is not None and not record.is_abandoned and not holding.has_it:
+            return f"queue {record.queue_id} epoch {record.epoch} isn't whole here"
+        if record.is_sealed:
+            sealed.add(record.key)
     for queue_id, document in documents.items():
         for link in () if document is None or document.is_deleted else document.links:
             if link.group != name.group or link.state in (LinkState.SEALED, LinkState.LOST):
