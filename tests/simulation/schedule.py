@@ -402,6 +402,7 @@ class Schedule:
         world.is_draining = True
         self._until(self._is_all_read, "everything is read", HEAL_S)
         self._until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
+        self._until(self._is_all_read, "what was acknowledged last is read", HEAL_S)
         oracle.check_end()
         document = world.document
         assert document is not None
