@@ -21,14 +21,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seriatim.consumer.client import Blocked, Consumer
+    from seriatim.consumer.client import Consumer
+    from seriatim.consumer.handling import Blocked
     from seriatim.consumer.range_reader import Positions, RangeReader
     from seriatim.consumer.subscriber import Subscriber, Term
 
 __all__ = ["Blocked", "Consumer", "Positions", "RangeReader", "Subscriber", "Term"]
 
 _HOMES = {
-    "Blocked": "client",
+    "Blocked": "handling",
     "Consumer": "client",
     "Positions": "range_reader",
     "RangeReader": "range_reader",

@@ -6,12 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
+from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
@@ -26,16 +26,6 @@ _log = log.logger("consumer")
 PREFETCH_BYTES = 16 * 1024 * 1024
 _CLOSE_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Why nothing passes: `record` failed `attempts` times, the last time with `error`, first at `since_s` (time.time)."""
-
-    record: Record
-    error: Exception
-    attempts: int
-    since_s: float
 
 
 class Consumer:
@@ -417,38 +407,4 @@ class Consumer:
         doubled up to `backoff_max_s`; `blocked` and the log say why. With `park`, which is given the record and the
         error, the record counts as done instead, once `park` returned.
         """
-        for record in self:
-            try:
-                handler(record)
-            except Exception as error:
-                if park is not None:
-                    park(record, error)
-                    _log.warning("record parked", queue=self.queue, offset=record.offset, error=error)
-                else:
-                    self._repeat(handler, record, error, backoff_s, backoff_max_s)
-
-    def _repeat(
-        self, handler: Callable[[Record], object], record: Record, error: Exception, pause_s: float, pause_max_s: float
-    ) -> None:
-        """Try again until it works, or this reader may not go on with the record."""
-        term = self._hand_over.term
-        blocked = Blocked(record, error, 1, time.time())
-        while True:
-            self.blocked = blocked
-            _log.warning(
-                "queue blocked", queue=self.queue, offset=record.offset, attempts=blocked.attempts, error=blocked.error
-            )
-            until_s = boottime_s() + pause_s
-            while (left_s := until_s - boottime_s()) > 0 or not self._hand_over.is_open:
-                if self._hand_over.is_closed or self._hand_over.term != term:
-                    self.blocked = None
-                    return
-                time.sleep(min(0.05, max(0.01, left_s)))
-            pause_s = min(pause_max_s, pause_s * 2)
-            try:
-                handler(record)
-            except Exception as again:
-                blocked = Blocked(record, again, blocked.attempts + 1, blocked.since_s)
-            else:
-                self.blocked = None
-                return
+        handle(self, self._hand_over, handler, park, Backoff(backoff_s, backoff_max_s))
