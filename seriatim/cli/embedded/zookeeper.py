@@ -19,7 +19,8 @@ from seriatim.cli.embedded.errors import Missing, PortInUse, StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook, is_free
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 
-_TICK_MS = 250  # the smallest session is two ticks, and expiry is noticed at the next one
+_TICK_MS = 100  # a session's end is noticed at the next tick, so that a stand-by takes over no later than that
+_MIN_SESSION_MS = 500
 _MAX_SESSION_MS = 60_000
 # ZooKeeper needs these of PySpark's some 250 jars; with all of them on the class path it starts half as fast.
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "commons-io",
@@ -116,7 +117,7 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "clientPort": settings.port,
         "clientPortAddress": settings.host,
         "tickTime": _TICK_MS,
-        "minSessionTimeout": 2 * _TICK_MS,
+        "minSessionTimeout": _MIN_SESSION_MS,
         "maxSessionTimeout": _MAX_SESSION_MS,
         "maxClientCnxns": 0,  # no limit: every process of the cluster comes from one address
         "admin.enableServer": "false",
