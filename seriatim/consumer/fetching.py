@@ -102,9 +102,10 @@ class Fetcher:
 
     def _watch_silence(self) -> None:
         """Keep one timer; where the member was heard meanwhile, it is set anew when it fires."""
-        at_s = reading.silent_at_s(self.state)
+        now_s = boottime_s()
+        at_s = reading.next_look_s(self.state, now_s)
         if at_s is not None and self._silence is None:
-            delay_s = max(0.0, at_s - boottime_s())
+            delay_s = at_s - now_s
             self._silence = asyncio.get_running_loop().call_later(delay_s, self._look_for_silence)
 
     def _look_for_silence(self) -> None:

@@ -172,15 +172,15 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
     assert trace(Heard(1), 10.2) == []
-    assert reading.silent_at_s(trace.state) == 10.5
+    assert reading.next_look_s(trace.state, 10.2) == 10.5
     assert trace(Tick(), 10.4) == []
     assert trace(Tick(), 10.5) == ["close 1", "open 2: link 1 at g1-a from 0"]
     assert trace(Tick(), 10.8) == ["close 2", "wake at 10.9"]
     assert trace(Tick(), 10.9) == ["open 3: link 1 at g1-b from 0"]
-    assert reading.silent_at_s(trace.state) == 10.9 + 0.6
+    assert reading.next_look_s(trace.state, 10.9) == 10.9 + 0.6
     assert trace(StartArrived(3, Index(0), {}), 11.0) == []
     assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1"]
-    assert reading.silent_at_s(trace.state) == 11.1 + 0.3
+    assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
 
 
 def test_a_silence_is_put_down_to_a_process_that_slept_itself_but_once() -> None:
@@ -194,6 +194,7 @@ def test_a_silent_member_without_another_one_is_not_left() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN, a=None)), START), 10.0)
     assert trace(Tick(), 10.3) == []
+    assert reading.next_look_s(trace.state, 10.3) == 10.3 + 0.3, "not at once, and so again and again"
     assert trace(ViewChanged(chain(link(1, LinkState.OPEN), version=2)), 10.35) == [
         "close 1",
         "open 2: link 1 at g1-a from 0",

@@ -153,8 +153,16 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
     return state, effects + more
 
 
-def silent_at_s(state: Reading) -> float | None:
-    """When a Tick is wanted to see whether the member has fallen silent; None: nothing is fetched."""
+def next_look_s(state: Reading, now_s: float) -> float | None:
+    """When a Tick is wanted to see whether the member has fallen silent; None: nothing is fetched.
+
+    One that is silent already, and that is read for want of another, is looked at again after a while.
+    """
+    silent_s = _silent_at_s(state)
+    return silent_s if silent_s is None or silent_s > now_s else now_s + SILENCE_S
+
+
+def _silent_at_s(state: Reading) -> float | None:
     if state.fetch is None:
         return None
     return state.heard_at_s + min(SILENCE_MAX_S, SILENCE_S * float(2 ** min(state.failures // 2, 10)))
@@ -388,7 +396,7 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
 
 def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
     """A member that says nothing, or gives nothing of a sealed link, is left for the other one."""
-    fetch, silent_s = state.fetch, silent_at_s(state)
+    fetch, silent_s = state.fetch, _silent_at_s(state)
     if fetch is None or silent_s is None:
         return state, []
     if now_s > silent_s + LATE_S and not state.is_excused:
