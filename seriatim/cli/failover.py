@@ -26,6 +26,8 @@ from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Waiting, Wor
 
 _LOOK_EVERY_S = 0.1
 _SETTLE_S = 1.0
+_SHOWS_WITHIN_S = 0.2
+"""An outage begins within this time of its cause; what stands still later does so while things are healed."""
 _HELD_S = 0.5
 """A paused process stays paused for so long after records flow again."""
 _BEFORE_S = 2.0
@@ -65,10 +67,11 @@ _OF_MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """How long sending and reading stood still after one harm, in seconds."""
+    """How long sending and reading stood still because of one harm, and the longest that sending did later; seconds."""
 
     sending_s: float
     reading_s: float
+    later_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class FailoverRun:
             "reading_outage_p50_ms": milliseconds(percentile(reading_s, 50)),
             "reading_outage_p99_ms": milliseconds(percentile(reading_s, 99)),
             "reading_outage_max_ms": milliseconds(max(reading_s, default=None)),
+            "later_max_ms": milliseconds(max((outage.later_s for outage in self.outages), default=None)),
             "outages_ms": [milliseconds(one) for one in sending_s],
             "reading_outages_ms": [milliseconds(one) for one in reading_s],
         }
@@ -151,12 +155,12 @@ class FailoverRun:
             harmed_at_s = self._harm_member(_OF_MEMBERS[self.fault])
         until_s = time.monotonic()
         since_s = harmed_at_s - _BEFORE_S
-        sending_s = outage_s(self._acknowledged_at_s(since_s), harmed_at_s, until_s)
-        reading_s = outage_s(self._delivered_at_s(since_s), harmed_at_s, until_s)
-        if sending_s is None or reading_s is None:
-            what = "acknowledged" if sending_s is None else "read"
+        sending = outage_s(self._acknowledged_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
+        reading = outage_s(self._delivered_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
+        if sending is None or reading is None:
+            what = "acknowledged" if sending is None else "read"
             raise Waiting(f"nothing was {what} any more after {self.fault}", reasons={self.fault: "nothing flows"})
-        return Outage(sending_s, reading_s)
+        return Outage(sending[0], reading[0], sending[1])
 
     def _harm_sender(self) -> float:
         """Kill the elected sender, or tell it to stop; another one stands by afterwards."""

@@ -37,19 +37,29 @@ def throughput(
     }
 
 
-def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: float) -> float | None:
-    """How long sending stood still because of a harm.
+def outage_s(
+    happened_at_s: Sequence[float], harmed_at_s: float, until_s: float, shows_within_s: float
+) -> tuple[float, float] | None:
+    """How long something stood still because of a harm, and the longest time that it stood still later.
 
-    The longest time between two acknowledgements, of which the second came after the harm and the first before
-    `until_s`, less the ordinary gap (the median of those before the harm). None where no acknowledgement came after.
+    The outage is the longest time between two events (acknowledgements, deliveries), of which the second came after the
+    harm and the first no later than `shows_within_s` after it, less the ordinary gap (the median of those before the
+    harm). Later ones up to `until_s`, as while a killed process starts again, are told apart. None where nothing
+    happened after the harm.
 
-    acknowledged_at_s: rising.
+    happened_at_s: rising.
     """
-    harmed = bisect_right(acknowledged_at_s, harmed_at_s)
-    if harmed in {0, len(acknowledged_at_s)}:
+    harmed = bisect_right(happened_at_s, harmed_at_s)
+    if harmed in {0, len(happened_at_s)}:
         return None
-    before = acknowledged_at_s[:harmed]
+    before = happened_at_s[:harmed]
     ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
-    around = acknowledged_at_s[harmed - 1 : max(harmed + 1, bisect_left(acknowledged_at_s, until_s) + 1)]
-    longest_s = max(later - earlier for earlier, later in pairwise(around))
+    shown = max(harmed, bisect_right(happened_at_s, harmed_at_s + shows_within_s))
+    around = happened_at_s[harmed - 1 : shown + 1]
+    later = happened_at_s[shown : max(shown, bisect_left(happened_at_s, until_s)) + 1]
+    return _longest_s(around, ordinary_s), _longest_s(later, ordinary_s)
+
+
+def _longest_s(times_s: Sequence[float], ordinary_s: float) -> float:
+    longest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=0.0)
     return max(0.0, longest_s - ordinary_s)
