@@ -34,6 +34,8 @@ _log = log.logger("broker.membership")
 
 RETRY_S = 0.1
 TAKEN_S = 0.5
+OPENED_S = 0.05
+"""How long after a link was opened here its chain is looked at for the first time."""
 GRACE_S = 0.5
 """How long a link may be closing without a coordinator's Seal before the member seals it by itself."""
 
@@ -83,7 +85,8 @@ class Membership:
         self._chains_changed.set()
 
     def _link_opened(self, key: LinkKey) -> None:
-        self._watch(key[0])
+        # Not at once: whoever opens a link waits for this member, and nobody closes it within that time.
+        asyncio.get_running_loop().call_later(OPENED_S, self._watch, key[0])
 
     # ---- session and lease
 

@@ -30,6 +30,8 @@ from seriatim.protocol.names import Epoch, MemberName, QueueId
 
 _log = log.logger("coordinator.background")
 LOOK_EVERY_S = 0.5
+SETTLE_S = 0.05
+"""A change is looked at so much later: a switch changes the chain three times, and needs the machine for itself."""
 ASK_MEMBERS_EVERY_S = 2.0
 RETRY_S = 1.0
 """An action that failed is not tried again sooner."""
@@ -68,6 +70,7 @@ class BackgroundWork:
                             await self._wake.wait()
                     except TimeoutError:
                         continue
+                    await asyncio.sleep(SETTLE_S)
                     self._wake.clear()
         finally:
             self._under_way.clear()
