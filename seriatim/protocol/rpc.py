@@ -84,7 +84,11 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
     """The error that a failed call means."""
     details = error.details() or ""
     if details.startswith("{"):
-        return errors.from_wire(details)
+        found = errors.from_wire(details)
+        if type(found) is SeriatimError and error.code() is grpc.StatusCode.UNAVAILABLE:
+            # A reason that isn't known here, such as the end of the server's own session: it can't serve, another may.
+            return Unreachable(f"can't serve now{f' at {peer}' if peer else ''}: {found.message}")
+        return found
     where = f" at {peer}" if peer else ""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineOver(f"no answer in time{where}")

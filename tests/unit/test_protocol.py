@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
-from seriatim.protocol import chain, errors, hashing, marks, settings
+from seriatim.protocol import chain, errors, hashing, marks, rpc, settings
 from seriatim.protocol.election import first_in_line
 from seriatim.protocol.marks import SourceSpan
 from seriatim.protocol.names import (
@@ -22,7 +24,7 @@ from seriatim.protocol.names import (
     Token,
     automatic_seq,
 )
-from seriatim.protocol.zookeeper import Registration
+from seriatim.protocol.zookeeper import Registration, SessionExpired
 
 
 def _classes(root: type[errors.SeriatimError]) -> list[type[errors.SeriatimError]]:
@@ -148,3 +150,17 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path):
 def test_wrong_settings_are_named(tmp_path, text, environment, what):
     with pytest.raises(errors.InvalidArgument, match=what):
         _load(tmp_path, text, environment)
+
+
+@pytest.mark.parametrize(
+    ("status", "raised", "understood"),
+    [
+        # A coordinator whose own session is over: a client of it asks another one, and goes on.
+        (grpc.StatusCode.UNAVAILABLE, SessionExpired("the ZooKeeper session has expired"), errors.Unreachable),
+        (grpc.StatusCode.UNAVAILABLE, errors.StaleCursor("stale"), errors.StaleCursor),
+        (grpc.StatusCode.FAILED_PRECONDITION, SessionExpired("of another kind"), errors.SeriatimError),
+    ],
+)
+def test_a_server_that_cannot_serve_for_a_reason_unknown_here_is_unreachable(status, raised, understood):
+    failed = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), errors.to_wire(raised))
+    assert type(rpc.translated(failed)) is understood
