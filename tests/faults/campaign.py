@@ -125,7 +125,7 @@ class Campaign:
             self.findings.stuck.append(what)
             self._say(what)
             scene.follow()
-            events = sorted(scene.events, key=lambda event: event.at_s)
+            events = sorted([*scene.events, *scene.positioned()], key=lambda event: event.at_s)
             self._note(scene, faults, checker.check(events, read_to_end=False), [])
             self._keep_evidence(cluster, name)
             scene.close()

@@ -16,7 +16,7 @@ Role = Literal[
     "master", "slave", "head", "idle member",
     "coordinator", "other coordinator", "coordinators",
     "zookeeper leader", "zookeeper follower", "zookeepers", "zookeeper majority",
-    "sender", "standby sender", "senders", "reader", "standby reader", "readers",
+    "sender", "standby sender", "reader", "standby reader",
     "servers",
 ]  # fmt: skip
 

@@ -27,7 +27,7 @@ SENDERS = ("sender-1", "sender-2")
 READERS = {"reader-1": "main", "reader-2": "main", "reader-3": "other", "reader-4": "late"}
 SESSION_S = 1.5
 _PORT = 7000
-_START_S = 60.0
+_START_S = 120.0
 _NAME = "faults"
 
 

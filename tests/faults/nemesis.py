@@ -24,6 +24,7 @@ from tests.faults.catalogue import (
     Kind,
     Order,
     Pause,
+    Role,
     Stop,
 )
 from tests.faults.cluster import (
@@ -62,6 +63,17 @@ class Fault:
     note: str = ""
 
 
+def _roles(harm: Harm) -> tuple[Role, ...]:
+    """Those that a harm is done to."""
+    match harm:
+        case Cut():
+            return harm.one, harm.other
+        case Order():
+            return ("master",) if harm.what in {"rotate", "drain the head"} else ()
+        case _:
+            return (harm.role,)
+
+
 class Nemesis:
     """One for a cluster's life. `deaths`: processes that ended without having been killed, and what was going on."""
 
@@ -83,12 +95,11 @@ class Nemesis:
         """Harm, hold, heal, and wait until all is as before. Raises Stuck."""
         kind = self._possible(kind)
         fault = Fault(number, kind.name, kind.family)
-        view = self._settled(kind, scene)
-        targets = [self._targets(harm, scene, view) for harm in kind.harms]
-        fault.targets = tuple(dict.fromkeys(name for found in targets for name in found))
+        players = self._players(kind, scene)
+        fault.targets = tuple(dict.fromkeys(name for names in players.values() for name in names))
         fault.harmed_s = time.monotonic()
         for harm in kind.harms:
-            self._harm(harm, scene, view, fault)
+            self._harm(harm, players, scene, fault)
         time.sleep(max(0.0, fault.harmed_s + self._chance.uniform(*kind.held_s) - time.monotonic()))
         fault.healed_s = time.monotonic()
         self._heal(scene, fault)
@@ -121,31 +132,23 @@ class Nemesis:
             return named["group added"]
         return kind
 
-    def _settled(self, kind: Kind, scene: Round) -> pb.QueueView:
-        """The queue as it is when every role that is to be harmed is played by somebody. Raises Stuck."""
-        found: list[pb.QueueView] = []
+    @staticmethod
+    def _players(kind: Kind, scene: Round) -> dict[Role, tuple[str, ...]]:
+        """Who plays the roles that are to be harmed, when each of them is played by somebody. Raises Stuck."""
+        found: dict[Role, tuple[str, ...]] = {}
 
         def is_settled() -> bool:
             view = scene.view()
-            found.append(view)
-            return all(isinstance(harm, Order) or self._targets(harm, scene, view) for harm in kind.harms)
+            found.update((role, scene.roles(role, view)) for harm in kind.harms for role in _roles(harm))
+            return all(found.values())
 
         scene.wait_until(is_settled, f"there is somebody to be harmed by {kind.name}")
-        return found[-1]
-
-    def _targets(self, harm: Harm, scene: Round, view: pb.QueueView) -> tuple[str, ...]:
-        match harm:
-            case Cut():
-                return (*scene.roles(harm.one, view), *scene.roles(harm.other, view))
-            case Order():
-                return (view.links[-1].group,) if harm.what in {"rotate", "drain the head"} else ()
-            case _:
-                return scene.roles(harm.role, view)
+        return found
 
     # ------------------------------------------------------------------------------------------------------ harm
 
-    def _harm(self, harm: Harm, scene: Round, view: pb.QueueView, fault: Fault) -> None:
-        names = () if isinstance(harm, Cut | Order) else scene.roles(harm.role, view)
+    def _harm(self, harm: Harm, players: dict[Role, tuple[str, ...]], scene: Round, fault: Fault) -> None:
+        names = tuple(name for role in _roles(harm) for name in players[role])
         match harm:
             case Kill():
                 self._kill(names)
@@ -154,7 +157,7 @@ class Nemesis:
             case Pause():
                 self._pause(names)
             case Cut():
-                one, other = scene.roles(harm.one, view), scene.roles(harm.other, view)
+                one, other = players[harm.one], players[harm.other]
                 cut = self._cluster.network.cut_one_way if harm.is_one_way else self._cluster.network.cut
                 cut(one, [name for name in other if name not in one])
             case DiskTrouble():

@@ -17,6 +17,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError, WorldError
 from tests.faults import certificates, checker
+from tests.faults.catalogue import Role
 from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
 from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
 from tests.faults.trial import copies_of, sealed_links
@@ -45,6 +46,7 @@ class Round:
         }
         self._directory = directory
         self._records_per_s = records_per_s
+        self._bases: dict[int, int] = {}
         self._starting: set[str] = set()
         self._tails: dict[str, Tail] = {}
         self.last_offset = 0
@@ -128,15 +130,17 @@ class Round:
 
     # ------------------------------------------------------------------------------------------------------ roles
 
-    def roles(self, role: str, view: pb.QueueView | None) -> tuple[str, ...]:
-        """The processes that play a role now; none where nobody does. `view`: None where nobody could tell it."""
-        fixed = {"coordinators": COORDINATORS, "zookeepers": ZOOKEEPERS, "servers": SERVERS, "senders": SENDERS}
+    def roles(self, role: Role, view: pb.QueueView) -> tuple[str, ...]:
+        """The processes that play a role now; none where nobody does. Raises SeriatimError."""
+        fixed: dict[Role, tuple[str, ...]] = {
+            "coordinators": COORDINATORS,
+            "zookeepers": ZOOKEEPERS,
+            "servers": SERVERS,
+        }
         if role in fixed:
             return fixed[role]
         if role.startswith("zookeeper"):
             return self._zookeepers(role)
-        if view is None:
-            return ()
         if role in {"coordinator", "other coordinator"}:
             elected = self._elected_coordinator()
             found = [name for name in COORDINATORS if (name == elected) is (role == "coordinator")]
@@ -227,8 +231,10 @@ class Round:
 
     def note_positions(self) -> None:
         """Keep where each subscription's present generation started. Raises SeriatimError."""
-        for one in self.view().subscriptions:
+        view = self.view()
+        for one in view.subscriptions:
             self._positions[one.subscription, one.generation] = (one.position_epoch, one.position_index)
+        self._bases = {link.epoch: link.base for link in view.links}
 
     # ------------------------------------------------------------------------------------------------------ judging
 
@@ -239,7 +245,7 @@ class Round:
         self._end(tuple(name for name, kind in self.clients.items() if kind == "reader"))
         self.follow()
         self.note_positions()
-        again = [*self._read_again(), *self._positioned()]
+        again = [*self._read_again(), *self.positioned()]
         events = sorted(self.events, key=lambda event: event.at_s)
         return checker.check([*events, *again]), self._forgeries()
 
@@ -261,11 +267,11 @@ class Round:
             for one in reader.read(positions.earliest, positions.end):
                 yield Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
 
-    def _positioned(self) -> Iterator[Positioned]:
-        """Where generations started, now that the base of every link is known. An empty link may be gone meanwhile."""
-        links = [(link.epoch, link.base) for link in self.view().links]
+    def positioned(self) -> Iterator[Positioned]:
+        """Where generations started, by the bases that were last seen. An empty link may be gone meanwhile."""
         for (subscription, generation), (epoch, index) in self._positions.items():
-            found, base = next(((found, base) for found, base in links if found >= epoch), (epoch, 0))
+            found = min((one for one in self._bases if one >= epoch), default=None)
+            base = 0 if found is None else self._bases[found]
             yield Positioned(subscription, generation, base + (index if found == epoch else 0), 0.0)
 
     def _forgeries(self) -> list[str]:
