@@ -164,7 +164,8 @@ class CursorKeeper:
         """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers."""
         for key in list(self._noted):
             runner = self._broker.find(key)
-            if runner is None:
+            if runner is None or not runner.record.has_cursors:
+                # A blank disk, which has yet to get them itself: nothing that it could bring anybody up by (H7).
                 self._noted.pop(key, None)
                 continue
             async with self._lock(key):

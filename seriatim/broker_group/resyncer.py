@@ -80,7 +80,7 @@ class Resyncer:
         documents = await self._documents()
         held = [self._holding(record) for record in self._broker.links()]
         problem = ""
-        for action in resync.plan(self._broker.name.group, documents, held):
+        for action in resync.plan(self._broker.name, documents, held):
             try:
                 await self._do(action)
             except (SeriatimError, grpc.aio.AioRpcError) as error:
@@ -94,7 +94,7 @@ class Resyncer:
             await self._mend(key, index)
         await self._bring_up_peer(documents)
         held = [self._holding(record) for record in self._broker.links()]
-        left = resync.plan(self._broker.name.group, documents, held)
+        left = resync.plan(self._broker.name, documents, held)
         if left:
             return problem or f"{len(left)} steps left"
         return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)

@@ -193,7 +193,7 @@ class Schedule:
         return host.disk
 
     def _is_twice(self, name: str, key: bytes) -> bool:
-        """Whether the other member has this batch, too, so that one may be lost."""
+        """Whether the other member has this batch, or cursor, too, so that one may be lost."""
         group, member = name.split("-")
         other = self._disk(f"{group}-{'b' if member == 'a' else 'a'}")
         return other.durable.values.get(key) == self._disk(name).table.values[key]
@@ -284,7 +284,8 @@ class Schedule:
         """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
         name = self._member()
         group = name.split("-")[0]
-        if group in self._damaged_groups or not all(self._is_twice(name, key) for key in self._disk(name).keys(b"B")):
+        kept = [key for kind in (b"B", b"C") for key in self._disk(name).keys(kind)]
+        if group in self._damaged_groups or not all(self._is_twice(name, key) for key in kept):
             return
         self._damaged_groups.add(group)
         self.world.kill(name, is_power=True)

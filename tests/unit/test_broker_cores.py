@@ -20,6 +20,7 @@ from seriatim.protocol.chain import (
     Link,
     LinkState,
     QueueSettings,
+    Subscription,
 )
 from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
 from seriatim.protocol.hashing import EMPTY_HASH
@@ -176,7 +177,7 @@ def held(epoch: int, end: int | None, next_index: int, digest: bytes | None = HA
 
 
 def plan(*links: Link, holding: tuple[Holding, ...] = (), **changes) -> tuple[resync.Action, ...]:
-    return resync.plan("g1", {QUEUE: document(*links, **changes)}, holding)
+    return resync.plan(MemberName("g1", "a"), {QUEUE: document(*links, **changes)}, holding)
 
 
 def test_a_member_that_has_all_is_in_sync() -> None:
@@ -220,6 +221,33 @@ def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_othe
     assert plan(sealed(1, 0, digest=EMPTY_HASH), holding=(adopted,)) == ()
 
 
+def test_cursors_are_not_taken_from_a_member_that_missed_some() -> None:
+    """H7: the only copy of a commit went with a disk; found by the simulator as a cursor that moved back."""
+    lacking = held(1, 9, 9, has_cursors=False)
+    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=((Epoch(1), "a"),)) == (TakeCursors(QUEUE, Epoch(1)),)
+    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=((Epoch(1), "b"),)) == ()
+
+
+def unfinished(*links: Link, holding: tuple[Holding, ...] = (), start: int = 1, **changes) -> str:
+    me = MemberName("g1", "a")
+    return resync.unfinished(me, Incarnation("a", start), {QUEUE: document(*links, **changes)}, holding)
+
+
+def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
+    open_link = replace(sealed(1, 9), state=LinkState.OPEN, certificate=None)
+    assert unfinished(open_link) == ""
+    assert "isn't recorded yet" in unfinished(open_link, start=2)
+    assert "isn't recorded yet" in unfinished(open_link, holding=(held(1, None, 9),))
+    assert unfinished(replace(open_link, state=LinkState.LOST), start=2) == ""
+    assert unfinished(replace(open_link, group="g2"), start=2) == ""
+    # Told of an end that the documents don't show yet.
+    assert "isn't whole here" in unfinished(holding=(held(1, 9, 4, None),))
+    unread = (Subscription(SubscriptionId(1), "s", Generation(1), Token(0), "", (Epoch(1),), Epoch(0), Index(0), 0),)
+    lacking, note = held(1, 9, 9, has_cursors=False), ((Epoch(1), "b"),)
+    assert "cursors are lost" in unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=unread)
+    assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
+
+
 def test_a_queue_that_was_not_read_is_left_alone() -> None:
-    assert resync.plan("g1", {}, [held(1, 9, 3, None)]) == ()
-    assert resync.plan("g1", {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)
+    assert resync.plan(MemberName("g1", "a"), {}, [held(1, 9, 3, None)]) == ()
+    assert resync.plan(MemberName("g1", "a"), {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)

@@ -6,7 +6,7 @@ empty, and each is one atomic write or a run of them that can stop anywhere, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from seriatim.broker_group.core.link_record import LinkRecord
@@ -84,8 +84,10 @@ class TakeCursors:
 Action = Drop | Adopt | Cut | Copy | TakeCursors
 
 
-def plan(group: str, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]) -> tuple[Action, ...]:
-    """What has to be done now, given the chain documents of all queues; empty: in sync.
+def plan(
+    name: MemberName, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
+) -> tuple[Action, ...]:
+    """What has to be done now, given the chain documents of all queues; empty: in sync, unless something is `unfinished`.
 
     None stands for a queue whose node is gone. Links whose end isn't recorded are left alone.
     """
@@ -103,16 +105,22 @@ def plan(group: str, documents: Mapping[QueueId, ChainDocument | None], held: It
         if document is not None and not document.is_deleted:
             for link in document.links:
                 certificate = link.certificate
-                if link.group == group and link.state is LinkState.SEALED and certificate is not None:
+                if link.group == name.group and link.state is LinkState.SEALED and certificate is not None:
                     wanted = Adopt(
                         queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
                     )
-                    actions += _for_link(wanted, of_queue.get(link.epoch))
+                    has_source = not _are_stale_there(document, link.epoch, name)
+                    actions += _for_link(wanted, of_queue.get(link.epoch), has_source=has_source)
     return tuple(actions)
 
 
+def _are_stale_there(document: ChainDocument, epoch: Epoch, name: MemberName) -> bool:
+    """Whether the other member missed a commit, so that its cursors are none to take (H7)."""
+    return (epoch, "b" if name.member == "a" else "a") in document.stale_cursors
+
+
 def unfinished(
-    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
+    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument | None], held: Collection[Holding]
 ) -> str:
     """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
 
@@ -134,10 +142,24 @@ def unfinished(
             side = link.side(name.member)
             if side is None or side.incarnation != me or (queue_id, link.epoch) in sealed:
                 return f"queue {queue_id} epoch {link.epoch}: its end isn't recorded yet"
+    return _missing_cursors(name, documents, held)
+
+
+def _missing_cursors(
+    name: MemberName, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
+) -> str:
+    """Cursors that are lost here and stale on the other member, of a link that somebody has yet to read."""
+    for holding in held:
+        record = holding.record
+        document = documents.get(record.queue_id)
+        if document is None or not record.lacks_cursors or not _are_stale_there(document, record.epoch, name):
+            continue
+        if any(record.epoch in one.consume_list for one in document.subscriptions):
+            return f"queue {record.queue_id} epoch {record.epoch}: the newest cursors are lost; seek its subscriptions"
     return ""
 
 
-def _for_link(wanted: Adopt, holding: Holding | None) -> list[Action]:
+def _for_link(wanted: Adopt, holding: Holding | None, *, has_source: bool) -> list[Action]:
     queue_id, epoch, end = wanted.queue_id, wanted.epoch, wanted.end
     if holding is None:
         return [wanted]
@@ -146,7 +168,7 @@ def _for_link(wanted: Adopt, holding: Holding | None) -> list[Action]:
         return [wanted]
     if not holding.has_it:
         return [_towards_end(holding, end)]
-    return [TakeCursors(queue_id, epoch)] if record.lacks_cursors else []
+    return [TakeCursors(queue_id, epoch)] if record.lacks_cursors and has_source else []
 
 
 def _towards_end(holding: Holding, end: Index) -> Action:
