@@ -92,14 +92,7 @@ class CursorKeeper:
         if not runner.record.has_cursors and not request.is_relayed:
             raise StaleCursor("this member hasn't resynced its cursors of this link yet", epoch=key[1])
         async with self._lock(key):
-            record = cursors.committed(
-                self.get(key, subscription_id) or CursorRecord(subscription_id),
-                Generation(request.generation),
-                Token(request.token),
-                Index(request.index),
-                is_relayed=request.is_relayed,
-                limit=runner.readable_end,
-            )
+            record = self._after(runner, request)
             if record != self.get(key, subscription_id):
                 await self._keep(key, record)
             if not request.is_relayed:
@@ -107,13 +100,30 @@ class CursorKeeper:
         if cursors.is_drained(record, runner.record.end):
             self._broker.drained_wanted.set()
 
+    def _after(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> CursorRecord:
+        """What a commit makes of the cursor here. Raises Fenced, OlderGeneration, InvalidArgument."""
+        subscription_id, generation = SubscriptionId(request.subscription_id), Generation(request.generation)
+        token, index = Token(request.token), Index(request.index)
+        before = self.get(runner.key, subscription_id)
+        if request.is_copied:
+            # The reader that committed it was this link's when it did, whoever was told of here since.
+            return cursors.further(before, CursorRecord(subscription_id, generation, token, index))
+        return cursors.committed(
+            before or CursorRecord(subscription_id),
+            generation,
+            token,
+            index,
+            is_relayed=request.is_relayed,
+            limit=runner.readable_end,
+        )
+
     async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
         try:
             await self._relay(runner, record, cause_id)
         except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink):
             await self._note(runner, is_stale=True)
 
-    async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+    async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str, *, is_copied: bool = False) -> None:
         present = self._broker.peer.present
         if present is None or self._broker.peer.connected != present[0]:
             raise Unreachable("the other member can't be reached")
@@ -125,6 +135,7 @@ class CursorKeeper:
             token=record.token,
             index=record.index or 0,
             is_relayed=True,
+            is_copied=is_copied,
             cause_id=cause_id,
         )
         await rpc.call(stub.CommitCursor, request, RELAY_TIMEOUT_S)
@@ -171,7 +182,7 @@ class CursorKeeper:
             async with self._lock(key):
                 for record in self.of_link(key).values():
                     if record.index is not None:
-                        await self._relay(runner, record, "bring-up")
+                        await self._relay(runner, record, "bring-up", is_copied=True)
                 await self._note(runner, is_stale=False)
 
     async def take_from_peer(self, runner: LinkRunner) -> None:

@@ -892,6 +892,7 @@ class CommitCursorRequest(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     IS_RELAYED_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    IS_COPIED_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     token: _builtins.int
@@ -899,6 +900,8 @@ class CommitCursorRequest(_message.Message):
     is_relayed: _builtins.bool
     """from the other member: store, don't pass on"""
     cause_id: _builtins.str
+    is_copied: _builtins.bool
+    """with is_relayed: no reader's commit, but what the other member holds: the further counts"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -911,10 +914,11 @@ class CommitCursorRequest(_message.Message):
         index: _builtins.int = ...,
         is_relayed: _builtins.bool = ...,
         cause_id: _builtins.str = ...,
+        is_copied: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "generation", b"generation", "index", b"index", "is_relayed", b"is_relayed", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "generation", b"generation", "index", b"index", "is_copied", b"is_copied", "is_relayed", b"is_relayed", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
