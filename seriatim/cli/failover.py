@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from seriatim.cli import coordinators
-from seriatim.cli.measurement import milliseconds, outage_s, percentile, throughput
+from seriatim.cli.measurement import milliseconds, percentile, standstill, throughput
 from seriatim.cli.views import open_link
 from seriatim.cli.workload import Instance, Workload
 from seriatim.protocol import seriatim_pb2 as pb
@@ -155,12 +155,12 @@ class FailoverRun:
             harmed_at_s = self._harm_member(_OF_MEMBERS[self.fault])
         until_s = time.monotonic()
         since_s = harmed_at_s - _BEFORE_S
-        sending = outage_s(self._acknowledged_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
-        reading = outage_s(self._delivered_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
+        sending = standstill(self._acknowledged_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
+        reading = standstill(self._delivered_at_s(since_s), harmed_at_s, until_s, _SHOWS_WITHIN_S)
         if sending is None or reading is None:
             what = "acknowledged" if sending is None else "read"
             raise Waiting(f"nothing was {what} any more after {self.fault}", reasons={self.fault: "nothing flows"})
-        return Outage(sending[0], reading[0], sending[1])
+        return Outage(sending.shown_s, reading.shown_s, sending.later_s)
 
     def _harm_sender(self) -> float:
         """Kill the elected sender, or tell it to stop; another one stands by afterwards."""

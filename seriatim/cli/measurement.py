@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -37,27 +38,60 @@ def throughput(
     }
 
 
-def outage_s(
+def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: float) -> float | None:
+    """How long sending stood still because of a harm.
+
+    The longest time between two acknowledgements, of which the second came after the harm and the first before
+    `until_s`, less the ordinary gap (the median of those before the harm). None where no acknowledgement came after.
+
+    acknowledged_at_s: rising.
+    """
+    harmed = bisect_right(acknowledged_at_s, harmed_at_s)
+    if harmed in {0, len(acknowledged_at_s)}:
+        return None
+    before = acknowledged_at_s[:harmed]
+    ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
+    around = acknowledged_at_s[harmed - 1 : max(harmed + 1, bisect_left(acknowledged_at_s, until_s) + 1)]
+    return _longest_s(around, ordinary_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """`shown_s`: how long something stood still because of a harm; `later_s`: the longest that it did later."""
+
+    shown_s: float
+    later_s: float
+
+
+def standstill(
     happened_at_s: Sequence[float], harmed_at_s: float, until_s: float, shows_within_s: float
-) -> tuple[float, float] | None:
-    """How long something stood still because of a harm, and the longest time that it stood still later.
+) -> Standstill | None:
+    """How long something stood still that happens in bursts, as a batch's records are acknowledged at one moment.
 
-    The outage is the longest time between two events (acknowledgements, deliveries), of which the second came after the
-    harm and the first no later than `shows_within_s` after it, less the ordinary gap (the median of those before the
-    harm). Later ones up to `until_s`, as while a killed process starts again, are told apart. None where nothing
-    happened after the harm.
+    It is the longest time between two events of which the second came after the harm and the first no later than
+    `shows_within_s` after it, less the ordinary silence. Later ones up to `until_s`, as while a killed process starts
+    again, are told apart. None where nothing happened after the harm.
 
-    happened_at_s: rising.
+    happened_at_s: rising, at least one before the harm.
     """
     harmed = bisect_right(happened_at_s, harmed_at_s)
     if harmed in {0, len(happened_at_s)}:
         return None
-    before = happened_at_s[:harmed]
-    ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
+    ordinary_s = ordinary_silence_s(happened_at_s[:harmed])
     shown = max(harmed, bisect_right(happened_at_s, harmed_at_s + shows_within_s))
-    around = happened_at_s[harmed - 1 : shown + 1]
     later = happened_at_s[shown : max(shown, bisect_left(happened_at_s, until_s)) + 1]
-    return _longest_s(around, ordinary_s), _longest_s(later, ordinary_s)
+    return Standstill(_longest_s(happened_at_s[harmed - 1 : shown + 1], ordinary_s), _longest_s(later, ordinary_s))
+
+
+def ordinary_silence_s(happened_at_s: Sequence[float]) -> float:
+    """The gap in which a moment taken at random lies: half of the time is in gaps that are no longer. 0 of one event."""
+    gaps_s = sorted(later - earlier for earlier, later in pairwise(happened_at_s))
+    half_s, passed_s = sum(gaps_s) / 2, 0.0
+    for gap_s in gaps_s:
+        passed_s += gap_s
+        if passed_s >= half_s:
+            return gap_s
+    return 0.0
 
 
 def _longest_s(times_s: Sequence[float], ordinary_s: float) -> float:

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.cli.measurement import milliseconds, outage_s, percentile, throughput
+from seriatim.cli.measurement import (
+    Standstill,
+    milliseconds,
+    ordinary_silence_s,
+    outage_s,
+    percentile,
+    standstill,
+    throughput,
+)
 
 
 def test_percentiles_are_of_the_nearest_rank():
@@ -48,37 +56,62 @@ def acknowledgements(*, gap_s=0.001, stood_still=((1.0, 0.2),), end_s=3.0):
 
 
 def test_an_outage_is_the_longest_silence_less_the_ordinary_gap():
-    assert outage_s(acknowledgements(), 1.0, 3.0, 0.2) == pytest.approx((0.2, 0.0), abs=0.0015)
-    assert outage_s(acknowledgements(stood_still=()), 1.0, 3.0, 0.2) == pytest.approx((0.0, 0.0), abs=1e-6)
+    assert outage_s(acknowledgements(), 1.0, 3.0) == pytest.approx(0.2, abs=0.0015)
+    assert outage_s(acknowledgements(stood_still=()), 1.0, 3.0) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_silences_before_the_harm_and_after_the_end_don_t_count():
     times = acknowledgements(stood_still=((0.5, 0.4), (1.5, 0.1), (2.5, 0.8)), end_s=4.0)
-    assert outage_s(times, 1.4, 2.4, 0.2) == pytest.approx((0.1, 0.0), abs=0.0015)
+    assert outage_s(times, 1.4, 2.4) == pytest.approx(0.1, abs=0.0015)
+
+
+def test_a_silence_that_lasts_until_the_end_counts_whole():
+    assert outage_s([0.0, 0.1, 0.2, 1.2, 1.3], 0.25, 0.9) == pytest.approx(0.9)
+
+
+def test_without_an_acknowledgement_afterwards_there_is_no_outage_to_tell():
+    assert outage_s([0.1, 0.2], 0.5, 1.0) is None
+    assert outage_s([0.6], 0.5, 1.0) is None
+    assert outage_s([], 0.5, 1.0) is None
+
+
+NOTHING = pytest.approx(0.0, abs=1e-9)
+BURSTS = [burst + record * 1e-5 for burst in (0.0, 0.005, 0.010, 0.015) for record in range(5)]
+
+
+def test_the_ordinary_silence_of_bursts_is_the_one_between_them():
+    assert ordinary_silence_s(BURSTS) == pytest.approx(0.005, abs=1e-4)
+    assert ordinary_silence_s([0.0, 1.0, 2.0, 3.0]) == 1.0
+    assert ordinary_silence_s([0.0]) == 0.0
+
+
+def test_a_standstill_is_the_longest_silence_less_the_ordinary_one():
+    assert standstill(acknowledgements(), 1.0, 3.0, 0.2) == Standstill(pytest.approx(0.2, abs=0.0015), NOTHING)
+    bursts = [*BURSTS, 0.055, 0.055]
+    assert standstill(bursts, 0.016, 0.1, 0.2) == Standstill(pytest.approx(0.035, abs=2e-4), NOTHING)
 
 
 def test_a_silence_that_begins_later_is_told_apart():
     times = acknowledgements(stood_still=((1.5, 0.1), (2.5, 0.8)), end_s=4.0)
-    assert outage_s(times, 1.4, 4.0, 0.2) == pytest.approx((0.1, 0.8), abs=0.0015)
-    assert outage_s(times, 1.4, 4.0, 2.0) == pytest.approx((0.8, 0.0), abs=0.0015)
-
-
-def test_a_silence_that_lasts_until_the_end_counts_whole():
-    assert outage_s([0.0, 0.1, 0.2, 1.2, 1.3], 0.25, 0.9, 0.2) == pytest.approx((0.9, 0.0))
+    about = pytest.approx(0.1, abs=0.0015), pytest.approx(0.8, abs=0.0015)
+    assert standstill(times, 1.4, 4.0, 0.2) == Standstill(*about)
+    assert standstill(times, 1.4, 4.0, 2.0) == Standstill(about[1], NOTHING)
+    assert standstill(times, 1.4, 2.4, 0.2) == Standstill(about[0], NOTHING)
 
 
 @given(st.lists(st.floats(0, 10), min_size=2), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
-def test_an_outage_and_what_comes_later_lie_between_events(times, harmed_at_s, lasts_s, shows_within_s):
+def test_a_standstill_lies_between_two_events(times, harmed_at_s, lasts_s, shows_within_s):
     times = sorted(times)
-    found = outage_s(times, harmed_at_s, harmed_at_s + lasts_s, shows_within_s)
-    gaps = [0.0, *(later - earlier for earlier, later in itertools.pairwise(times))]
+    found = standstill(times, harmed_at_s, harmed_at_s + lasts_s, shows_within_s)
+    longest_s = max(later - earlier for earlier, later in pairwise(times))
+    assert 0 <= ordinary_silence_s(times) <= longest_s
     if found is None:
         assert times[0] > harmed_at_s or times[-1] <= harmed_at_s
     else:
-        assert all(0 <= one <= max(gaps) for one in found)
+        assert 0 <= found.shown_s <= longest_s
+        assert 0 <= found.later_s <= longest_s
 
 
-def test_without_an_acknowledgement_afterwards_there_is_no_outage_to_tell():
-    assert outage_s([0.1, 0.2], 0.5, 1.0, 0.2) is None
-    assert outage_s([0.6], 0.5, 1.0, 0.2) is None
-    assert outage_s([], 0.5, 1.0, 0.2) is None
+def test_without_an_event_afterwards_there_is_no_standstill_to_tell():
+    assert standstill([0.1, 0.2], 0.5, 1.0, 0.2) is None
+    assert standstill([0.6], 0.5, 1.0, 0.2) is None
