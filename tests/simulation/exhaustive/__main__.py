@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.exhaustive.bounds import KINDS, Bounds
+import pytest
+
+from tests.simulation.exhaustive.bounds import KINDS, QUICK, Bounds
 from tests.simulation.exhaustive.explorer import explore
+from tests.simulation.exhaustive.plants import PLANTS
 
 
 def main() -> int:
@@ -17,13 +20,23 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=1)
     parser.add_argument("--takeovers", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
+    parser.add_argument("--quick", action="store_true", help="all that `make test` explores")
+    parser.add_argument("--plant", default="", help=f"one of: {'; '.join(PLANTS)}")
     parser.add_argument("--max-states", type=int, default=50_000_000)
     asked = parser.parse_args()
     kinds = tuple(kind for kind in asked.kinds.split(",") if kind)
     bounds = Bounds(asked.groups, asked.records, asked.own, asked.failures, asked.takeovers, kinds)
-    result = explore(bounds, max_states=asked.max_states)
-    print(result)
-    return 1 if result.violation else 0
+    with pytest.MonkeyPatch.context() as patch:
+        if asked.plant:
+            PLANTS[asked.plant].install(patch)
+            bounds = PLANTS[asked.plant].bounds
+        is_broken = False
+        for one in QUICK if asked.quick else (bounds,):
+            result = explore(one, max_states=asked.max_states)
+            sys.stdout.write(f"{result}\n")
+            sys.stdout.flush()
+            is_broken = is_broken or bool(result.violation)
+    return 1 if is_broken else 0
 
 
 if __name__ == "__main__":

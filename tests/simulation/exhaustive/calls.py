@@ -106,6 +106,4 @@ def _answers_only(before: Closing) -> Closing | None:
     return replace(before, document=_NO_CHAIN, version=ChainVersion(0), phase=Phase.SEALING, failures={})
 
 
-_NO_CHAIN = chain.created(
-    cluster="", queue_id=QueueId(0), name="", settings=QueueSettings(), groups=(), now_ms=0
-)
+_NO_CHAIN = chain.created(cluster="", queue_id=QueueId(0), name="", settings=QueueSettings(), groups=(), now_ms=0)

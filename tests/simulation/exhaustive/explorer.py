@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from seriatim.protocol.errors import SeriatimError
 from tests.simulation.exhaustive.bounds import Bounds
-from tests.simulation.exhaustive.world import BUDGET, Steps, World
+from tests.simulation.exhaustive.state import BUDGET, World
+from tests.simulation.exhaustive.world import Everything
 
 
 @dataclass
@@ -33,7 +34,9 @@ class Result:
         if not self.is_complete:
             text += " (not all: the limit was reached)"
         if self.violation:
-            text += f"\nviolation: {self.violation}\n" + "\n".join(f"{n:4} {step}" for n, step in enumerate(self.trace, 1))
+            text += f"\nviolation: {self.violation}\n" + "\n".join(
+                f"{n:4} {step}" for n, step in enumerate(self.trace, 1)
+            )
         return text
 
 
@@ -45,7 +48,7 @@ def explore(bounds: Bounds, *, max_states: int = 50_000_000, checks_liveness: bo
 class _Exploration:
     def __init__(self, bounds: Bounds, max_states: int) -> None:
         self.result = Result(bounds)
-        self._steps = Steps(bounds)
+        self._steps = Everything(bounds)
         self._max_states = max_states
         self._states: list[World] = []
         self._number: dict[World, int] = {}

@@ -10,12 +10,13 @@ import pytest
 
 from seriatim.broker_group.core import replica, replica_events
 from seriatim.coordinator.core import acquire_send, chain, seal
-from seriatim.coordinator.core.events import SendOpen
+from seriatim.coordinator.core.events import OpenFailed, SendOpen
 from seriatim.coordinator.core.seal import Undecided
 from seriatim.producer.core import invariants as sender_invariants
 from seriatim.producer.core import sender
 from seriatim.protocol.chain import LinkState
-from tests.simulation.exhaustive import group
+from seriatim.protocol.errors import Fenced, OlderVersion
+from tests.simulation.exhaustive import switches
 from tests.simulation.exhaustive.bounds import Bounds
 
 Patch = pytest.MonkeyPatch
@@ -23,12 +24,12 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Plant:
-    """`finds`: how the violation's text starts. `checks_liveness`: the harm is that something waits for ever."""
+    """`finds`: how the violation's text starts. `within_states`: so many states suffice."""
 
     bounds: Bounds
     install: Callable[[Patch], None]
     finds: str
-    checks_liveness: bool = False
+    within_states: int
 
 
 def _wrapped(patch: Patch, module: Any, name: str, wrong: Callable[..., Any]) -> None:
@@ -44,7 +45,7 @@ def _h1(patch: Patch) -> None:
         largest = max(answers.values(), key=lambda answer: answer.next.index)
         return seal._certificate(link, before, largest.next, {}, (largest,), is_whole=False, now_ms=now_ms)
 
-    patch.setattr(group, "another_disk_answers", True)
+    patch.setattr(switches, "another_disk_answers", True)
     patch.setattr(seal, "judged", lambda _link, _side, answer: answer)
     _wrapped(patch, seal, "decide", largest_that_came)
 
@@ -59,7 +60,7 @@ def _h3(patch: Patch) -> None:
             state = replace(state, positions=dict.fromkeys(state.positions, state.positions["a"]))
         return right(state)
 
-    patch.setattr(group, "waits_for_equal_copies", False)
+    patch.setattr(switches, "waits_for_equal_copies", False)
     _wrapped(patch, acquire_send, "_opened", unequal)
 
 
@@ -69,11 +70,13 @@ def _h4(patch: Patch) -> None:
         return replace(after, pending=state.pending), effects
 
     _wrapped(patch, sender, "_deposed", keeping)
-    patch.setattr(sender_invariants, "broken", lambda *_: [])  # it would see this at once; its harm is what is looked for
+    patch.setattr(
+        sender_invariants, "broken", lambda *_: []
+    )  # it would see this at once; its harm is what is looked for
 
 
 def _h11(patch: Patch) -> None:
-    patch.setattr(group, "seals_are_flushed", False)
+    patch.setattr(switches, "seals_are_flushed", False)
     _wrapped(
         patch,
         replica,
@@ -83,7 +86,13 @@ def _h11(patch: Patch) -> None:
 
 
 def _h12(patch: Patch) -> None:
-    patch.setattr(acquire_send, "OlderVersion", ZeroDivisionError)
+    def counting(right, state, event, now_ms):
+        is_older = isinstance(event, OpenFailed) and isinstance(event.error, OlderVersion | Fenced)
+        if is_older and state.read is not None:
+            state = replace(state, request=replace(state.request, failed_epoch=state.last_link.epoch))
+        return right(state, event, now_ms)
+
+    _wrapped(patch, acquire_send, "step", counting)
 
 
 def _h13(patch: Patch) -> None:
@@ -113,7 +122,7 @@ def _h24(patch: Patch) -> None:
 
 
 def _h25(patch: Patch) -> None:
-    patch.setattr(group, "checks_incarnation", False)
+    patch.setattr(switches, "checks_incarnation", False)
 
 
 def _one_copy(patch: Patch) -> None:
@@ -126,7 +135,9 @@ def _unlisted(patch: Patch) -> None:
         return replace(listed, subscriptions=document.subscriptions)
 
     _wrapped(patch, chain, "next_link", without_consume_lists)
-    patch.setattr("seriatim.coordinator.core.invariants.check_change", lambda *_: None)  # so that the grant is looked at
+    patch.setattr(
+        "seriatim.coordinator.core.invariants.check_change", lambda *_: None
+    )  # so that the grant is looked at
 
 
 def _two_writes(patch: Patch) -> None:
@@ -146,7 +157,7 @@ def _any_token(patch: Patch) -> None:
 
 def lying_slave(patch: Patch) -> None:
     """No defect of ours: a slave that confirms one record more than it has, with a wrong hash."""
-    patch.setattr(group, "slave_confirms_what_it_has", False)
+    patch.setattr(switches, "slave_confirms_what_it_has", False)
 
 
 def _believed(patch: Patch) -> None:
@@ -162,23 +173,24 @@ def _believed(patch: Patch) -> None:
 _NONE = Bounds(records=1, failures=0, takeovers=0)
 
 PLANTS = {
-    "H1": Plant(Bounds(records=1, takeovers=0, kinds=("blank",)), _h1, "4:"),
-    "H2": Plant(Bounds(records=1, takeovers=0, kinds=("crash",)), _h2, "3:"),
-    "H3": Plant(replace(_NONE, takeovers=1), _h3, "H3:"),
-    "H4": Plant(Bounds(own=1, failures=0, takeovers=2), _h4, "3:"),
+    "H1": Plant(Bounds(records=1, takeovers=0, kinds=("blank",)), _h1, "4:", 4_000),
+    "H2": Plant(Bounds(records=1, takeovers=0, kinds=("crash",)), _h2, "3:", 5_000),
+    "H3": Plant(replace(_NONE, takeovers=1), _h3, "H3:", 400),
+    "H4": Plant(Bounds(own=1, failures=0, takeovers=2), _h4, "3:", 10_000),
     "H11, a seal that isn't flushed": Plant(
-        Bounds(records=1, failures=2, takeovers=0, kinds=("crash", "deadline")), _h11, "8:"
+        Bounds(records=1, failures=2, takeovers=0, kinds=("crash", "deadline")), _h11, "8:", 40_000
     ),
-    "H12": Plant(Bounds(groups=1, records=1, takeovers=0, kinds=("slow call",)), _h12, "12:", checks_liveness=True),
-    "H13": Plant(_NONE, _h13, "H13:"),
-    "H23": Plant(_NONE, _h23, "1:"),
-    "H24, end and send list in two writes": Plant(Bounds(records=1, takeovers=0, kinds=("deadline",)), _h24, "1:"),
-    "H25": Plant(Bounds(records=1, takeovers=1, kinds=("blank",)), _h25, "1:"),
-    "an acknowledgement with one copy": Plant(_NONE, _one_copy, "3:"),
-    "a sender told before the consume list is written": Plant(_NONE, _unlisted, "2:"),
-    "two lists in two writes": Plant(Bounds(records=1, takeovers=0, kinds=("crash",)), _two_writes, "1:"),
-    "a token not checked on append": Plant(replace(_NONE, takeovers=1), _any_token, "7:"),
-    "a slave's answer believed unchecked": Plant(replace(_NONE, records=2), _believed, "3:"),
+    "H12": Plant(
+        Bounds(records=1, failures=2, takeovers=0, kinds=("slow call",), starts_reported=True), _h12, "H12:", 300_000
+    ),
+    "H13": Plant(_NONE, _h13, "H13:", 10),
+    "H23": Plant(_NONE, _h23, "1:", 10),
+    "H24, end and send list in two writes": Plant(Bounds(records=1, takeovers=0, kinds=("deadline",)), _h24, "6:", 60),
+    "H25": Plant(Bounds(records=1, takeovers=1, kinds=("blank",)), _h25, "1:", 1_500),
+    "an acknowledgement with one copy": Plant(_NONE, _one_copy, "3:", 20),
+    "a sender told before the consume list is written": Plant(_NONE, _unlisted, "2:", 10),
+    "two lists in two writes": Plant(Bounds(records=1, takeovers=0, kinds=("crash",)), _two_writes, "1:", 60),
+    "a token not checked on append": Plant(replace(_NONE, takeovers=1), _any_token, "7:", 300),
+    "a slave's answer believed unchecked": Plant(replace(_NONE, records=2), _believed, "3:", 60),
 }
 """By the name of the trap in traps.md, or of the defect in the issue."""
-

@@ -60,11 +60,20 @@ def check(
         if link.end is None:
             readable = _with_rows(readable, on_both)
     if not doubled.issuperset(complete):
-        raise AssertionError(f"3: {complete} are complete for their sender, but only {sorted(doubled)} are on two members")
+        raise AssertionError(
+            f"3: {complete} are complete for their sender, but only {sorted(doubled)} are on two members"
+        )
     if not set(complete).issubset(readable):
         raise AssertionError(f"8: {complete} are complete for their sender, but only {readable} are delivered")
     if is_log and delivered != list(range(1, len(delivered) + 1)):
         raise AssertionError(f"9: {delivered} are delivered, in this order")
+
+
+def check_closed(document: ChainDocument, reported: tuple[int, ...]) -> None:
+    """Where no member can fail, only what a sender reported is closed (H12)."""
+    for link in document.links:
+        if link.state not in (LinkState.OPENING, LinkState.OPEN) and link.epoch not in reported:
+            raise AssertionError(f"H12: link {link.epoch} is {link.state}, and its sender never said that it failed")
 
 
 def _check_opened(document: ChainDocument, groups: Groups) -> None:
@@ -102,7 +111,9 @@ def _check_copies(link: Link, groups: Groups, index: int) -> None:
     for member, side in _sides(link, groups):
         kept = _kept(member, side, int(link.epoch))
         if kept is not None and (kept[-1].position.content.index if kept else 0) < index:
-            raise AssertionError(f"3: {index} was acknowledged in link {link.epoch}, and {member.name} hasn't flushed it")
+            raise AssertionError(
+                f"3: {index} was acknowledged in link {link.epoch}, and {member.name} hasn't flushed it"
+            )
     _check_equal(link, groups, index)
 
 

@@ -1,0 +1,39 @@
+"""Every interleaving within small bounds keeps every invariant, and can be healed; what is planted is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.exhaustive.bounds import QUICK, Bounds
+from tests.simulation.exhaustive.explorer import explore
+from tests.simulation.exhaustive.plants import PLANTS, lying_slave
+
+
+@pytest.mark.parametrize("bounds", QUICK, ids=str)
+@pytest.mark.timeout(600)
+def test_no_interleaving_breaks_an_invariant(bounds: Bounds, record_property: Callable[[str, object], None]) -> None:
+    result = explore(bounds)
+    record_property("explored", str(result))
+    assert not result.violation, str(result)
+    assert result.is_complete
+    assert result.goals
+
+
+@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.timeout(600)
+def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plant = PLANTS[name]
+    plant.install(monkeypatch)
+    result = explore(plant.bounds, max_states=plant.within_states, checks_liveness=False)
+    assert result.violation.startswith(plant.finds), str(result)
+
+
+def test_a_slave_that_confirms_too_much_does_no_harm_while_its_answer_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lying_slave(monkeypatch)
+    result = explore(Bounds(records=2, failures=0, takeovers=0), checks_liveness=False)
+    assert not result.violation, str(result)
+    assert result.is_complete
