@@ -263,6 +263,21 @@ def test_a_new_token_fences_the_old_sender_and_finds_equal_copies(run: Callable[
     run(scenario)
 
 
+def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        call = group.b.stub.Fetch()
+        name = group.name(1, group.b.incarnation)
+        await call.write(pb.FetchRequest(open=pb.FetchOpen(link=name, from_index=200, credit_bytes=1 << 20)))
+        async with asyncio.timeout(5):
+            replies = [await call.read() for _ in range(4)]
+        assert [reply.WhichOneof("kind") for reply in replies] == ["start", None, None, None]
+        assert [reply.committed_index for reply in replies] == [200] * 4
+        call.cancel()
+
+    run(scenario)
+
+
 def test_a_sender_that_is_writing_is_told_why_it_is_refused(run: Callable[..., None]) -> None:
     async def scenario(group: Members) -> None:
         for token in range(1, 11):
