@@ -31,7 +31,7 @@ def value_of(source: str, seq: int) -> bytes:
 
 class Sender:
     """One instance. `has_own_seqs`: as with a database's log, all instances send one sequence, each from the resume point;
-    else each record gets the instance's name and an automatic seq.
+    else each record gets an automatic seq, and `name`, the instance's own or that of all, as its source.
     """
 
     def __init__(self, world: World, name: str, *, has_own_seqs: bool, pause_s: float) -> None:
@@ -157,10 +157,12 @@ class Reader:
             name=self._name,
         )
         granted = consumer._granted
+        grants: dict[int, Grant] = {}
 
         def told(grant: Grant, place: Place) -> None:
-            self._checked(self._world.oracle.read_granted, self._subscription, grant.token, place.epoch, place.index)
+            self._checked(self._world.oracle.read_granted, self._subscription, grant, place.epoch, place.index)
             granted(grant, place)
+            grants[consumer._hand_over.term] = grant
 
         consumer._granted = told  # type: ignore[method-assign]
         while True:
@@ -182,11 +184,11 @@ class Reader:
                 if chunk is None:
                     break
                 for record in consumer._handed_out(chunk):
-                    token = 0 if session.grant is None else session.grant.token
-                    self._checked(oracle.delivered, self._subscription, (life, chunk.term), token, record)
+                    grant = grants[chunk.term]
+                    self._checked(oracle.delivered, self._subscription, (life, chunk.term), grant, record)
             if session.grant is not None:
                 committed = session.committed
-                oracle.committed(self._subscription, committed.epoch, committed.index)
+                oracle.committed(self._subscription, session.grant, committed.epoch, committed.index)
 
     def _checked(self, tell: Callable[..., None], *arguments: object) -> None:
         try:

@@ -28,6 +28,10 @@ class Table:
         self.values = dict(values or {})
         self.keys = sorted(self.values)
 
+    def between(self, first: bytes, end: bytes) -> list[bytes]:
+        """Keys from `first` (inclusive) to `end` (exclusive)."""
+        return self.keys[bisect.bisect_left(self.keys, first) : bisect.bisect_left(self.keys, end)]
+
     def apply(self, write: Write) -> None:
         for deletion in write.deletions:
             first, end = bisect.bisect_left(self.keys, deletion.first), bisect.bisect_left(self.keys, deletion.end)

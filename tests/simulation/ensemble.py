@@ -21,8 +21,8 @@ from tests.simulation.loop import Process, SimulatedLoop
 
 SERVERS = 3
 TICK_S = 0.5
-CUT_OFF_SERVER_S = 2.5
-"""So long a server that hears nothing of the leader still serves its clients' reads."""
+CUT_OFF_SERVER_S = 2.5, 8.0
+"""So long a server that hears nothing of the leader still serves its clients' reads, as it is set up (H10)."""
 
 
 @dataclass
@@ -80,10 +80,12 @@ class Ensemble:
         self.is_down = False
         self.lag_s = 0.002
         self.late_share = 0.02
+        self.cut_off_server_s = CUT_OFF_SERVER_S[0]
         self.on_write: Callable[[str, bytes, int], None] = lambda *_: None
         self._last_session = 100
         self._sequences: dict[str, int] = {}
         self._live: dict[int, SimulatedSession] = {}
+        self._timed_out: set[Process] = set()
 
     def delay_s(self) -> float:
         delay_s = self.lag_s * (0.2 + self.chance.random())
@@ -98,6 +100,18 @@ class Ensemble:
 
     def is_live(self, session_id: int) -> bool:
         return session_id in self._live
+
+    def session_of(self, process: Process) -> int | None:
+        """The live session of a process."""
+        return next((number for number, session in self._live.items() if session.process is process), None)
+
+    def has_timed_out(self, process: Process) -> bool:
+        """Whether a session of this process ended by silence, as its lease counts on, and not by an order."""
+        return process in self._timed_out
+
+    def timed_out(self, session: SimulatedSession) -> None:
+        self._timed_out.add(session.process)
+        self.expire(session.session_id)
 
     def expire(self, session_id: int) -> None:
         """The leader ends a session: its ephemeral nodes go, in one."""
@@ -187,7 +201,7 @@ class Ensemble:
                 for session in list(server.sessions):
                     session.disconnect()
 
-        self.loop.after(CUT_OFF_SERVER_S, None, drop)
+        self.loop.after(self.cut_off_server_s, None, drop)
 
     def rejoin(self, server: Server) -> None:
         server.is_cut_off = False
@@ -238,6 +252,7 @@ class SimulatedSession:
         self._expiry: Any = None
         self._told_s = 0.0
         self._asked_s = 0.0
+        self._wrote_s = 0.0
         self._seen = 0
         self._is_reconnecting = False
         self._held_requests: list[Callable[[], None]] = []
@@ -358,11 +373,13 @@ class SimulatedSession:
                 self._expiry.cancel()
             silent_s = 0.0 if is_fresh else self._ensemble.chance.random() * self.session_timeout_s / 3
             left_s = self.session_timeout_s - silent_s + self._ensemble.chance.random() * TICK_S
+            # A write is heard, too.
+            left_s = max(left_s, self._wrote_s + self.session_timeout_s - loop.now_s)
             self._expiry = loop.after(left_s, None, self._expired)
 
     def _expired(self) -> None:
         self._expiry = None
-        self._ensemble.expire(self.session_id)
+        self._ensemble.timed_out(self)
         if self.server is not None:
             self.disconnect()
 
@@ -458,6 +475,7 @@ class SimulatedSession:
                 if not ensemble.is_live(session_id):
                     answer(None, SessionExpired("the ZooKeeper session has expired"))
                     return
+                self._wrote_s = ensemble.loop.now_s
                 try:
                     result = ensemble.write(kind, path, data, version, owner=owner, is_sequential=is_sequential)
                 except (NoNode, NodeExists, BadVersion) as error:

@@ -49,7 +49,8 @@ class Connection:
             self.watch()
             return
         loop = self._network.loop
-        at_s = max(self._arrives_s[to], loop.now_s + self._network.delay_s())
+        late_s = self._network.slow_s.get((source.host.name, target.host.name), 0.0)
+        at_s = max(self._arrives_s[to], loop.now_s + self._network.delay_s() + late_s)
         self._arrives_s[to] = at_s
         loop.at(at_s, target, self._deliver, deliver, arguments)
 
@@ -103,8 +104,12 @@ class Network:
         self._servers: dict[str, SimulatedServer] = {}
         self._hosts: dict[str, Host] = {}
         self._cuts: set[tuple[str, str]] = set()
+        self.slow_s: dict[tuple[str, str], float] = {}
+        """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
         self.calls = 0
+        self.on_reply: Callable[[str, Any, Any], None] = lambda *_: None
+        """Told of each message that a server sends: path, first message of the call, reply."""
 
     def add(self, host: Host) -> None:
         self._hosts[host.address] = host
@@ -137,6 +142,7 @@ class Network:
 
     def heal_all(self) -> None:
         self._cuts.clear()
+        self.slow_s.clear()
         for connection in list(self._connections.values()):
             connection.healed()
 
@@ -252,6 +258,7 @@ class ServerContext:
 
     def __init__(self, call: _Call) -> None:
         self._call = call
+        self._first = call.request
         self._incoming: deque[Any] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_half_closed = False
@@ -293,6 +300,7 @@ class ServerContext:
 
     def _send(self, message: Any) -> None:
         if not self.is_gone and not self._is_finished:
+            self._call.network.on_reply(self._call.path, self._first, message)
             self._call.to_client(self._call.arrived, message)
 
     async def write(self, message: Any) -> None:
@@ -313,6 +321,7 @@ class ServerContext:
     # ---- from the client
 
     def arrived(self, message: Any) -> None:
+        self._first = message if self._first is None else self._first
         self._incoming.append(message)
         self._wake()
 
@@ -340,7 +349,7 @@ class _Call:
         assert client is not None
         network.calls += 1
         self.number = network.calls
-        self._network = network
+        self.network = network
         self.client = client
         self.path = path
         self.request = request

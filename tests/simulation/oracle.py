@@ -6,21 +6,26 @@ code that it judges, and asks none of it.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import Replica
+from seriatim.consumer.session import Grant
 from seriatim.coordinator.core import invariants
 from seriatim.protocol import batch, chain
-from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
+from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState, Subscription
 from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.marks import merged
 from seriatim.protocol.record import Record
 from tests.simulation.disk import Disk, Table
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.ensemble import Ensemble
+from tests.simulation.loop import Process, SimulatedLoop
 
 _KEY = struct.Struct(">cQQQ")
 
@@ -45,9 +50,9 @@ class Progress:
 
     delivered: set[int] = field(default_factory=set)
     token: int = 0
+    generation: int = 0
     last: dict[object, int] = field(default_factory=dict)
     committed: tuple[int, int] = (0, 0)
-    generation: int = 0
 
 
 class Oracle:
@@ -64,6 +69,9 @@ class Oracle:
         self.progress: dict[str, Progress] = defaultdict(Progress)
         self.acknowledged: dict[tuple[int, int], int] = {}
         self.granted: dict[tuple[int, int], int] = {}
+        self.named: dict[tuple[object, ...], tuple[int, int]] = {}
+        self.sessions: Ensemble | None = None
+        self._taken: dict[tuple[Process, tuple[int, int]], int] = {}
         self.may_lose = False
         self.checks = 0
         self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
@@ -73,12 +81,45 @@ class Oracle:
     def stepped(self, state: Replica, event: replica_events.Event, effects: tuple[replica_events.Effect, ...]) -> None:
         """A replica took a step."""
         for effect in effects:
+            if isinstance(effect, replica_events.Store) and isinstance(event, replica_events.BatchArrived):
+                self._check_taken(state.record)
             if isinstance(effect, replica_events.Acknowledge):
                 self._check_acknowledged(state.record, int(effect.index))
             elif isinstance(effect, replica_events.Forward) and isinstance(event, replica_events.BatchArrived):
                 newest = self.granted.get(state.record.key, 0)
                 if event.token is not None and event.token < newest:
                     raise Violation(f"7: a batch with token {event.token} was taken, {newest} has been granted")
+
+    def _check_taken(self, record: LinkRecord) -> None:
+        """A member takes records only in the session in which the link was opened, and not when that has run out."""
+        process, sessions = self._loop.process, self.sessions
+        if process is None or sessions is None:
+            return
+        session = sessions.session_of(process)
+        if session is None:
+            if sessions.has_timed_out(process):
+                raise Violation(f"4: {process} takes records of epoch {record.epoch}, and its session is gone")
+        elif session != self._taken.setdefault((process, record.key), session):
+            raise Violation(f"4: {process} takes records of epoch {record.epoch} in another session than before")
+
+    def replied(self, method: str, request: Any, reply: Any) -> None:
+        """A member answered a coordinator or a reader: whoever was named to it as the reader, nobody older is served."""
+        if method not in ("TellReader", "CommitCursor", "Fetch"):
+            return
+        if method == "Fetch":
+            request = request.open
+            if reply.WhichOneof("kind") != "start" or not request.subscription_id:
+                return
+        link = request.link
+        key = link.to.disk_id, link.queue_id, link.epoch, request.subscription_id
+        named, asked = self.named.get(key, (0, 0)), (request.generation, request.token)
+        if method == "TellReader":
+            self.named[key] = max(named, asked)
+        elif asked < named:
+            raise Violation(
+                f"7: {link.to.disk_id} answers {method} of epoch {link.epoch} to generation and token {asked}, "
+                f"and was told of {named}"
+            )
 
     def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
         key = record.key
@@ -122,12 +163,26 @@ class Oracle:
                 invariants.check_change(before, document)
         except SeriatimError as error:
             raise Violation(str(error)) from error
+        for one in document.subscriptions:
+            if one.generation > self.progress[one.name].generation:
+                self._sought(document, one)
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
             if link.state is LinkState.SEALED and (was is None or was.state is not LinkState.SEALED):
                 self._check_sealed(document, link)
         self.on_chain(before, document)
         self.documents[path] = document
+
+    def _sought(self, document: ChainDocument, subscription: Subscription) -> None:
+        """From here on, everything behind the new position has to be handed out (again), and nothing before it."""
+        progress = self.progress[subscription.name]
+        progress.generation = subscription.generation
+        is_anywhere = bool(subscription.consume_list)
+        progress.committed = (subscription.position_epoch, subscription.position_index) if is_anywhere else (0, 0)
+        link = document.link(subscription.position_epoch)
+        if link is not None and link.base is not None:
+            start = link.base + subscription.position_index
+            progress.delivered = {offset for offset in self.records if offset < start}
 
     def _check_sealed(self, document: ChainDocument, link: Link) -> None:
         certificate = link.certificate
@@ -139,6 +194,43 @@ class Oracle:
             and not (self.may_lose and not certificate.is_whole)
         ):
             raise Violation(f"4: epoch {link.epoch} ends at {certificate.end}, acknowledged is {acknowledged}")
+        if certificate.is_abandoned:
+            return
+        self._check_answered(document, link)
+        self._check_marks_on_two(document, link)
+
+    def _check_answered(self, document: ChainDocument, link: Link) -> None:
+        """Whoever answered the seal with this end has all of it where no failure takes it away."""
+        certificate = link.certificate
+        assert certificate is not None
+        position = _KEY.pack(b"P", document.queue_id, link.epoch, certificate.end)
+        for incarnation in certificate.answered if certificate.is_whole and certificate.end else ():
+            disk = self._disks.get(incarnation.disk_id)
+            value = None if disk is None else disk.durable.values.get(position)
+            if value is None or value[16:48] != certificate.link_hash:
+                raise Violation(f"3: epoch {link.epoch} ends at {certificate.end}, which {incarnation} doesn't keep")
+
+    def _check_marks_on_two(self, document: ChainDocument, link: Link) -> None:
+        """What a sender takes for kept is on two disks (H2)."""
+        certificate = link.certificate
+        assert certificate is not None
+        known = merged(document.dropped.marks_on_two, link.marks_on_two)
+        for one in document.links:
+            if one.epoch < link.epoch and one.certificate is not None:
+                known = merged(known, one.certificate.marks_on_two)
+        first, end = (_KEY.pack(b"P", document.queue_id, link.epoch, index) for index in (0, (1 << 64) - 1))
+        tables = []
+        for side in (link.master, link.slave):
+            disk = self._disks.get(side.incarnation.disk_id)
+            if disk is not None:
+                tables.append(disk.durable if link.durability.survives_restart else disk.table)
+        for key in tables[0].between(first, end) if len(tables) == 2 else ():
+            value, other = tables[0].values[key], tables[1].values.get(key)
+            if other is not None and other[16:48] == value[16:48]:
+                known = merged(known, json.loads(value[48:]))
+        for source, seq in certificate.marks_on_two.items():
+            if seq > known.get(source, -1):
+                raise Violation(f"3: {source}:{seq} counts as kept after epoch {link.epoch}, two have {known}")
 
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
         """A coordinator answered a sender with a grant."""
@@ -179,15 +271,17 @@ class Oracle:
 
     # ---- readers
 
-    def read_granted(self, subscription: str, token: int, epoch: int, index: int) -> None:
+    def read_granted(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
         """A reader begins a term."""
-        progress = self.progress[subscription]
-        if (epoch, index) < progress.committed and not self.may_lose:
+        progress, token = self.progress[subscription], grant.token
+        is_present = grant.generation == progress.generation
+        if is_present and (epoch, index) < progress.committed and not self.may_lose:
             raise Violation(f"6: {subscription} starts at {epoch}:{index}, committed is {progress.committed}")
         progress.last.pop((subscription, token), None)
 
-    def delivered(self, subscription: str, session: object, token: int, record: Record) -> None:
+    def delivered(self, subscription: str, session: object, grant: Grant, record: Record) -> None:
         """A reader was handed a record."""
+        token = grant.token
         self.checks += 1
         progress = self.progress[subscription]
         if token < progress.token:
@@ -199,7 +293,8 @@ class Oracle:
         if last is not None and record.offset <= last:
             raise Violation(f"9: {subscription} was handed {record.offset} after {last} in one term")
         progress.last[session] = record.offset
-        progress.delivered.add(record.offset)
+        if grant.generation == progress.generation:
+            progress.delivered.add(record.offset)
         identity = record.source, record.seq
         there = self.records.setdefault(record.offset, record)
         if (there.source, there.seq, there.value) != (record.source, record.seq, record.value):
@@ -214,10 +309,11 @@ class Oracle:
             raise Violation(f"11: {self.told[record.offset]} is told to be at {record.offset}, where {identity} is")
         self._check_place(*identity)
 
-    def committed(self, subscription: str, epoch: int, index: int) -> None:
+    def committed(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
         """A commit was answered."""
         progress = self.progress[subscription]
-        progress.committed = max(progress.committed, (epoch, index))
+        if grant.generation == progress.generation:
+            progress.committed = max(progress.committed, (epoch, index))
 
     # ---- at the end
 

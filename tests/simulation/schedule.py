@@ -21,6 +21,7 @@ from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation.applications import QUEUE, Reader, Sender
 from tests.simulation.disk import Disk
+from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.oracle import Violation
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
@@ -48,7 +49,8 @@ class Outcome:
 class Shape:
     """What a schedule is drawn from. `kinds`: of faults, none for all. `groups`, `coordinators`: how many, by chance.
 
-    `settings`: of the queue. `faults`: at least and at most so many.
+    `settings`: of the queue. `faults`: at least and at most so many. `senders`: below 0.6 with seqs of one log, below 0.8
+    each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     """
 
     kinds: tuple[str, ...] = ()
@@ -56,6 +58,8 @@ class Shape:
     coordinators: tuple[int, ...] = (1, 2, 2)
     settings: pb.QueueSettings | None = None
     faults: tuple[int, int] = (1, 4)
+    senders: float | None = None
+    lasts_s: tuple[float, ...] = (0.1, 1.0, 5.0)
 
 
 class Stuck(Violation):
@@ -84,6 +88,7 @@ class Schedule:
         world, chance = self.world, self.chance
         world.network.mean_delay_s = chance.choice((0.0002, 0.001, 0.01))
         world.ensemble.lag_s = chance.choice((0.001, 0.004, 0.02))
+        world.ensemble.cut_off_server_s = random.Random(f"cut off {self.seed}").choice(CUT_OFF_SERVER_S)
         self._add_applications()
         self._start()
         self._until(
@@ -93,7 +98,7 @@ class Schedule:
         for _ in range(chance.randint(*self.shape.faults)):
             world.loop.run(world.loop.now_s + chance.choice((0.05, 0.5, 2.0)) * chance.random())
             self._harm()
-        world.loop.run(world.loop.now_s + chance.choice((0.1, 1.0, 5.0)) * chance.random())
+        world.loop.run(world.loop.now_s + chance.choice(self.shape.lasts_s) * chance.random())
         self._heal()
         self._settle()
 
@@ -112,9 +117,11 @@ class Schedule:
 
     def _add_applications(self) -> None:
         world, chance = self.world, self.chance
-        has_own_seqs = chance.random() < 0.6
+        mode = chance.random()
+        mode = mode if self.shape.senders is None else self.shape.senders
         for name in ("sender-1", "sender-2"):
-            self._add(name, Sender(world, name, has_own_seqs=has_own_seqs, pause_s=0.1).main)
+            source = name if mode < 0.8 else "sender"
+            self._add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=0.1).main)
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
             self._add(name, Reader(world, name, subscription).main)
@@ -198,6 +205,27 @@ class Schedule:
         other = self._disk(f"{group}-{'b' if member == 'a' else 'a'}")
         return other.durable.values.get(key) == self._disk(name).table.values[key]
 
+    def _application(self) -> str:
+        return self.chance.choice([name for name in self.world.hosts if name.startswith(("sender", "reader", "audit"))])
+
+    def kill_application(self) -> None:
+        self._dies(self._application(), False)
+
+    def pause_application(self) -> None:
+        """Long enough for another one to be elected, or not."""
+        name = self._application()
+        self.world.pause(name)
+        self._later(self.chance.choice((2.0, 8.0)) * self.chance.random(), self.world.resume, name)
+
+    def slow_path(self) -> None:
+        """What one host sends to another is late, and late enough to be overtaken by what others do."""
+        one, other = self._any(), self._any()
+        late_s = self.chance.choice((0.05, 0.3, 1.0)) * self.chance.random()
+        self.world.note(f"what {one} sends to {other} is {late_s:.3f} s late")
+        slow_s = self.world.network.slow_s
+        slow_s[one, other] = late_s
+        self._later(self._some_s(), slow_s.pop, (one, other), None)
+
     def kill(self) -> None:
         name = self._any()
         self._dies(name, self.chance.random() < 0.5)
@@ -261,13 +289,30 @@ class Schedule:
         self.world.note(f"connections of {one} and {other} are reset")
         self.world.network.break_between(self.world.hosts[one], self.world.hosts[other])
 
-    def expire_session(self) -> None:
-        process = self.world.hosts[self._any()].process
+    def _expire(self, name: str) -> None:
+        process = self.world.hosts[name].process
         if process is not None:
             for session in self.world.ensemble.sessions_of(process):
                 self.world.note(f"the session of {process} expires")
                 self.world.ensemble.expire(session.session_id)
                 session.disconnect()
+
+    def strain_sender(self) -> None:
+        """What a sender has sent to the master comes late, and meanwhile its session expires."""
+        name, document = self.chance.choice(("sender-1", "sender-2")), self.world.document
+        link = None if document is None else document.last_link
+        if link is not None:
+            path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()
+            self.world.note(f"what {name} sends to {link.master.name} is {late_s:.3f} s late")
+            self.world.network.slow_s[path] = late_s
+            self._later(0.1 * self.chance.random(), self._expire, name)
+            self._later(1.0, self.world.network.slow_s.pop, path, None)
+
+    def expire_session(self) -> None:
+        self._expire(self._any())
+
+    def expire_application(self) -> None:
+        self._expire(self._application())
 
     def cut_off_server(self) -> None:
         server = self.chance.choice(self.world.ensemble.servers)
@@ -348,6 +393,15 @@ class Schedule:
         group = self.chance.choice(self.world.group_names)
         self._operate("DrainGroup", pb.GroupRequest(group=group))
         self._later(self._some_s(), self._operate, "ResumeGroup", pb.GroupRequest(group=group))
+
+    def seek(self) -> None:
+        """Back to the beginning, or to anywhere."""
+        last = max(self.world.oracle.records, default=0)
+        to = str(self.chance.randint(0, last)) if self.chance.random() < 0.6 else "earliest"
+        document = self.world.document
+        assert document is not None
+        subscription = self.chance.choice([one.name for one in document.subscriptions])
+        self._operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
 
     def _operate(self, method: str, request: object) -> None:
         world = self.world
@@ -467,6 +521,12 @@ KINDS: dict[str, tuple[int, Callable[[Schedule], None]]] = {
     "slow disk": (3, Schedule.slow_disk),
     "rotate": (4, Schedule.rotate),
     "drain group": (3, Schedule.drain_group),
+    "seek": (3, Schedule.seek),
+    "kill an application": (3, Schedule.kill_application),
+    "pause an application": (4, Schedule.pause_application),
+    "slow path": (4, Schedule.slow_path),
+    "expire an application's session": (2, Schedule.expire_application),
+    "strain a sender": (2, Schedule.strain_sender),
 }
 
 

@@ -94,6 +94,8 @@ class World:
         self._disk_count = 0
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
+        self.oracle.sessions = self.ensemble
+        self.network.on_reply = self._replied
         self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
         self.group_names = [f"g{number + 1}" for number in range(groups)]
         self.coordinator_names = [f"coordinator-{number + 1}" for number in range(coordinators)]
@@ -278,6 +280,12 @@ class World:
             links = " ".join(f"{link.epoch}:{link.group}:{link.state}:{link.end}" for link in document.links)
             lists = " ".join(f"{one.name}={one.consume_list}" for one in document.subscriptions)
             self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
+
+    def _replied(self, path: str, request: Any, reply: Any) -> None:
+        try:
+            self.oracle.replied(path.rpartition("/")[2], request, reply)
+        except Violation as violation:
+            self.violated(violation)
 
     def violated(self, violation: Violation) -> None:
         """Nothing goes on after this."""

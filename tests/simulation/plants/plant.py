@@ -41,6 +41,11 @@ def changed(owner: Any, name: str, wrong: Callable[..., Any]) -> Maker:
     return make
 
 
+def instead(owner: Any, name: str, wrong: Any) -> Maker:
+    """Puts `wrong` in the place of `owner.name`."""
+    return lambda: mock.patch.object(owner, name, wrong)
+
+
 def together(*makers: Maker) -> Maker:
     """All of them."""
 

@@ -1,7 +1,170 @@
-"""Wrong rules of reading and of coming back."""
+"""Wrong rules of reading: marks, cursors, fencing of readers."""
 
 from __future__ import annotations
 
-from tests.simulation.plants.plant import Plant
+from dataclasses import replace
+from typing import Any
 
-PLANTS: tuple[Plant, ...] = ()
+from seriatim.broker_group.core import cursors
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.resyncer import Resyncer
+from seriatim.consumer.core import reading
+from seriatim.consumer.handover import HandOver
+from seriatim.coordinator.core import acquire_read, subscriptions
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.names import Index
+from tests.simulation.plants.plant import Plant, changed, instead, together
+from tests.simulation.schedule import Shape
+
+# ---- coming back
+
+
+async def _as_the_peer(right: Any, self: Resyncer) -> str:
+    """What lies beyond the peer's copy is cut before anything is planned."""
+    present, broker = self._broker.peer.present, self._broker
+    for record in broker.links() if present is not None else ():
+        if record.end is None:
+            continue
+        runner = broker.link(record.key)
+        incarnation, stub = self._peer()
+        asked = pb.DescribeLinkRequest(link=link_name(runner, broker.cluster, incarnation))
+        reply = await rpc.call(stub.DescribeLink, asked, 1.0)
+        if reply.next_index < runner.state.durable:
+            await broker.store.cut(record, Index(reply.next_index))
+            runner.reload(record)
+    return await right(self)
+
+
+# ---- marks
+
+
+def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -> Any:
+    after, effects = right(state, event, now_s)
+    is_first = state.marks is None and after.marks is not None
+    return (replace(after, marks=dict(event.marks)) if is_first else after), effects
+
+
+# ---- cursors
+
+
+async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale: bool) -> None:
+    if not is_stale:
+        await right(self, runner, is_stale=is_stale)
+
+
+def _left_unsealed(right: Any, document: ChainDocument, subscription_id: Any, generation: Any, epoch: Any) -> Any:
+    one = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
+    if one is None or generation != one.generation or one.consume_list[:1] != (epoch,):
+        return right(document, subscription_id, generation, epoch)
+    return subscriptions._with(document, replace(one, consume_list=one.consume_list[1:]))
+
+
+async def _reports_what_is_committed(right: Any, self: CursorKeeper) -> Any:
+    for record in self._broker.links():
+        runner = self._broker.link(record.key)
+        if record.end is None and record.is_sealed:
+            for cursor in list(self.of_link(record.key).values()):
+                if cursor.index is not None and cursor.index >= runner.state.committed.index:
+                    await self._report(record.key, cursor.subscription_id, cursor.generation)
+    return await right(self)
+
+
+def _of_any_generation(right: Any, document: ChainDocument, subscription_id: Any, generation: Any, epoch: Any) -> Any:
+    one = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
+    return right(document, subscription_id, generation if one is None else one.generation, epoch)
+
+
+# ---- fencing
+
+
+def _tells_whom_it_can(right: Any, state: Any, registry: Any) -> Any:
+    del right, registry
+    return acquire_read._with_cursors(state)
+
+
+def _never_over(right: Any, self: HandOver, valid_until_s: float) -> None:
+    del valid_until_s
+    right(self, float("inf"))
+
+
+def _whoever_commits(right: Any, record: Any, generation: Any, token: Any, *arguments: Any, **named: Any) -> Any:
+    if generation != record.generation:
+        return right(record, generation, token, *arguments, **named)
+    after = right(replace(record, token=token), generation, token, *arguments, **named)
+    return replace(after, token=max(record.token, token))
+
+
+PLANTS: tuple[Plant, ...] = (
+    Plant(
+        "H5",
+        "a member resyncs until it is equal to its peer",
+        changed(Resyncer, "_pass", _as_the_peer),
+        within=40,
+        shape=Shape(kinds=("blank disk", "kill")),
+    ),
+    Plant(
+        "H6",
+        "a reader's marks are kept only with its cursor",
+        changed(reading, "_started", _without_the_links_marks),
+        within=100,
+        shape=Shape(kinds=("pause", "seek"), faults=(5, 8), senders=0.0),
+        finds="10:",
+    ),
+    Plant(
+        "H7",
+        "a cursor counts that one member has, and nobody notes that the other's is older",
+        changed(CursorKeeper, "_note", _never_noted),
+        within=100,
+        shape=Shape(kinds=("cut", "isolate", "pause", "expire session", "kill"), faults=(3, 5)),
+        finds="6:",
+    ),
+    Plant(
+        "H8",
+        "a reader is fenced by the members alone, each by the highest token that it was told",
+        together(
+            changed(acquire_read, "_checked", _tells_whom_it_can),
+            changed(HandOver, "renew", _never_over),
+        ),
+        within=100,
+        shape=Shape(kinds=("pause an application",), faults=(2, 4), lasts_s=(9.0,)),
+        finds="7:",
+    ),
+    Plant(
+        "H9",
+        "a drained report names the subscription only",
+        changed(subscriptions, "drained", _of_any_generation),
+        within=100,
+        shape=Shape(kinds=("rotate", "seek", "kill", "pause"), faults=(4, 7)),
+        finds="12:",
+    ),
+    Plant(
+        "token not checked on fetch",
+        "a member serves whoever fetches",
+        instead(cursors, "check_reader", lambda *_: None),
+        within=100,
+        shape=Shape(kinds=("pause an application", "isolate"), faults=(2, 4), lasts_s=(9.0,)),
+        finds="Fetch",
+    ),
+    Plant(
+        "token not checked on commit",
+        "a member takes a cursor from whoever commits in this generation",
+        changed(cursors, "committed", _whoever_commits),
+        within=100,
+        shape=Shape(kinds=("pause an application",), faults=(2, 4), lasts_s=(9.0,)),
+        finds="CommitCursor",
+    ),
+    Plant(
+        "cursor leaves an unsealed link",
+        "a link is drained when its cursor is at what is committed, whether its end is recorded or not",
+        together(
+            changed(subscriptions, "drained", _left_unsealed),
+            changed(CursorKeeper, "_report_once", _reports_what_is_committed),
+        ),
+        within=100,
+        shape=Shape(kinds=("kill both members", "isolate", "cut", "expire session"), faults=(2, 4)),
+        finds="5:",
+    ),
+)

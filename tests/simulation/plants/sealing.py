@@ -1,0 +1,144 @@
+"""Wrong rules of the end of a link and of the end of a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import replica, replica_events
+from seriatim.broker_group.core.lease import Lease
+from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.membership import Membership
+from seriatim.broker_group.store import Store
+from seriatim.broker_group.writer import Write
+from seriatim.protocol import seriatim_pb2 as pb
+from tests.simulation.plants.plant import Plant, changed, instead, together
+from tests.simulation.schedule import Shape
+
+# ---- the seal
+
+
+def _answered_at_once(right: Any, state: Any) -> Any:
+    del right
+    record = replace(state.record, is_sealed=True)
+    sealed = replace(state, record=record, phase=SealPhase.SEALED)
+    return sealed, (replica_events.WriteSeal(record), replica_events.AnswerSeal())
+
+
+def _answered_from_memory(right: Any, state: Any) -> Any:
+    return _answered_at_once(right, replace(state, durable=state.tail.index))
+
+
+def _streams_go_on(right: Any, state: Any, event: Any) -> Any:
+    after, effects = right(state, event)
+    return after, tuple(effect for effect in effects if not isinstance(effect, replica_events.EndStreams))
+
+
+def _as_if_open(right: Any, state: Any, what: Any) -> Any:
+    if state.phase is SealPhase.OPEN:
+        return right(state, what)
+    after, effects = right(replace(state, phase=SealPhase.OPEN, is_peer_ready=True), what)
+    return replace(after, phase=state.phase, is_peer_ready=False), effects
+
+
+def _not_flushed(right: Any, self: Store, record: Any, done: Any) -> None:
+    if not record.is_sealed:
+        right(self, record, done)
+        return
+    submit = self._writer.submit
+
+    def unflushed(write: Write) -> None:
+        submit(replace(write, flush_within_s=None, waits_for_flush=False))
+
+    self._writer.submit = unflushed
+    try:
+        right(self, record, done)
+    finally:
+        self._writer.submit = submit
+
+
+# ---- the session
+
+
+async def _renewed_by_a_ping(right: Any, self: Membership, session_id: int, *, is_first: bool) -> None:
+    asked = self._session.set
+
+    async def ping(path: str, data: bytes) -> None:
+        del data
+        await self._session.exists(path)
+
+    self._session.set = ping
+    try:
+        await right(self, session_id, is_first=is_first)
+    finally:
+        self._session.set = asked
+
+
+async def _sealed_after_a_restart_only(right: Any, self: Broker) -> None:
+    if any(record.opened_start != self.incarnation.start for record in self.links() if not record.is_sealed):
+        await right(self)
+
+
+SILENCE = ("cut", "isolate", "cut off a ZooKeeper server")
+ENDINGS = ("rotate", "drain group", "pause", "slow disk")
+
+PLANTS = (
+    Plant(
+        "H10",
+        "pings renew the lease",
+        changed(Membership, "_renew", _renewed_by_a_ping),
+        within=100,
+        shape=Shape(kinds=("cut off a ZooKeeper server",), coordinators=(1,), faults=(2, 4), lasts_s=(9.0,)),
+        finds="its session is gone",
+    ),
+    Plant(
+        "H11, from memory",
+        "a seal answers with all that was taken, on disk or not",
+        together(
+            changed(replica, "_write_seal_when_quiet", _answered_from_memory),
+            changed(replica, "_seal_written", lambda _, state: (state, ())),
+        ),
+        within=100,
+        shape=Shape(kinds=ENDINGS, faults=(2, 4)),
+        finds="doesn't keep",
+    ),
+    Plant(
+        "H11, writes begun",
+        "a seal is answered while writes begun are still confirmed and acknowledged",
+        together(
+            changed(replica, "_write_seal_when_quiet", _answered_at_once),
+            changed(replica, "_seal_written", lambda _, state: (state, ())),
+            changed(replica, "_seal_asked", _streams_go_on),
+            changed(replica, "_flushed", _as_if_open),
+            changed(replica, "_confirmed", _as_if_open),
+        ),
+        within=100,
+        shape=Shape(kinds=ENDINGS, faults=(2, 4)),
+        finds="is acknowledged",
+    ),
+    Plant(
+        "seal not flushed",
+        "a seal is answered before it, and all behind it, is flushed",
+        changed(Store, "put_link", _not_flushed),
+        within=20,
+        shape=Shape(kinds=ENDINGS, settings=pb.QueueSettings(durability="async", flush_ms=500)),
+        finds="doesn't keep",
+    ),
+    Plant(
+        "lease ignored",
+        "a member takes records whether its lease runs or not",
+        instead(Lease, "usable_until_s", property(lambda self: float("inf") if self.is_admitted else 0.0)),
+        within=100,
+        shape=Shape(kinds=SILENCE, faults=(2, 4), lasts_s=(9.0,)),
+        finds="its session is gone",
+    ),
+    Plant(
+        "session's end ignored",
+        "a member goes on with its links in a new session",
+        changed(Broker, "seal_open_links", _sealed_after_a_restart_only),
+        within=100,
+        shape=Shape(kinds=("expire session", "isolate"), faults=(2, 4)),
+        finds="another session",
+    ),
+)
