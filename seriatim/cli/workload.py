@@ -20,6 +20,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -140,7 +142,8 @@ def send(workload: Workload, stopping: threading.Event) -> None:
     from seriatim.producer import Producer
 
     sent = 0
-    with Producer(workload.addresses, workload.queue, session_timeout_s=workload.session_timeout_s) as producer:
+    producer = Producer(workload.addresses, workload.queue, session_timeout_s=workload.session_timeout_s)
+    try:
         while not stopping.is_set():
             try:
                 producer.wait_until_elected(_STAND_S)
@@ -149,14 +152,16 @@ def send(workload: Workload, stopping: threading.Event) -> None:
                     _report("waiting", 0)
                 continue
             _report("sending", 0)
-            try:
-                sent += _send_steadily(producer, workload, stopping)
-            except NotElected:
-                continue
-    _report("ended", sent)
+            for _ in _sent_steadily(producer, workload, stopping):
+                sent += 1
+    finally:
+        with suppress(OutcomeUnknown):  # each such record was reported
+            producer.close()
+        _report("ended", sent)
 
 
-def _send_steadily(producer: Producer, workload: Workload, stopping: threading.Event) -> int:
+def _sent_steadily(producer: Producer, workload: Workload, stopping: threading.Event) -> Iterator[None]:
+    """Sends, and yields for each record sent, until told to stop or deposed."""
     value = os.urandom(workload.size_bytes)
     interval_s = 1 / workload.rate
     started_s = time.monotonic()
@@ -164,10 +169,14 @@ def _send_steadily(producer: Producer, workload: Workload, stopping: threading.E
     while not stopping.is_set() and producer.is_elected:
         due = int((time.monotonic() - started_s) / interval_s) + 1
         while sent < due:
-            producer.send(value).add_done_callback(_Ended(time.monotonic()))
+            try:
+                handle = producer.send(value)
+            except NotElected:
+                return
+            handle.add_done_callback(_Ended(time.monotonic()))
             sent += 1
+            yield
         time.sleep(max(0.0, started_s + sent * interval_s - time.monotonic()))
-    return sent
 
 
 class _Ended:
