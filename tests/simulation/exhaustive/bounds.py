@@ -29,7 +29,7 @@ class Bounds:
     Otherwise: each instance sends `own` records of its own in each term, with the seqs that it gives by itself.
     `groups`: 1 or 2. `kinds`: the failures that may happen, together at most `failures`. `has_busy_closer`: the elected
     coordinator may begin to close a link at any time when it is due; otherwise only while no sender's call is under way. `starts_reported`: A was granted a link, and has just reported
-    that it failed; otherwise nothing was ever sent.
+    that it failed; otherwise nothing was ever sent. `is_thrifty`: steps that can be taken at once are (see `world`).
     """
 
     groups: int = 2
@@ -40,6 +40,7 @@ class Bounds:
     kinds: tuple[str, ...] = KINDS
     has_busy_closer: bool = True
     starts_reported: bool = False
+    is_thrifty: bool = True
 
     def __str__(self) -> str:
         what = f"{self.own} of each instance" if self.own else str(self.records)

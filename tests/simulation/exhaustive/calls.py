@@ -49,6 +49,11 @@ def close_call(epoch: int) -> Outcome:
     return _followed(Call(shared(None)), *close_link.start(Epoch(epoch)))
 
 
+def restarted(state: AcquireSend) -> Value:
+    """The call as it goes on when the chain has changed under it."""
+    return shared(Call(shared(AcquireSend(state.request)), (shared(ReadChain()),)))
+
+
 def told(call: Call, event: Event) -> Outcome:
     """One event is told to the procedure."""
     state = call.state.content

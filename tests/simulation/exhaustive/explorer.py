@@ -8,8 +8,17 @@ from dataclasses import dataclass, field
 
 from seriatim.protocol.errors import SeriatimError
 from tests.simulation.exhaustive.bounds import Bounds
-from tests.simulation.exhaustive.state import BUDGET, World
+from tests.simulation.exhaustive.state import BUDGET, GHOST, ZK, World
 from tests.simulation.exhaustive.world import Everything
+
+Ending = tuple[object, ...]
+"""How a run may end: each link's group, state, end and hash; what is complete."""
+
+
+def _ending(world: World) -> Ending:
+    links = world[ZK].content.document.content.links
+    ends = tuple((link.group, link.state, link.end, link.certificate and link.certificate.link_hash) for link in links)
+    return ends, world[GHOST].content.complete
 
 
 @dataclass
@@ -25,6 +34,7 @@ class Result:
     violation: str = ""
     trace: list[str] = field(default_factory=list)
     is_complete: bool = True
+    ends: set[Ending] = field(default_factory=set)
 
     def __str__(self) -> str:
         text = (
@@ -53,7 +63,8 @@ class _Exploration:
         self._states: list[World] = []
         self._number: dict[World, int] = {}
         self._parents = array("I")
-        self._labels: list[str] = []
+        self._labels = array("I")
+        self._texts: dict[str, int] = {}
         self._edges = array("I")
         self._first_edge = array("Q")
         self._goals = bytearray()
@@ -83,7 +94,7 @@ class _Exploration:
             number = self._number[world] = len(self._states)
             self._states.append(world)
             self._parents.append(parent)
-            self._labels.append(label)
+            self._labels.append(self._texts.setdefault(label, len(self._texts)))
         return number
 
     def _expand(self, at: int) -> None:
@@ -94,6 +105,8 @@ class _Exploration:
             is_goal = self._steps.is_goal(world)
             self._goals.append(is_goal)
             result.goals += is_goal
+            if is_goal:
+                result.ends.add(_ending(world))
             self._first_edge.append(len(self._edges))
             for label, after in self._steps.moves(world):
                 self._edges.append(self._add(after, at, label))
@@ -107,9 +120,10 @@ class _Exploration:
             result.depth = len(result.trace)
 
     def _trace(self, at: int) -> list[str]:
+        texts = list(self._texts)
         steps: list[str] = []
         while at:
-            steps.append(self._labels[at])
+            steps.append(texts[self._labels[at]])
             at = self._parents[at]
         return steps[::-1]
 

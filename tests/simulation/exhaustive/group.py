@@ -146,7 +146,7 @@ class GroupStep(AskedPair):
 
     def frozen(self) -> Value:
         self._settle()
-        while self._hurry():
+        while self._is_thrifty and self._hurry():
             self._settle()
         return shared(Group((self.members[0], self.members[1]), tuple(self.appends), tuple(self.replications)))
 

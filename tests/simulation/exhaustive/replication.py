@@ -31,8 +31,9 @@ from tests.simulation.exhaustive.values import Value, shared
 class Pair:
     """The working copy of a group's parts. `outputs`: for the world, in order. `is_safe`: no failure can happen any more."""
 
-    def __init__(self, group: Group, *, is_safe: bool = False) -> None:
+    def __init__(self, group: Group, *, is_safe: bool, is_thrifty: bool) -> None:
         self._is_safe = is_safe
+        self._is_thrifty = is_thrifty
         self.members: list[Member] = list(group.members)
         self.appends: list[Append] = list(group.appends)
         self.replications: list[Replication] = list(group.replications)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from seriatim.coordinator.core import invariants
+from seriatim.coordinator.core.acquire_send import AcquireSend
+from seriatim.coordinator.core.acquire_send import Phase as AcquirePhase
 from seriatim.coordinator.core.events import (
     ChainConflict,
     ChainRead,
@@ -111,7 +113,7 @@ class Steps:
         key = world[GROUP + number], event, is_safe
         found = self._groups.get(key)
         if found is None:
-            step = GroupStep(key[0].content, is_safe=is_safe)
+            step = GroupStep(key[0].content, is_safe=is_safe, is_thrifty=self.bounds.is_thrifty)
             getattr(step, event[0])(*event[1:])
             found = self._groups[key] = (step.frozen(), tuple(step.outputs))
         world[GROUP + number], outputs = found
@@ -197,7 +199,7 @@ class Steps:
         a write that rests on it stays a step of its own; and so does every write as long as a coordinator may die.
         """
         call: Value | None = world[CALL + slot]
-        if call is None or len(call.content.pending) != 1 or call.content.awaiting:
+        if call is None or len(call.content.pending) != 1 or call.content.awaiting or not self.bounds.is_thrifty:
             return ""
         budget: Budget = world[BUDGET].content
         order = call.content.pending[0].content
@@ -257,7 +259,7 @@ class Steps:
             self._answer(world, slot, outcome.answer)
         elif outcome.call is not None:
             call: Call = outcome.call.content
-            if len(call.pending) == 1 and not call.awaiting:
+            if len(call.pending) == 1 and not call.awaiting and self.bounds.is_thrifty:
                 order = call.pending[0].content
                 if isinstance(order, WakeAfter | ReadKeptSeals):
                     world[CALL + slot] = shared(call._replace(pending=()))
@@ -361,6 +363,8 @@ class Steps:
 
     def _normal(self, world: World, *, is_new: bool = False) -> World:
         """The state after all steps that are taken at once (see `world`). `is_new`: a failure has just happened."""
+        if not self.bounds.is_thrifty:
+            return world
         after = list(world)
         is_safe = not after[BUDGET].content.failures
         if is_new and is_safe:
@@ -399,7 +403,7 @@ class Steps:
         for order, rest in due:
             if order is None:
                 self._give_up(world, slot)
-                world[CALL + slot] = None
+                world[CALL + slot] = rest
                 return True
             if order.__class__ is not LookUpSessions or (is_safe and self._is_registry_settled(world)):
                 world[CALL + slot] = rest
@@ -408,10 +412,15 @@ class Steps:
         return False
 
     def _due_orders(self, call: Value, slot: int, zoo: Zoo) -> Iterator[tuple[Any, Value | None]]:
-        """Orders that needn't wait (LookUpSessions: if who is registered can't change); None: the call may as well end."""
+        """Orders that needn't wait (LookUpSessions: if who is registered can't change), and the call while they are
+        carried out. None: whatever the call still hears, it ends, or reads the chain again, without having changed anything.
+        """
         document: ChainDocument = zoo.document.content
+        state = call.content.state.content
         if slot == CLOSER and is_closed(document, call.content):
             yield None, None
+        elif isinstance(state, AcquireSend) and state.phase is AcquirePhase.CLOSING and is_fenced(document, state):
+            yield None, calls.restarted(state)
         for order, rest in self._pending(call):
             content = order.content
             if (

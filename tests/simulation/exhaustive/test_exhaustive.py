@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -37,3 +38,19 @@ def test_a_slave_that_confirms_too_much_does_no_harm_while_its_answer_is_checked
     result = explore(Bounds(records=2, failures=0, takeovers=0), checks_liveness=False)
     assert not result.violation, str(result)
     assert result.is_complete
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(records=1, failures=0, takeovers=1),
+        Bounds(own=1, failures=0, takeovers=1),
+        Bounds(records=1, takeovers=0, kinds=("blank",)),
+    ],
+    ids=str,
+)
+def test_what_is_taken_at_once_hides_no_ending(bounds: Bounds) -> None:
+    thrifty, plain = explore(bounds), explore(replace(bounds, is_thrifty=False))
+    assert not plain.violation, str(plain)
+    assert thrifty.ends == plain.ends
+    assert thrifty.states < plain.states

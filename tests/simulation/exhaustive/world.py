@@ -142,7 +142,7 @@ class Everything(Steps):
         chain. What still happens in it (a restart, late batches and requests) is then independent of all other steps,
         and ends; so it is explored first, in every order of its own, and not between those.
         """
-        if world[BUDGET].content.failures:
+        if world[BUDGET].content.failures or not self.bounds.is_thrifty:
             return False
         zoo: Zoo = world[ZK].content
         key = zoo.document, number, *world[CALL:NET]
@@ -244,6 +244,8 @@ class Everything(Steps):
     def _sender_moves(self, world: World) -> Iterator[Move]:
         for number in (0, 1):
             sender: Sender = world[SENDER + number].content
+            if sender.state.content.phase is Phase.WAITING:
+                yield self._sender_move(world, number, ("waited",), "asks again")
             term = world[ZK].content.term
             is_idle = sender.state.content.phase is Phase.STANDING_BY and not sender.is_elected
             if is_idle and sender.term < term and term % 2 == number:
