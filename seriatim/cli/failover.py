@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -207,9 +208,10 @@ class FailoverRun:
     def _describe_serving(self) -> pb.LinkView:
         deadline_s = time.monotonic() + 10
         while True:
-            link = open_link(self._view())
-            if link is not None and link.state == "open":
-                return link
+            with suppress(WorldError):  # asked again
+                link = open_link(self._view())
+                if link is not None and link.state == "open":
+                    return link
             if time.monotonic() > deadline_s:
                 queue = self.workload.queue
                 raise Waiting(f"queue {queue} has no open link", reasons={queue: "no open link"})
