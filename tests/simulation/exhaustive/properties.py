@@ -26,10 +26,9 @@ def check_grant(document: ChainDocument, groups: Groups, grant: SendGrant) -> No
     if link.state is not LinkState.OPEN or grant.token != document.sender_token:
         return  # whoever gets it will be refused
     for member, side in _sides(link, groups):
-        if member.incarnation.disk_id == side.incarnation.disk_id:
-            at = [one for one in member.link(int(link.epoch)).entries if one.position.content.index <= grant.next_index]
-            if (at[-1].position.content.index if at else 0) != grant.next_index:
-                raise AssertionError(f"H3: granted at {grant.next_index}, which {member.name} doesn't have on disk")
+        kept = _kept(member, side, int(link.epoch))
+        if kept is not None and grant.next_index not in (0, *(one.position.content.index for one in kept)):
+            raise AssertionError(f"H3: granted at {grant.next_index}, which {member.name} doesn't have on disk")
     _check_equal(link, groups, grant.next_index)
 
 

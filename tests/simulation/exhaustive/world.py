@@ -372,6 +372,8 @@ class Everything(Steps):
             return False
         if any(world[CALL + slot] is not None for slot in SLOTS):
             return False
+        if any(one.is_used and one.state == "ended" for group in groups(world) for one in group.appends):
+            return False
         document: ChainDocument = zoo.document.content
         if any(link.state in (LinkState.CLOSING, LinkState.LOST) for link in document.links):
             return False
