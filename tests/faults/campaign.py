@@ -145,7 +145,7 @@ class Campaign:
         faults[-1] = nemesis.strike(number, kind, scene)
         fault = faults[-1]
         scene.follow()
-        sending_s = longest_gap_s(sorted(scene.acknowledged_at_s[-20_000:]), fault.harmed_s, fault.healed_s)
+        sending_s = longest_gap_s(sorted(scene.acknowledged_at_s[-200_000:]), fault.harmed_s, fault.healed_s)
         self._say(
             f"{number}/{len(self._plan)} {fault.kind} [{' '.join(fault.targets)}] sending {sending_s * 1000:.0f} ms, "
             f"took {time.monotonic() - began_s:.1f} s {fault.note}"

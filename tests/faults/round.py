@@ -15,7 +15,7 @@ from seriatim.cli.embedded.errors import StartFailed
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import SeriatimError, WorldError
+from seriatim.protocol.errors import QueueExists, SeriatimError, WorldError
 from tests.faults import certificates, checker
 from tests.faults.catalogue import Role
 from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
@@ -61,7 +61,8 @@ class Round:
     def start(self) -> None:
         """Make the queue, start the workload, wait until records flow. Raises Stuck."""
         self._directory.mkdir(parents=True)
-        self.ask("CreateQueue", pb.CreateQueueRequest(queue=self.queue))
+        with contextlib.suppress(QueueExists):  # the first call's answer was lost
+            self.do("CreateQueue", pb.CreateQueueRequest(queue=self.queue))
         for name in self.clients:
             self.start_client(name)
         self.wait_for_clients()
