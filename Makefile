@@ -18,9 +18,10 @@ test: setup ## all tests (ARGS="-k chain" …)
 	@tools/setup --faults
 	$(PYTHON) -m pytest $(ARGS)
 
-soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long
-	$(if $(FAULTS)$(MINUTES),,$(error say FAULTS=N, MINUTES=N, or both))
+soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long; EXHAUSTIVE=1
+	$(if $(FAULTS)$(MINUTES)$(EXHAUSTIVE),,$(error say FAULTS=N, MINUTES=N, EXHAUSTIVE=1, or several))
 	$(if $(MINUTES),$(PYTHON) -m tests.simulation --minutes $(MINUTES))
+	$(if $(EXHAUSTIVE),$(PYTHON) -m tests.simulation.exhaustive --each)
 	$(if $(FAULTS),@tools/setup --faults)
 	$(if $(FAULTS),$(PYTHON) -m tests.faults.campaign --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report))
 

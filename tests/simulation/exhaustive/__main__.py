@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=1)
     parser.add_argument("--takeovers", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
+    parser.add_argument("--each", action="store_true", help="each kind of failure in a run of its own")
     parser.add_argument("--quick", action="store_true", help="all that `make test` explores")
     parser.add_argument("--plant", default="", help=f"one of: {'; '.join(PLANTS)}")
     parser.add_argument("--max-states", type=int, default=50_000_000)
@@ -31,7 +33,8 @@ def main() -> int:
             PLANTS[asked.plant].install(patch)
             bounds = PLANTS[asked.plant].bounds
         is_broken = False
-        for one in QUICK if asked.quick else (bounds,):
+        runs = tuple(replace(bounds, kinds=(kind,)) for kind in kinds) if asked.each else (bounds,)
+        for one in QUICK if asked.quick else runs:
             result = explore(one, max_states=asked.max_states)
             sys.stdout.write(f"{result}\n")
             sys.stdout.flush()
