@@ -63,12 +63,14 @@ class FaultCluster:
         self.expected = set(SERVERS)
 
     def close(self) -> None:
-        """End everything; data stay."""
+        """End everything. Once."""
         self.network.heal()
         for name in self.supervisor.pids():
             self.signal(name, signal.SIGCONT)
         self.supervisor.stop_all((*MEMBERS, *SPARE_MEMBERS))
         self.supervisor.close()
+        for disk in self.disks.values():
+            disk.close()
 
     # ------------------------------------------------------------------------------------------------------ addresses
 

@@ -93,6 +93,11 @@ class Disk:
         (self.path / "ballast").unlink(missing_ok=True)
         return had_trouble
 
+    def close(self) -> None:
+        """Take it out of the tree of files; its image stays."""
+        self._control.close()
+        subprocess.run(("umount", "--lazy", str(self.path)), check=True)
+
     def wipe(self) -> None:
         """A blank disk at the same place."""
         for path in self.path.iterdir():
