@@ -25,8 +25,9 @@ QUEUE = "q"
 LOG = "log"
 
 
-def value_of(source: str, seq: int) -> bytes:
-    return f"{source}:{seq}:{seq * 7919 % 104729}".encode()
+def value_of(source: str, seq: int, queue: int) -> bytes:
+    """`queue`: the how manieth of this name."""
+    return f"{source}:{seq}:{queue}:{seq * 7919 % 104729}".encode()
 
 
 class Sender:
@@ -89,8 +90,9 @@ class Sender:
                 return
             stored = elected.resume_point.get(LOG, -1)
             for seq in range(stored + 1):
-                if self._world.oracle.sent[LOG, seq].acknowledged_at_s is None:
-                    self._told(LOG, seq, None)
+                sent = self._world.oracle.sent.get((LOG, seq))
+                if sent is None or sent.acknowledged_at_s is None:
+                    self._told(LOG, seq, None, None)
             self._next_seq = stored + 1
             buffer.take_up(elected.token)
         self._is_new = False
@@ -102,7 +104,7 @@ class Sender:
             source, seq = LOG, self._next_seq
         else:
             source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
-        value = value_of(source, seq)
+        value = value_of(source, seq, self._world.queues)
         self._world.oracle.sending(source, seq, value)
         try:
             handle = buffer.send(
@@ -123,11 +125,12 @@ class Sender:
             end = handle.result(0)
         except OutcomeUnknown:
             return
-        self._told(end.source, end.seq, end.offset)
+        place = None if end.epoch is None or end.index is None else (end.epoch, end.index)
+        self._told(end.source, end.seq, end.offset, place)
 
-    def _told(self, source: str, seq: int, offset: int | None) -> None:
+    def _told(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
         try:
-            self._world.oracle.told_kept(source, seq, offset)
+            self._world.oracle.told_kept(source, seq, offset, place)
         except Violation as violation:
             self._world.violated(violation)
 

@@ -44,6 +44,10 @@ class Table:
             self.values[key] = value
 
 
+def _size_bytes(write: Write) -> int:
+    return sum(len(key) + len(value) for key, value in write.puts)
+
+
 class _Cursor:
     """Stands for rocksdict's iterator."""
 
@@ -83,7 +87,11 @@ class Disk:
         self.durable = Table()
         self.is_failing = False
         self.is_full = False
+        self.room_bytes: int | None = None
+        """Left for what is written; None: as much as is wanted."""
         self.flush_s = 0.002
+        self.has_forgotten = False
+        """Whether a crash took something that had been given to the system, or to the process only."""
         self.has_lied = False
         """Whether a flush was answered that wasn't done: a planted world, not a fault that the protocol bears."""
         self.on_write: Callable[[Disk, Write], None] = lambda *_: None
@@ -103,6 +111,8 @@ class Disk:
 
     def write(self, write: Write) -> None:
         self.on_write(self, write)
+        if self.room_bytes is not None:
+            self.room_bytes -= _size_bytes(write)
         self.table.apply(write)
         if write.uses_log:
             self._log.append(write)
@@ -128,6 +138,7 @@ class Disk:
     def process_died(self) -> None:
         """The system still has what it was given."""
         if self._unlogged:
+            self.has_forgotten = True
             self._unlogged.clear()
             self.table = Table(self.durable.values)
             for write in self._log:
@@ -135,6 +146,7 @@ class Disk:
 
     def power_failed(self) -> None:
         """What wasn't flushed is gone from some point on."""
+        self.has_forgotten = self.has_forgotten or bool(self._log or self._unlogged)
         kept = self._chance.randint(0, len(self._log))
         self.flushed(kept)
         self._log.clear()
@@ -184,7 +196,10 @@ class SimulatedWriter:
     def _serve(self) -> None:
         writes, self._queue = self._queue, []
         disk = self._disk
-        if self._failure is None and (disk.is_failing or (disk.is_full and any(write.size_bytes for write in writes))):
+        is_full = disk.is_full and any(write.size_bytes for write in writes)
+        if disk.room_bytes is not None and sum(_size_bytes(write) for write in writes) > disk.room_bytes:
+            is_full = True
+        if self._failure is None and (disk.is_failing or is_full):
             what = "Input/output error" if disk.is_failing else "No space left on device"
             self._failure = DiskFailed(f"the disk failed: {what}")
         if self._failure is not None:
@@ -248,7 +263,8 @@ class SimulatedStore(Store):
         self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
 
     def free_bytes(self) -> int:
-        return 0 if self._disk.is_full else 1 << 40
+        room_bytes = 1 << 40 if self._disk.room_bytes is None else self._disk.room_bytes
+        return 0 if self._disk.is_full else room_bytes
 
     async def close(self) -> None:
         self._writer.close()

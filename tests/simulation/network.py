@@ -101,6 +101,8 @@ class Network:
         self.chance = chance
         self.mean_delay_s = mean_delay_s
         self.late_share = 0.01
+        self.damages = 0
+        """So many of the next batches that are sent arrive with another bit."""
         self._servers: dict[str, SimulatedServer] = {}
         self._hosts: dict[str, Host] = {}
         self._cuts: set[tuple[str, str]] = set()
@@ -167,6 +169,18 @@ class Network:
                     connection.end("connection reset by peer")
                 else:
                     connection.watch()
+
+    def carried(self, message: Any) -> Any:
+        """What arrives of a request: mostly the same."""
+        if not self.damages or getattr(message, "batch", None) is None or not message.batch.payload:
+            return message
+        self.damages -= 1
+        arriving = type(message)()
+        arriving.CopyFrom(message)
+        payload = bytearray(message.batch.payload)
+        payload[self.chance.randrange(len(payload))] ^= 1 << self.chance.randrange(8)
+        arriving.batch.payload = bytes(payload)
+        return arriving
 
     def forget(self, connection: Connection) -> None:
         client, server = connection.ends
@@ -349,6 +363,7 @@ class _Call:
         assert client is not None
         network.calls += 1
         self.number = network.calls
+        self._network = network
         self.network = network
         self.client = client
         self.path = path
@@ -432,7 +447,7 @@ class _Call:
             if code is grpc.StatusCode.OK or details == "locally":
                 raise asyncio.InvalidStateError("the call is over")
             raise _error(code, details)
-        self._to_server(self.context.arrived, message)
+        self._to_server(self.context.arrived, self._network.carried(message))
         await asyncio.sleep(0)
 
     async def done_writing(self) -> None:

@@ -19,7 +19,7 @@ from seriatim.broker_group.core.replica import Replica
 from seriatim.consumer.session import Grant
 from seriatim.coordinator.core import invariants
 from seriatim.protocol import batch, chain
-from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState, Subscription
+from seriatim.protocol.chain import Certificate, ChainDocument, Durability, Link, LinkState, Subscription
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.marks import merged
 from seriatim.protocol.record import Record
@@ -42,21 +42,29 @@ class Sent:
     at_s: float
     acknowledged_at_s: float | None = None
     offset: int | None = None
+    place: tuple[int, int] | None = None
+    """Epoch and index, where it was acknowledged there."""
 
 
 @dataclass
 class Progress:
-    """Of one subscription: offsets handed out, the newest reader's token, the furthest commit that was answered."""
+    """Of one subscription: offsets handed out since it was sought last, the newest reader's token, the furthest commit
+    that was answered. `given_up`: identities that were handed out, and whose place then was lost as section 8 allows.
+    """
 
     delivered: set[int] = field(default_factory=set)
     token: int = 0
     generation: int = 0
     last: dict[object, int] = field(default_factory=dict)
     committed: tuple[int, int] = (0, 0)
+    given_up: set[tuple[str, int]] = field(default_factory=set)
 
 
 class Oracle:
-    """`disks`: every disk there ever was, by its id; a destroyed one as it was then."""
+    """`disks`: every disk there ever was, by its id; a destroyed one as it was then.
+
+    `given_up`: by epoch, from which index on a link's records are gone, by an operator's word or as its durability allows.
+    """
 
     def __init__(self, loop: SimulatedLoop, disks: Mapping[str, Disk]) -> None:
         self._loop = loop
@@ -72,7 +80,9 @@ class Oracle:
         self.named: dict[tuple[object, ...], tuple[int, int]] = {}
         self.sessions: Ensemble | None = None
         self._taken: dict[tuple[Process, tuple[int, int]], int] = {}
-        self.may_lose = False
+        self.given_up: dict[int, int] = {}
+        self.idle: set[str] = set()
+        """Subscriptions that nobody reads."""
         self.checks = 0
         self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
 
@@ -132,7 +142,10 @@ class Oracle:
         position = _KEY.pack(b"P", record.queue_id, record.epoch, index)
         is_flushed = record.durability in (Durability.SYNC, Durability.INTERVAL)
         found = []
-        for disk in (getattr(mine.host, "disk", None), self._disks.get(record.peer.disk_id)):
+        disks = getattr(mine.host, "disk", None), self._disks.get(record.peer.disk_id)
+        if not is_flushed and any(disk is not None and disk.has_forgotten for disk in disks):
+            return  # the slave may have died since it confirmed, which this durability doesn't bear
+        for disk in disks:
             table = None if disk is None else disk.durable if is_flushed else disk.table
             found.append(None if table is None else table.values.get(position))
         if None in found:
@@ -174,25 +187,20 @@ class Oracle:
         self.documents[path] = document
 
     def _sought(self, document: ChainDocument, subscription: Subscription) -> None:
-        """From here on, everything behind the new position has to be handed out (again), and nothing before it."""
+        """From here on, everything behind the new position has to be handed out (again); see `lacking`."""
         progress = self.progress[subscription.name]
         progress.generation = subscription.generation
         is_anywhere = bool(subscription.consume_list)
         progress.committed = (subscription.position_epoch, subscription.position_index) if is_anywhere else (0, 0)
-        link = document.link(subscription.position_epoch)
-        if link is not None and link.base is not None:
-            start = link.base + subscription.position_index
-            progress.delivered = {offset for offset in self.records if offset < start}
+        progress.delivered.clear()
 
     def _check_sealed(self, document: ChainDocument, link: Link) -> None:
         certificate = link.certificate
         assert certificate is not None
         acknowledged = self.acknowledged.get((document.queue_id, link.epoch), 0)
-        if (
-            certificate.end < acknowledged
-            and not certificate.is_abandoned
-            and not (self.may_lose and not certificate.is_whole)
-        ):
+        if certificate.is_abandoned or not (certificate.is_whole or link.durability.survives_restart):
+            self._give_up(link, certificate)
+        elif certificate.end < acknowledged:
             raise Violation(f"4: epoch {link.epoch} ends at {certificate.end}, acknowledged is {acknowledged}")
         if certificate.is_abandoned:
             return
@@ -222,6 +230,8 @@ class Oracle:
         tables = []
         for side in (link.master, link.slave):
             disk = self._disks.get(side.incarnation.disk_id)
+            if disk is not None and disk.has_forgotten and not link.durability.survives_restart:
+                return
             if disk is not None:
                 tables.append(disk.durable if link.durability.survives_restart else disk.table)
         for key in tables[0].between(first, end) if len(tables) == 2 else ():
@@ -231,6 +241,43 @@ class Oracle:
         for source, seq in certificate.marks_on_two.items():
             if seq > known.get(source, -1):
                 raise Violation(f"3: {source}:{seq} counts as kept after epoch {link.epoch}, two have {known}")
+
+    def _give_up(self, link: Link, certificate: Certificate) -> None:
+        """What lies beyond this end is gone, and nothing that was said of it holds any more (protocol.md 5.7, 8).
+
+        Its offsets are given again, but for those of an abandoned link (H21): there, the contents stay known.
+        """
+        end = self.given_up[link.epoch] = certificate.end
+        for identity, sent in self.sent.items():
+            is_there = sent.place is not None and sent.place[0] == link.epoch and sent.place[1] >= end
+            if is_there or (sent.place is None and identity not in self.places):
+                sent.acknowledged_at_s = sent.offset = sent.place = None
+        gone = {offset for offset, one in self.records.items() if one.epoch == link.epoch and one.index >= end}
+        gone |= {offset for offset, (source, seq) in self.told.items() if self.sent[source, seq].offset is None}
+        for offset in gone:
+            self.told.pop(offset, None)
+            record = self.records.get(offset) if certificate.is_abandoned else self.records.pop(offset, None)
+            if record is None:
+                continue
+            identity = record.source, record.seq
+            self.places.pop(identity, None)
+            for progress in self.progress.values():
+                if offset in progress.delivered:
+                    progress.delivered.discard(offset)
+                    progress.given_up.add(identity)
+        for progress in self.progress.values():
+            progress.last.clear()
+            if progress.committed > (link.epoch, end):
+                progress.committed = min(progress.committed, (link.epoch, end))
+
+    def _is_given_up(self, epoch: int, index: int) -> bool:
+        return index >= self.given_up.get(epoch, index + 1)
+
+    def begin_again(self) -> None:
+        """The queue was deleted: what is made under its name from now on has nothing to do with it."""
+        for kept in (self.documents, self.sent, self.records, self.places, self.told, self.progress, self.acknowledged,
+                     self.granted, self.given_up, self.named):  # fmt: skip
+            kept.clear()
 
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
         """A coordinator answered a sender with a grant."""
@@ -251,11 +298,16 @@ class Oracle:
         """An application is about to send; the same identity always with the same value."""
         self.sent.setdefault((source, seq), Sent(value, self._loop.now_s))
 
-    def told_kept(self, source: str, seq: int, offset: int | None) -> None:
-        """An application was told that two members hold a record."""
+    def told_kept(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
+        """An application was told that two members hold a record, and at which epoch and index, if that is known."""
         sent = self.sent.get((source, seq))
         if sent is None:
             raise Violation(f"8: {source}:{seq} is told to be kept, and was never sent")
+        if place is None and self.given_up:
+            return  # it may have been there when it was said
+        if place is not None and self._is_given_up(*place):
+            return
+        sent.place = place or sent.place
         if sent.acknowledged_at_s is None:
             sent.acknowledged_at_s = self._loop.now_s
         if offset is not None:
@@ -274,8 +326,7 @@ class Oracle:
     def read_granted(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
         """A reader begins a term."""
         progress, token = self.progress[subscription], grant.token
-        is_present = grant.generation == progress.generation
-        if is_present and (epoch, index) < progress.committed and not self.may_lose:
+        if grant.generation == progress.generation and (epoch, index) < progress.committed:
             raise Violation(f"6: {subscription} starts at {epoch}:{index}, committed is {progress.committed}")
         progress.last.pop((subscription, token), None)
 
@@ -289,13 +340,16 @@ class Oracle:
                 f"7: a reader of {subscription} with token {token} was handed {record.offset} after {progress.token}"
             )
         progress.token = token
+        identity = record.source, record.seq
+        if self._is_given_up(record.epoch, record.index):
+            progress.given_up.add(identity)
+            return
         last = progress.last.get(session)
         if last is not None and record.offset <= last:
             raise Violation(f"9: {subscription} was handed {record.offset} after {last} in one term")
         progress.last[session] = record.offset
         if grant.generation == progress.generation:
             progress.delivered.add(record.offset)
-        identity = record.source, record.seq
         there = self.records.setdefault(record.offset, record)
         if (there.source, there.seq, there.value) != (record.source, record.seq, record.value):
             raise Violation(f"11: two contents at offset {record.offset}: {there.source}:{there.seq}, {identity}")
@@ -313,28 +367,55 @@ class Oracle:
         """A commit was answered."""
         progress = self.progress[subscription]
         if grant.generation == progress.generation:
-            progress.committed = max(progress.committed, (epoch, index))
+            progress.committed = max(progress.committed, (epoch, min(index, self.given_up.get(epoch, index))))
 
     # ---- at the end
 
+    def _standing(self) -> list[Record]:
+        return [one for one in self.records.values() if not self._is_given_up(one.epoch, one.index)]
+
+    def undelivered(self) -> list[tuple[str, int]]:
+        """Identities that were acknowledged and that nobody was handed, in the place where they are or in one given up."""
+        found = [identity for identity, sent in self.sent.items() if sent.acknowledged_at_s is not None]
+        given_up = {identity for progress in self.progress.values() for identity in progress.given_up}
+        return [identity for identity in found if identity not in self.places and identity not in given_up]
+
+    def lacking(self, subscription: str) -> set[int]:
+        """Offsets that it should have been handed since it was sought last, and wasn't."""
+        progress, start = self.progress[subscription], 0
+        for document in self.documents.values():
+            found = document.subscription(subscription)
+            link = None if found is None else document.link(found.position_epoch)
+            if subscription in self.idle:
+                return set()
+            if found is not None and (link is None or link.base is None):
+                return set()
+            if found is not None and link is not None and link.base is not None:
+                start = link.base + found.position_index
+        return {
+            one.offset
+            for one in self._standing()
+            if one.offset >= start
+            and one.offset not in progress.delivered
+            and (one.source, one.seq) not in progress.given_up
+        }
+
     def check_end(self) -> None:
         """Everything is healed and read: nothing is lost, all is in order."""
-        offsets = {name: progress.delivered for name, progress in self.progress.items()}
-        everything = set(self.records)
-        for name, delivered in offsets.items():
-            if delivered != everything:
-                raise Violation(f"9: {name} was never handed {sorted(everything - delivered)[:5]}")
-        if not self.may_lose:
-            for identity, sent in self.sent.items():
-                if sent.acknowledged_at_s is not None and identity not in self.places:
-                    raise Violation(f"8: {identity} was told to be kept at {sent.offset}, and isn't delivered")
+        for name in self.progress:
+            lacking = self.lacking(name)
+            if lacking:
+                raise Violation(f"9: {name} was never handed {sorted(lacking)[:5]}")
+        for identity in self.undelivered():
+            raise Violation(f"8: {identity} was told to be kept at {self.sent[identity].offset}, and isn't delivered")
         earliest_kept_s = float("inf")
         last_seq: dict[str, int] = {}
-        for offset in sorted(self.records, reverse=True):
-            record = self.records[offset]
+        for record in sorted(self._standing(), key=lambda one: one.offset, reverse=True):
             sent = self.sent[record.source, record.seq]
             if earliest_kept_s < sent.at_s:
-                raise Violation(f"9: {record.source}:{record.seq} at {offset} was sent after a later one was kept")
+                raise Violation(
+                    f"9: {record.source}:{record.seq} at {record.offset} was sent after a later one was kept"
+                )
             if sent.acknowledged_at_s is not None:
                 earliest_kept_s = min(earliest_kept_s, sent.acknowledged_at_s)
             if record.seq >= last_seq.get(record.source, 1 << 64):
@@ -386,5 +467,7 @@ class Oracle:
                 raise Violation(
                     f"11: {source}:{seq} is stored at {offset}, and {handed_out.source}:{handed_out.seq} was read"
                 )
+        elif any((source, seq) in progress.given_up for progress in self.progress.values()):
+            return  # it was handed out where it was before that was given up
         elif self.places.get((source, seq), offset) >= offset:
             raise Violation(f"11: {source}:{seq} at {offset} was handed to nobody, and is no re-send")

@@ -22,8 +22,9 @@ from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation.applications import QUEUE, Reader, Sender
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
-from tests.simulation.loop import EndOfSteps, Host
+from tests.simulation.loop import EndOfSteps, Host, Step
 from tests.simulation.oracle import Violation
+from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, settle_idle
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
@@ -79,8 +80,19 @@ class Schedule:
         self.faults: list[str] = []
         if is_traced:
             self.world.trace = []
+        self._pending: list[Step] = []
+        self.settings = shape.settings or self._any_settings()
         self._damaged_groups: set[str] = set()
         self._damaged_keys: set[bytes] = set()
+
+    def _any_settings(self) -> pb.QueueSettings:
+        durability = self.chance.choices(("sync", "interval", "async", "memory"), (7, 1, 1, 1))[0]
+        flush_ms = self.chance.choice((5, 200))
+        return pb.QueueSettings(
+            durability=durability,
+            flush_ms=flush_ms,
+            readmit=self.chance.choices(("drained", "in-sync"), (3, 1))[0],
+        )
 
     # ---- the whole
 
@@ -91,10 +103,8 @@ class Schedule:
         world.ensemble.cut_off_server_s = random.Random(f"cut off {self.seed}").choice(CUT_OFF_SERVER_S)
         self._add_applications()
         self._start()
-        self._until(
-            lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S
-        )
-        self._until(lambda: self._kept() > 0, "the first record is kept", START_S)
+        self.until(lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S)
+        self.until(lambda: self._kept() > 0, "the first record is kept", START_S)
         for _ in range(chance.randint(*self.shape.faults)):
             world.loop.run(world.loop.now_s + chance.choice((0.05, 0.5, 2.0)) * chance.random())
             self._harm()
@@ -109,9 +119,9 @@ class Schedule:
         is_hasty = self.chance.random() < 0.1
         for name in first:
             delay_s = 0.0 if is_hasty or name in world.member_names else 0.2
-            self._later(delay_s, world.start, name)
+            self.later(delay_s, world.start, name)
         if not is_hasty:
-            self._until(lambda: bool(world.oracle.documents), "the queue is made", START_S)
+            self.until(lambda: bool(world.oracle.documents), "the queue is made", START_S)
         for name in world.hosts:
             world.start(name)
 
@@ -121,26 +131,26 @@ class Schedule:
         mode = mode if self.shape.senders is None else self.shape.senders
         for name in ("sender-1", "sender-2"):
             source = name if mode < 0.8 else "sender"
-            self._add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=0.1).main)
+            self.add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=0.1).main)
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
-            self._add(name, Reader(world, name, subscription).main)
-        self._add("operator", self._create_queue)
+            self.add(name, Reader(world, name, subscription).main)
+        self.add("operator", self._create_queue)
 
-    def _add(self, name: str, main: Callable) -> None:
+    def add(self, name: str, main: Callable) -> None:
         world = self.world
         world.add_host(Host(name, f"10.3.0.{len(world.hosts) + 1}", *world._clock()))
         world.mains[name] = main
 
     async def _create_queue(self) -> None:
         coordinators = Coordinators(self.world.coordinator_addresses)
-        request = pb.CreateQueueRequest(queue=QUEUE, settings=self.shape.settings)
+        request = pb.CreateQueueRequest(queue=QUEUE, settings=self.settings)
         await coordinators.call_within("CreateQueue", request, 50.0)
 
     def _kept(self) -> int:
         return sum(sent.acknowledged_at_s is not None for sent in self.world.oracle.sent.values())
 
-    def _until(self, is_so: Callable[[], bool], what: str, within_s: float) -> None:
+    def until(self, is_so: Callable[[], bool], what: str, within_s: float) -> None:
         loop = self.world.loop
         if not loop.run(loop.now_s + within_s, is_so):
             self._note_state()
@@ -176,10 +186,11 @@ class Schedule:
         self.world.note(f"FAULT {kind}")
         KINDS[kind][1](self)
 
-    def _later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        self.world.loop.after(seconds, None, callback, *arguments)
+    def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
+        """Unless everything is healed before."""
+        self._pending.append(self.world.loop.after(seconds, None, callback, *arguments))
 
-    def _some_s(self) -> float:
+    def some_s(self) -> float:
         return self.chance.choice((0.2, 2.0, 8.0)) * self.chance.random()
 
     def _any(self) -> str:
@@ -190,7 +201,7 @@ class Schedule:
             names = [str(link.master.name), str(link.slave.name)]
         return self.chance.choice(names)
 
-    def _member(self) -> str:
+    def any_member(self) -> str:
         name = self._any()
         return name if name in self.world.member_names else self.chance.choice(self.world.member_names)
 
@@ -215,7 +226,7 @@ class Schedule:
         """Long enough for another one to be elected, or not."""
         name = self._application()
         self.world.pause(name)
-        self._later(self.chance.choice((2.0, 8.0)) * self.chance.random(), self.world.resume, name)
+        self.later(self.chance.choice((2.0, 8.0)) * self.chance.random(), self.world.resume, name)
 
     def slow_path(self) -> None:
         """What one host sends to another is late, and late enough to be overtaken by what others do."""
@@ -224,7 +235,7 @@ class Schedule:
         self.world.note(f"what {one} sends to {other} is {late_s:.3f} s late")
         slow_s = self.world.network.slow_s
         slow_s[one, other] = late_s
-        self._later(self._some_s(), slow_s.pop, (one, other), None)
+        self.later(self.some_s(), slow_s.pop, (one, other), None)
 
     def kill(self) -> None:
         name = self._any()
@@ -232,7 +243,7 @@ class Schedule:
 
     def _dies(self, name: str, is_power: bool) -> None:
         self.world.kill(name, is_power=is_power)
-        self._later(0.05 + self._some_s(), self.world.start, name)
+        self.later(0.05 + self.some_s(), self.world.start, name)
 
     def kill_at_step(self) -> None:
         name = self._any()
@@ -240,7 +251,7 @@ class Schedule:
         if process is not None and process.is_alive:
             process.steps_to_live = self.chance.randint(0, 400)
             self.world.note(f"{name} has {process.steps_to_live} steps to live")
-        self._later(2 + self._some_s(), self.world.start, name)
+        self.later(2 + self.some_s(), self.world.start, name)
 
     def kill_both(self) -> None:
         document = self.world.document
@@ -248,7 +259,7 @@ class Schedule:
         if link is not None:
             is_power = self.chance.random() < 0.5
             for side in (link.master, link.slave):
-                self._later(self.chance.choice((0.0, 0.01)), self._dies, str(side.name), is_power)
+                self.later(self.chance.choice((0.0, 0.01)), self._dies, str(side.name), is_power)
 
     def kill_all(self) -> None:
         is_power = self.chance.random() < 0.5
@@ -259,7 +270,7 @@ class Schedule:
     def pause(self) -> None:
         name = self._any()
         self.world.pause(name)
-        self._later(self._some_s(), self.world.resume, name)
+        self.later(self.some_s(), self.world.resume, name)
 
     def cut(self) -> None:
         one, other = self._any(), self._any()
@@ -270,19 +281,19 @@ class Schedule:
         directions = [(one, other), (other, one)]
         if self.chance.random() < 0.3:
             directions = directions[:1]
-        seconds = self._some_s()
+        seconds = self.some_s()
         for direction in directions:
             self.world.cut(*direction)
-            self._later(seconds, self.world.heal_cut, *direction)
+            self.later(seconds, self.world.heal_cut, *direction)
 
     def isolate(self) -> None:
         """A machine is cut off from everybody."""
-        name, seconds = self._any(), self._some_s()
+        name, seconds = self._any(), self.some_s()
         for other in (*self.world.hosts, "zookeeper"):
             if other != name:
                 for direction in ((name, other), (other, name)):
                     self.world.cut(*direction)
-                    self._later(seconds, self.world.heal_cut, *direction)
+                    self.later(seconds, self.world.heal_cut, *direction)
 
     def reset_connections(self) -> None:
         one, other = self._any(), self._any()
@@ -305,8 +316,8 @@ class Schedule:
             path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()
             self.world.note(f"what {name} sends to {link.master.name} is {late_s:.3f} s late")
             self.world.network.slow_s[path] = late_s
-            self._later(0.1 * self.chance.random(), self._expire, name)
-            self._later(1.0, self.world.network.slow_s.pop, path, None)
+            self.later(0.1 * self.chance.random(), self._expire, name)
+            self.later(1.0, self.world.network.slow_s.pop, path, None)
 
     def expire_session(self) -> None:
         self._expire(self._any())
@@ -318,16 +329,16 @@ class Schedule:
         server = self.chance.choice(self.world.ensemble.servers)
         self.world.note(f"ZooKeeper server {server.number} is cut off")
         self.world.ensemble.cut_off(server)
-        self._later(self._some_s(), self.world.ensemble.rejoin, server)
+        self.later(self.some_s(), self.world.ensemble.rejoin, server)
 
     def stop_zookeeper(self) -> None:
         self.world.note("ZooKeeper stops")
         self.world.ensemble.stop()
-        self._later(self._some_s(), self.world.ensemble.go_on)
+        self.later(self.some_s(), self.world.ensemble.go_on)
 
     def blank_disk(self) -> None:
         """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
-        name = self._member()
+        name = self.any_member()
         group = name.split("-")[0]
         kept = [key for kind in (b"B", b"C") for key in self._disk(name).keys(kind)]
         if group in self._damaged_groups or not all(self._is_twice(name, key) for key in kept):
@@ -335,10 +346,10 @@ class Schedule:
         self._damaged_groups.add(group)
         self.world.kill(name, is_power=True)
         self.world.blank_disk(name)
-        self._later(self._some_s(), self.world.start, name)
+        self.later(self.some_s(), self.world.start, name)
 
     def damage(self) -> None:
-        name = self._member()
+        name = self.any_member()
         group = name.split("-")[0]
         keys = [key for key in self._disk(name).keys(b"B") if self._is_twice(name, key)]
         if group in self._damaged_groups or not keys:
@@ -352,7 +363,7 @@ class Schedule:
             self._dies(name, False)
 
     def disk_fails(self) -> None:
-        name = self._member()
+        name = self.any_member()
         disk = self._disk(name)
         self.world.note(f"the disk of {name} fails")
         disk.is_failing = True
@@ -361,10 +372,10 @@ class Schedule:
             disk.is_failing = False
             self._dies(name, True)
 
-        self._later(self._some_s(), mend)
+        self.later(self.some_s(), mend)
 
     def disk_full(self) -> None:
-        name = self._member()
+        name = self.any_member()
         disk = self._disk(name)
         self.world.note(f"the disk of {name} is full")
         disk.is_full = True
@@ -373,10 +384,13 @@ class Schedule:
             disk.is_full = False
             self._dies(name, False)
 
-        self._later(self._some_s(), mend)
+        self.later(self.some_s(), mend)
 
     def slow_disk(self) -> None:
-        name = self._member()
+        self.slow_down(self.any_member())
+
+    def slow_down(self, name: str) -> None:
+        """A member's disk, for a while."""
         disk = self._disk(name)
         disk.flush_s = self.chance.choice((0.02, 0.3, 1.0))
         self.world.note(f"the disk of {name} is slow: {disk.flush_s} s a flush")
@@ -384,15 +398,15 @@ class Schedule:
         def mend() -> None:
             disk.flush_s = 0.002
 
-        self._later(self._some_s(), mend)
+        self.later(self.some_s(), mend)
 
     def rotate(self) -> None:
-        self._operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+        self.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
 
     def drain_group(self) -> None:
         group = self.chance.choice(self.world.group_names)
-        self._operate("DrainGroup", pb.GroupRequest(group=group))
-        self._later(self._some_s(), self._operate, "ResumeGroup", pb.GroupRequest(group=group))
+        self.operate("DrainGroup", pb.GroupRequest(group=group))
+        self.later(self.some_s(), self.operate, "ResumeGroup", pb.GroupRequest(group=group))
 
     def seek(self) -> None:
         """Back to the beginning, or to anywhere."""
@@ -401,9 +415,9 @@ class Schedule:
         document = self.world.document
         assert document is not None
         subscription = self.chance.choice([one.name for one in document.subscriptions])
-        self._operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
+        self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
 
-    def _operate(self, method: str, request: object) -> None:
+    def operate(self, method: str, request: object) -> None:
         world = self.world
 
         async def operate() -> None:
@@ -422,6 +436,9 @@ class Schedule:
     def _heal(self) -> None:
         world = self.world
         world.note("everything is healed")
+        world.dies_at_write.clear()
+        world.dies_at_chain_write = False
+        world.network.damages = 0
         world.ensemble.heal()
         world.network.heal_all()
         for server in world.ensemble.servers:
@@ -431,6 +448,7 @@ class Schedule:
             world.resume(name)
             if isinstance(host, MemberHost):
                 host.disk.flush_s = 0.002
+                host.disk.room_bytes = None
                 if host.disk.is_failing or host.disk.is_full:
                     host.disk.is_failing = host.disk.is_full = False
                     world.kill(name, is_power=False)
@@ -444,20 +462,13 @@ class Schedule:
 
     def _settle(self) -> None:
         world, oracle = self.world, self.world.oracle
-        healed_s = world.loop.now_s
-
-        def goes_on() -> bool:
-            return any(
-                (sent.acknowledged_at_s or 0) > healed_s and sent.at_s > healed_s for sent in oracle.sent.values()
-            )
-
         self._resume_operator()
-        self._later(OPERATOR_PATIENCE_S + 1, self._resume_operator)  # a drain that was asked for before may come late
-        self._until(goes_on, "sending goes on", HEAL_S)
+        self.later(OPERATOR_PATIENCE_S + 1, self._resume_operator)  # a drain that was asked for before may come late
+        self.until_sending_goes_on(HEAL_S)
         world.is_draining = True
-        self._until(self._is_all_read, "everything is read", HEAL_S)
-        self._until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
-        self._until(self._is_all_read, "what was acknowledged last is read", HEAL_S)
+        self.until(self.is_all_read, "everything is read", HEAL_S)
+        self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
+        self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
         oracle.check_end()
         document = world.document
         assert document is not None
@@ -466,16 +477,43 @@ class Schedule:
         if world.loop.problems:
             raise Violation(f"not handled: {world.loop.problems[0]}")
 
+    def until_sending_goes_on(self, within_s: float) -> None:
+        """Something sent from now on is acknowledged."""
+        now_s = self.world.loop.now_s
+        sent = self.world.oracle.sent
+
+        def goes_on() -> bool:
+            return any((one.acknowledged_at_s or 0) > now_s and one.at_s > now_s for one in sent.values())
+
+        self.until(goes_on, "sending goes on", within_s)
+
+    def calm(self) -> None:
+        """Everything is healed, and no fault is under way; all is well again, while records flow."""
+        for step in self._pending:
+            step.cancel()
+        self._pending.clear()
+        self._heal()
+        self._resume_operator()
+        self.until_sending_goes_on(HEAL_S)
+        self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
+
+    def has_damaged(self, group: str) -> bool:
+        """Whether one of the group's two copies is spoilt."""
+        return group in self._damaged_groups
+
+    def note_damaged(self, group: str) -> None:
+        self._damaged_groups.add(group)
+
     def _resume_operator(self) -> None:
         for group in self.world.group_names:
-            self._operate("ResumeGroup", pb.GroupRequest(group=group))
+            self.operate("ResumeGroup", pb.GroupRequest(group=group))
+        settle_idle(self)
+        self.later(15.0, give_up_lost, self)
 
-    def _is_all_read(self) -> bool:
+    def is_all_read(self) -> bool:
+        """Every subscription was handed all that was acknowledged."""
         oracle = self.world.oracle
-        kept = {identity for identity, sent in oracle.sent.items() if sent.acknowledged_at_s is not None}
-        if not kept <= oracle.places.keys():
-            return False
-        return all(len(one.delivered) == len(oracle.records) for one in oracle.progress.values())
+        return not oracle.undelivered() and not any(oracle.lacking(name) for name in oracle.progress)
 
     def _is_present(self, name: str) -> bool:
         """Whether the process that runs now is registered, and says that it lacks nothing."""
@@ -492,7 +530,8 @@ class Schedule:
         if not all(self._is_present(name) for name in self.world.member_names):
             return False
         return all(link.certificate is not None for link in document.links[:-1]) and all(
-            not one.consume_list or one.consume_list == (document.links[-1].epoch,) for one in document.subscriptions
+            one.name == IDLE or not one.consume_list or one.consume_list == (document.links[-1].epoch,)
+            for one in document.subscriptions
         )
 
 
@@ -502,7 +541,7 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-KINDS: dict[str, tuple[int, Callable[[Schedule], None]]] = {
+KINDS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "kill": (8, Schedule.kill),
     "kill at a step": (10, Schedule.kill_at_step),
     "kill both members": (3, Schedule.kill_both),
@@ -527,6 +566,7 @@ KINDS: dict[str, tuple[int, Callable[[Schedule], None]]] = {
     "slow path": (4, Schedule.slow_path),
     "expire an application's session": (2, Schedule.expire_application),
     "strain a sender": (2, Schedule.strain_sender),
+    **SCENARIOS,
 }
 
 

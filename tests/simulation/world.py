@@ -26,6 +26,7 @@ import seriatim.producer.loop
 from seriatim.broker_group.core import invariants, replica
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
+from seriatim.broker_group.writer import Write
 from seriatim.coordinator.core import readmission
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
@@ -43,6 +44,7 @@ from tests.simulation.network import Network, SimulatedChannel, SimulatedServer
 from tests.simulation.oracle import Oracle, Violation
 
 CLUSTER = "main"
+RESERVE_MB = 1
 
 
 class MemberHost(Host):
@@ -89,6 +91,11 @@ class World:
         self.mains: dict[str, Callable[[], Any]] = {}
         self.trace: list[str] | None = None
         self.zookeeper = Host("zookeeper", "10.9.9.9")
+        self.dies_at_write: dict[str, tuple[int, bool]] = {}
+        """Members that die behind so many more writes: of any kind, or of other than batches."""
+        self.dies_at_chain_write = False
+        self.queues = 1
+        """So many queues of the same name have been made, one after the other."""
         self.is_draining = False
         """Whether applications are to send no more."""
         self._disk_count = 0
@@ -97,6 +104,7 @@ class World:
         self.oracle.sessions = self.ensemble
         self.network.on_reply = self._replied
         self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
+        self.reserve_mb = RESERVE_MB  # as it is when the world is made
         self.group_names = [f"g{number + 1}" for number in range(groups)]
         self.coordinator_names = [f"coordinator-{number + 1}" for number in range(coordinators)]
         for name in self.coordinator_names:
@@ -124,8 +132,18 @@ class World:
         self._disk_count += 1
         disk = Disk(f"{name}.{self._disk_count}", self.chance)
         self.disks[disk.disk_id] = disk
-        disk.on_write = self.holdings.written
+        disk.on_write = lambda disk, write: self._disk_written(name, disk, write)
         return disk
+
+    def _disk_written(self, name: str, disk: Disk, write: Write) -> None:
+        self.holdings.written(disk, write)
+        left, is_any = self.dies_at_write.get(name, (0, True))
+        if left == 0 or not (is_any or write.size_bytes == 0):
+            return
+        self.dies_at_write[name] = left - 1, is_any
+        if left == 1:
+            is_power = self.chance.random() < 0.5
+            self.loop.after(0.0, None, lambda: self.kill(name, is_power=is_power))
 
     @property
     def member_names(self) -> list[str]:
@@ -149,7 +167,7 @@ class World:
         host = self.hosts[name]
         group, member = name.split("-")
         settings = BrokerSettings(
-            "zookeeper", CLUSTER, group, member, Path("/"), listen=f"{host.address}:7000", reserve_mb=1
+            "zookeeper", CLUSTER, group, member, Path("/"), listen=f"{host.address}:7000", reserve_mb=self.reserve_mb
         )
         await serve_broker(settings, lambda *_: None, asyncio.Event())
 
@@ -275,6 +293,10 @@ class World:
             self.oracle.written(path, data, version)
         except Violation as violation:
             self.violated(violation)
+        if self.dies_at_chain_write and path.endswith("/chain"):
+            self.dies_at_chain_write = False
+            for name in self.coordinator_names:
+                self.kill(name, is_power=False)
         if self.trace is not None and path.endswith("/chain") and self.document is not None:
             document = self.document
             links = " ".join(f"{link.epoch}:{link.group}:{link.state}:{link.end}" for link in document.links)

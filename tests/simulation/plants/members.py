@@ -2,23 +2,242 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
-from seriatim.broker_group.core import replica, replica_events
-from tests.simulation.plants.plant import Plant, changed
+from seriatim.broker_group.append import AppendStream, take
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync
+from seriatim.broker_group.core.disk import Room
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.replication import MasterStream, SlaveStream
+from seriatim.broker_group.streams import read
+from seriatim.coordinator.core import background
+from seriatim.coordinator.core.registry import Registry
+from seriatim.protocol.chain import Link
+from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
+from seriatim.protocol.names import Epoch, Index, QueueId
+from tests.simulation import world as simulated_world
+from tests.simulation.disk import SimulatedWriter
+from tests.simulation.plants.plant import Plant, changed, instead, together
+from tests.simulation.schedule import Shape
+
+# ---- a slave that says more than it has
 
 
-def _believes_the_slave(right: Any, state: Any, event: replica_events.PeerConfirmed) -> Any:
-    position = next((one for one in (state.committed, *state.flight) if one.index == event.index), None)
-    return right(state, event if position is None else replace(event, hash=position.hash))
+def _lies(right: Any, stream: MasterStream, index: Index, digest: bytes) -> None:
+    """Now and then a slave claims a record that it was never sent."""
+    is_lie = digest[0] < 16  # as good as chance, and the same in each run of a schedule
+    right(stream, Index(index + 1) if is_lie else index, digest)
+
+
+def _believes(_: Any, state: Any, event: replica_events.PeerConfirmed) -> Any:
+    if state.phase is not replica.SealPhase.OPEN or not state.is_peer_ready or event.index <= state.confirmed:
+        return state, ()
+    return replica._commit(replace(state, confirmed=event.index))
+
+
+LYING_SLAVE = changed(MasterStream, "confirm", _lies)
+"""A world in which slaves lie, and no wrong rule: masters find out."""
+
+# ---- what is written in two
+
+
+def _in_two(is_split: Any, apart_s: float) -> Any:
+    def submit(right: Any, writer: SimulatedWriter, write: Any) -> None:
+        if not is_split(write):
+            right(writer, write)
+            return
+        first = replace(write, puts=write.puts[1:], deletions=write.deletions[1:], done=lambda *_: None, size_bytes=0)
+        right(writer, first)
+        rest = replace(write, puts=write.puts[:1], deletions=write.deletions[:1])
+        writer._loop.after(apart_s, writer._process, right, writer, rest)
+
+    return submit
+
+
+def _is_batch(write: Any) -> bool:
+    return len(write.puts) == 2 and write.puts[0][0][:1] == b"B"
+
+
+def _is_cut(write: Any) -> bool:
+    return len(write.deletions) == 2
+
+
+# ---- a stream that goes on
+
+
+async def _reads_on(_: Any, stream: AppendStream, runner: LinkRunner, token: Any) -> None:
+    while (message := await read(stream._context)) is not None:
+        with contextlib.suppress(SeriatimError):
+            take(stream._broker, runner, message.batch, token)
+
+
+def _takes_in_the_order_of_arrival(right: Any, state: Any, event: replica_events.BatchArrived) -> Any:
+    gap = replace(state.tail, index=max(state.tail.index, event.header.first_index))
+    after, effects = right(replace(state, tail=gap), event)
+    is_refused = any(isinstance(effect, replica_events.Refuse) for effect in effects)
+    return (state if is_refused else after), effects
+
+
+# ---- room on the disk
+
+
+def _until_it_is_full(_: Any, room: Room, free_bytes: int) -> Room:
+    return replace(room, free_bytes=free_bytes, has_room=free_bytes > 0)
+
+
+# ---- who one is
+
+
+def _whoever_is_there(_: Any, broker: Broker, name: Any) -> Any:
+    broker.check_cluster(name.cluster)
+    return QueueId(name.queue_id), Epoch(name.epoch)
+
+
+def _for_whoever_is_there(right: Any, broker: Broker, key: Any, request: Any) -> Any:
+    asked = type(request)()
+    asked.CopyFrom(request)
+    mine = asked.master if broker.side_of(asked.master) else asked.slave
+    mine.incarnation.disk_id, mine.incarnation.start = broker.incarnation.disk_id, broker.incarnation.start
+    return right(broker, key, asked)
+
+
+def _absent_by_name(_: Any, registry: Registry, link: Link) -> str:
+    gone = [str(side.name) for side in (link.master, link.slave) if registry.member(side.name) is None]
+    return f"{gone[0]} is not registered" if gone else ""
+
+
+# ---- a link never heard of, without its lock
+
+
+async def _known_without_lock(_: Any, broker: Broker, record: LinkRecord) -> LinkRunner:
+    runner = broker.find(record.key)
+    if runner is None:
+        await broker.store.keep_link(record)
+        runner = broker.made(record)
+        broker.opened(record.key)
+    return runner
+
+
+# ---- reports
+
+
+async def _reports_from_the_live_records(_: Any, keeper: CursorKeeper) -> bool:
+    for record in keeper._broker.links():
+        if record.end is None or not record.has_cursors:
+            continue
+        for cursor in keeper.of_link(record.key).values():
+            report = (record.key, cursor.subscription_id, cursor.generation)
+            if report in keeper._reported or not cursors.is_drained(cursor, record.end):
+                continue
+            try:
+                await keeper._report(*report)
+            except SeriatimError as error:
+                if isinstance(error, (Unreachable, DeadlineOver)):
+                    return False
+                if error.can_retry:
+                    continue
+            keeper._reported.add(report)
+    return True
+
+
+def _told_with_the_next_batch(_: Any, stream: SlaveStream, index: Index) -> None:
+    stream._committed = index
 
 
 PLANTS: tuple[Plant, ...] = (
     Plant(
-        "slave believed",
-        "a slave's confirmation is believed without comparing the hash",
-        changed(replica, "_confirmed", _believes_the_slave),
+        "H19",
+        "the committed index travels with the next batch",
+        changed(SlaveStream, "tell_committed", _told_with_the_next_batch),
+        within=5,
+        finds="12:",
+    ),
+    Plant(
+        "H17",
+        "records are taken until the disk is full",
+        together(
+            instead(simulated_world, "RESERVE_MB", 0),
+            changed(disk, "seen", _until_it_is_full),
+            changed(disk, "taken", lambda _, room, __: room),
+        ),
+        within=20,
+        shape=Shape(kinds=("disk fills",), faults=(1, 1)),
+        finds="12:",
+    ),
+    Plant(
+        "H25",
+        "an address says who is there: a blank disk says yes to OpenLink, and takes index 0 again",
+        together(
+            changed(Broker, "check_name", _whoever_is_there),
+            changed(Broker, "_new_record", _for_whoever_is_there),
+            changed(Registry, "absence", _absent_by_name),
+        ),
+        within=30,
+        shape=Shape(kinds=("blank disk unseen",), faults=(1, 1)),
+        finds="1:",
+    ),
+    Plant(
+        "goes on after a refusal",
+        "a refused batch is left out, and those behind it are taken",
+        together(
+            changed(AppendStream, "_read", _reads_on),
+            changed(replica, "_take", _takes_in_the_order_of_arrival),
+        ),
         within=100,
+        shape=Shape(kinds=("damaged on the way",), faults=(2, 4)),
+    ),
+    Plant(
+        "slave believed",
+        "what a slave confirms is believed, beyond what it was sent too; and slaves lie now and then",
+        together(LYING_SLAVE, changed(replica, "_confirmed", _believes)),
+        within=20,
+        finds="3:",
+    ),
+    Plant(
+        "mark and record in two writes",
+        "a batch's marks and hash are written first, its records behind them",
+        changed(SimulatedWriter, "submit", _in_two(_is_batch, 0.0005)),
+        within=50,
+        shape=Shape(kinds=("kill", "kill at a step", "kill both members"), faults=(2, 4)),
+        finds="3:",
+    ),
+    Plant(
+        "cut in two writes",
+        "what lies beyond a link's end goes in two writes",
+        changed(SimulatedWriter, "submit", _in_two(_is_cut, 0.05)),
+        within=100,
+        shape=Shape(kinds=("split head", "kill at a write"), faults=(2, 4)),
+        finds="3:",
+    ),
+    Plant(
+        "known without its lock",
+        "a link never heard of is made though an OpenLink for it is being written",
+        changed(Broker, "known", _known_without_lock),
+        within=100,
+        shape=Shape(kinds=("rotate quietly",), faults=(2, 4)),
+        finds="4:",
+    ),
+    Plant(
+        "reports from live records",
+        "reports of drained links go through the records while commits change them",
+        changed(CursorKeeper, "_report_once", _reports_from_the_live_records),
+        within=100,
+        shape=Shape(kinds=("rotate", "drain group", "pause", "slow disk"), faults=(3, 6), groups=(3,)),
+        finds="12:",
+    ),
+    Plant(
+        "in sync too early",
+        "a member that lacks nothing of what has ended says that it is in sync",
+        together(changed(resync, "unfinished", lambda *_: ""), changed(background, "_untold", lambda *_: ())),
+        within=100,
+        shape=Shape(
+            kinds=("blank disk", "kill", "cut off a ZooKeeper server", "cut", "rotate"), faults=(2, 4), groups=(2,)
+        ),
+        finds="6:",
     ),
 )

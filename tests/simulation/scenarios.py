@@ -1,0 +1,343 @@
+"""Faults with a story: what people do, and outages of which it can be said what has to go on meanwhile.
+
+Those that say what has to go on begin with everything healed and whole, so that nothing else can be the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Link, LinkState, Readmit
+from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.errors import SeriatimError
+from tests.simulation.applications import QUEUE, Reader
+from tests.simulation.world import MemberHost
+
+if TYPE_CHECKING:
+    from tests.simulation.schedule import Schedule
+
+IDLE = "idle"
+"""A subscription that nobody reads."""
+SOON_S = 40.0
+"""Longer than all time-outs together that an outage may cost."""
+
+
+def _names(link: Link) -> tuple[str, str]:
+    return str(link.master.name), str(link.slave.name)
+
+
+def _calmed(schedule: Schedule) -> Link:
+    """Everything is healed, and whole again; the link that is open then."""
+    schedule.calm()
+    document = schedule.world.document
+    assert document is not None
+    assert document.last_link is not None
+    return document.last_link
+
+
+def _asked(schedule: Schedule, method: str, request: object) -> Any:
+    """An operator asks, and waits for the answer; None where it is refused."""
+    world, answers = schedule.world, []
+
+    async def ask() -> None:
+        try:
+            answers.append(await Coordinators(world.coordinator_addresses).call_within(method, request, 20.0))
+        except SeriatimError as error:
+            world.note(f"{method} is refused: {error}")
+            answers.append(None)
+
+    process = world.hosts["operator"].process
+    assert process is not None
+    world.note(f"an operator asks for {method}")
+    world.loop.start(process, ask)
+    schedule.until(lambda: bool(answers), f"the operator is answered: {method}", 30.0)
+    return answers[0]
+
+
+# ---- crashes between two writes
+
+
+def kill_at_write(schedule: Schedule) -> None:
+    """A member dies between two writes; half of the time, of those that aren't batches."""
+    name = schedule.any_member()
+    host = schedule.world.hosts[name]
+    assert isinstance(host, MemberHost)
+    is_any = schedule.chance.random() < 0.3
+    writes = schedule.chance.randint(1, 30 if is_any else 4)
+    schedule.world.note(f"{name} has {writes} more {'writes' if is_any else 'writes of other than batches'}")
+    schedule.world.dies_at_write[name] = writes, is_any
+    schedule.later(4.0, schedule.world.start, name)
+
+
+def kill_at_chain_write(schedule: Schedule) -> None:
+    """The coordinators die as soon as one of them has written the chain."""
+    world = schedule.world
+    world.note("the coordinators die behind the next write of the chain")
+    world.dies_at_chain_write = True
+    for name in world.coordinator_names:
+        schedule.later(6.0 + schedule.some_s(), world.start, name)
+
+
+def empty_memory(schedule: Schedule) -> None:
+    """The members' databases move what they have in memory to their disks, as they do when it is much."""
+    for name in schedule.world.member_names:
+        host = schedule.world.hosts[name]
+        assert isinstance(host, MemberHost)
+        if host.process is not None and host.process.is_alive and not host.disk.is_failing:
+            schedule.world.note(f"{name} empties its memory")
+            host.disk.emptied_memory()
+
+
+def damage_on_the_way(schedule: Schedule) -> None:
+    """Batches arrive with another bit than they were sent with, from a sender or from a master."""
+    schedule.world.network.damages = schedule.chance.randint(1, 4)
+    schedule.world.note(f"{schedule.world.network.damages} batches are damaged on their way")
+
+
+def split_head(schedule: Schedule) -> None:
+    """Master and slave don't reach each other, and everybody else does."""
+    document = schedule.world.document
+    link = None if document is None else document.last_link
+    if link is not None:
+        one, other = _names(link)
+        pairs = [(one, other), (other, one)]
+        seconds = schedule.some_s()
+        for pair in pairs[: schedule.chance.choice((1, 2, 2))]:
+            schedule.world.cut(*pair)
+            schedule.later(seconds, schedule.world.heal_cut, *pair)
+
+
+# ---- outages in which something has to go on
+
+
+def _head_dies(schedule: Schedule) -> Link:
+    link = _calmed(schedule)
+    for name in _names(link):
+        schedule.world.kill(name, is_power=schedule.chance.random() < 0.5)
+    return link
+
+
+def lose_head(schedule: Schedule) -> None:
+    """Both members of the head are gone for a while: sending goes on with another group (protocol.md 5.4)."""
+    link = _head_dies(schedule)
+    schedule.until_sending_goes_on(SOON_S)
+    for name in _names(link):
+        schedule.later(schedule.some_s(), schedule.world.start, name)
+
+
+def abandon_head(schedule: Schedule) -> None:
+    """Both members of the head are gone for good: an operator gives the link up. Then they come back all the same (H21)."""
+    link, world = _head_dies(schedule), schedule.world
+    schedule.until_sending_goes_on(SOON_S)
+
+    def is_lost() -> bool:
+        now = None if world.document is None else world.document.link(link.epoch)
+        return now is not None and now.state is LinkState.LOST
+
+    schedule.until(is_lost, "the link counts as lost", SOON_S)
+    for name in [name for name in world.coordinator_names if schedule.chance.random() < 0.3]:
+        world.kill(name, is_power=False)
+        world.start(name)
+    request = pb.AbandonLinkRequest(queue=QUEUE, epoch=link.epoch, confirmed_queue=QUEUE)
+    for _ in range(10):
+        if not is_lost():
+            break
+        _asked(schedule, "AbandonLink", request)
+    schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
+    for name in _names(link):
+        schedule.later(schedule.some_s(), world.start, name)
+
+
+def unreachable_head(schedule: Schedule) -> None:
+    """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
+    link, world = _calmed(schedule), schedule.world
+    others = [*world.coordinator_names, "sender-1", "sender-2"]
+    cuts = [pair for member in _names(link) for other in others for pair in ((member, other), (other, member))]
+    for pair in cuts:
+        world.cut(*pair)
+    schedule.until_sending_goes_on(SOON_S)
+    for pair in cuts:
+        world.heal_cut(*pair)
+
+
+def nobody_sends(schedule: Schedule) -> None:
+    """The head's members start again while nobody sends: the tail has to become readable all the same (H18)."""
+    link, world = _calmed(schedule), schedule.world
+    senders = ("sender-1", "sender-2")
+    readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
+    for name in readers:
+        world.kill(name, is_power=False)
+    world.loop.run(world.loop.now_s + 0.2 + 0.5 * schedule.chance.random())
+    for name in senders:
+        world.kill(name, is_power=False)
+    for name in _names(link):
+        world.kill(name, is_power=True)
+    for name in (*_names(link), *readers):
+        schedule.later(0.1 + 0.2 * schedule.chance.random(), world.start, name)
+    world.loop.run(world.loop.now_s + 0.5)
+    schedule.until(schedule.is_all_read, "what was sent is read, though nobody sends", SOON_S)
+    for name in senders:
+        world.start(name)
+
+
+def disk_fills(schedule: Schedule) -> None:
+    """The disks of the head fill with records: others take over, and all that was kept can be read (H17)."""
+    link, world = _calmed(schedule), schedule.world
+    reserve_bytes = world.reserve_mb * 1024 * 1024
+    for name in _names(link):
+        host = world.hosts[name]
+        assert isinstance(host, MemberHost)
+        host.disk.room_bytes = reserve_bytes + schedule.chance.randint(1000, 8000)
+        world.note(f"the disk of {name} has {host.disk.room_bytes} bytes left, {reserve_bytes} of them kept for others")
+
+    def is_elsewhere() -> bool:
+        last = None if world.document is None else world.document.last_link
+        return last is not None and last.epoch > link.epoch
+
+    schedule.until(is_elsewhere, "another group takes over from the full one", SOON_S)
+    schedule.until_sending_goes_on(SOON_S)
+
+    def is_read() -> bool:
+        ended = None if world.document is None else world.document.link(link.epoch)
+        return ended is not None and ended.certificate is not None and schedule.is_all_read()
+
+    schedule.until(is_read, "what is on full disks is read", SOON_S)
+
+
+def blank_disk_unseen(schedule: Schedule) -> None:
+    """A member of the head comes back at its address with a blank disk while neither coordinators nor senders look (H25)."""
+    link, world = _calmed(schedule), schedule.world
+    if schedule.has_damaged(link.group):
+        return
+    schedule.note_damaged(link.group)
+    away = [*world.coordinator_names, "sender-1", "sender-2"]
+    for name in away:
+        world.kill(name, is_power=False)
+    name = schedule.chance.choice(_names(link))
+    world.kill(name, is_power=True)
+    world.blank_disk(name)
+    world.start(name)
+    world.loop.run(world.loop.now_s + 6.0)
+    for other in away:
+        world.start(other)
+
+
+# ---- people
+
+
+def rotate_quietly(schedule: Schedule) -> None:
+    """A switch while nothing is sent, so that readers wait for the next link already while it is opened, and slowly."""
+    world = schedule.world
+    document = world.document
+    world.is_draining = True
+    world.loop.run(world.loop.now_s + 0.6 + 0.4 * schedule.chance.random())
+    if document is not None and len(document.send_list) > 1:
+        schedule.slow_down(f"{document.send_list[1]}-{schedule.chance.choice('ab')}")
+    schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+    world.loop.run(world.loop.now_s + 0.5)
+    world.is_draining = False
+
+
+def idle_subscription(schedule: Schedule) -> None:
+    """A subscription that nobody reads, and switches while it is there (H14)."""
+    world = schedule.world
+    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
+    setattr(request, "from", "latest")
+    world.oracle.idle.add(IDLE)
+    _asked(schedule, "CreateSubscription", request)
+    for number in range(schedule.chance.randint(1, 4)):
+        schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+    world.loop.run(world.loop.now_s + 2.0)
+
+
+def give_up_lost(schedule: Schedule) -> None:
+    """Where a link's durability allows loss, one disk may be gone and the other not whole: only an operator ends that."""
+    document = schedule.world.document
+    for link in () if document is None else document.links:
+        is_doubtful = not link.durability.survives_restart and schedule.has_damaged(link.group)
+        if link.state is LinkState.LOST and is_doubtful:
+            request = pb.AbandonLinkRequest(queue=QUEUE, epoch=link.epoch, confirmed_queue=QUEUE)
+            schedule.operate("AbandonLink", request)
+            schedule.later(10.0, give_up_lost, schedule)
+
+
+def settle_idle(schedule: Schedule) -> None:
+    """Where groups come back drained only, somebody has to delete what nobody reads."""
+    document = schedule.world.document
+    if document is not None and document.settings.readmit is Readmit.DRAINED and document.subscription(IDLE):
+        schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=IDLE))
+
+
+def make_queue_again(schedule: Schedule) -> None:
+    """The queue is deleted, and another one is made under its name at once (H16)."""
+    world = schedule.world
+    _calmed(schedule)
+    world.is_draining = True
+    schedule.until(schedule.is_all_read, "everything is read before the queue is deleted", SOON_S)
+    applications = [name for name in world.hosts if name.startswith(("sender", "reader", "audit", "extra"))]
+    if schedule.chance.random() < 0.5:
+        world.kill(schedule.any_member(), is_power=False)
+    for name in applications:
+        world.kill(name, is_power=False)
+    _asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
+    world.oracle.begin_again()
+    world.queues += 1
+    _asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=schedule.settings))
+    world.is_draining = False
+    for name in (*applications, *world.member_names):
+        world.start(name)
+    schedule.until_sending_goes_on(SOON_S)
+
+
+def add_group(schedule: Schedule) -> None:
+    """Two more members."""
+    world = schedule.world
+    if len(world.group_names) < 4:
+        group = f"g{len(world.group_names) + 1}"
+        world.group_names.append(group)
+        world.add_group(group)
+        for member in "ab":
+            world.start(f"{group}-{member}")
+
+
+def _somewhere(schedule: Schedule) -> str:
+    records = schedule.world.oracle.records
+    where = schedule.chance.choice(("earliest", "latest", "offset"))
+    return (
+        str(schedule.chance.choice(sorted(records)))
+        if where == "offset" and records
+        else where.replace("offset", "latest")
+    )
+
+
+def make_subscription(schedule: Schedule) -> None:
+    """A subscription more, and somebody who reads it."""
+    world = schedule.world
+    name = f"extra-{len(world.hosts)}"
+    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=name)
+    setattr(request, "from", _somewhere(schedule))
+    schedule.operate("CreateSubscription", request)
+    schedule.add(name, Reader(world, name, name).main)
+    world.start(name)
+
+
+SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
+    "kill at a write": (4, kill_at_write),
+    "kill at a chain write": (3, kill_at_chain_write),
+    "memory emptied": (0.5, empty_memory),
+    "damaged on the way": (2, damage_on_the_way),
+    "split head": (3, split_head),
+    "lose the head": (1, lose_head),
+    "abandon the head": (0.5, abandon_head),
+    "unreachable head": (1, unreachable_head),
+    "nobody sends": (0.5, nobody_sends),
+    "disk fills": (0.5, disk_fills),
+    "blank disk unseen": (0.5, blank_disk_unseen),
+    "rotate quietly": (1, rotate_quietly),
+    "idle subscription": (1, idle_subscription),
+    "queue made again": (0.5, make_queue_again),
+    "group added": (2, add_group),
+    "subscription made": (2, make_subscription),
+}
