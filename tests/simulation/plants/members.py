@@ -10,7 +10,6 @@ from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync
 from seriatim.broker_group.core.disk import Room
-from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import MasterStream, SlaveStream
@@ -111,18 +110,6 @@ def _absent_by_name(_: Any, registry: Registry, link: Link) -> str:
     return f"{gone[0]} is not registered" if gone else ""
 
 
-# ---- a link never heard of, without its lock
-
-
-async def _known_without_lock(_: Any, broker: Broker, record: LinkRecord) -> LinkRunner:
-    runner = broker.find(record.key)
-    if runner is None:
-        await broker.store.keep_link(record)
-        runner = broker.made(record)
-        broker.opened(record.key)
-    return runner
-
-
 # ---- reports
 
 
@@ -213,14 +200,6 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("split head", "kill at a write"), faults=(2, 4)),
         finds="3:",
-    ),
-    Plant(
-        "known without its lock",
-        "a link never heard of is made though an OpenLink for it is being written",
-        changed(Broker, "known", _known_without_lock),
-        within=100,
-        shape=Shape(kinds=("rotate quietly",), faults=(2, 4)),
-        finds="4:",
     ),
     Plant(
         "reports from live records",
