@@ -14,6 +14,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from seriatim.protocol import rpc
+from seriatim.protocol.errors import SeriatimError
+
 _ADDRESSES = frozenset({"address", "coordinators", "elected_coordinator", "next_master", "zookeeper"})
 """Fields of the .proto file that hold addresses."""
 
@@ -32,7 +35,9 @@ class AnswersOutside(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # no
     ) -> Any:
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        # Health and reflection name no addresses, and have to answer also where the registrations can't be read.
+        is_ours = str(handler_call_details.method).startswith("/seriatim.")
+        if handler is None or handler.request_streaming or not is_ours:
             return handler
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
@@ -44,7 +49,7 @@ class AnswersOutside(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # no
 
     def _single(self, method: Callable[[Any, Any], Awaitable[Message]]) -> Callable[[Any, Any], Awaitable[Message]]:
         async def answer(request: Any, context: Any) -> Message:
-            return outside(await method(request, context), await self._addresses())
+            return await self._outside(await method(request, context), context)
 
         return answer
 
@@ -53,9 +58,16 @@ class AnswersOutside(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # no
     ) -> Callable[[Any, Any], AsyncIterator[Message]]:
         async def answer(request: Any, context: Any) -> AsyncIterator[Message]:
             async for reply in method(request, context):
-                yield outside(reply, await self._addresses())
+                yield await self._outside(reply, context)
 
         return answer
+
+    async def _outside(self, reply: Message, context: Any) -> Message:
+        try:
+            return outside(reply, await self._addresses())
+        except SeriatimError as error:
+            await rpc.abort(context, error)
+            raise
 
 
 def outside(reply: Message, addresses: Mapping[str, str]) -> Message:

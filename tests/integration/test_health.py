@@ -22,7 +22,7 @@ from seriatim.cli.main import run
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import rpc
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.health import HealthServer, ask
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, ListGroupsRequest
 
@@ -98,10 +98,12 @@ async def test_without_zookeeper_a_server_lives_but_is_not_ready(cluster_name: s
         settings = BrokerSettings(
             own_zookeeper.address, cluster_name, "g1", "a", tmp_path / "a", session_timeout_ms=1000
         )
-        async with coordinator(own_zookeeper.address, cluster_name) as process, broker(settings) as address:
+        door = f"127.0.0.1:{free_port()}"
+        outside = {"listen_outside": door, "advertise_outside": door, "zookeeper_outside": own_zookeeper.address}
+        async with coordinator(own_zookeeper.address, cluster_name, **outside) as process, broker(settings) as address:
             assert own_zookeeper.supervisor is not None
             await asyncio.to_thread(own_zookeeper.supervisor.stop, "zookeeper")
-            for server in (process.address, address):
+            for server in (process.address, door, address):
                 async with rpc.channel(server) as channel:
                     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
                     async for reply in watch:
@@ -109,6 +111,9 @@ async def test_without_zookeeper_a_server_lives_but_is_not_ready(cluster_name: s
                             break
                     watch.cancel()
                 assert (await status(server), await status(server, "live")) == ("NOT_SERVING", "SERVING")
+            async with Coordinators(door) as client:
+                with pytest.raises(Unreachable):
+                    await client.call("ListGroups", ListGroupsRequest())
 
 
 @in_a_loop
