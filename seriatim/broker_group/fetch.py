@@ -64,11 +64,15 @@ class FetchStream:
         """Whether this reader may have this link from here. Raises why not."""
         if runner.is_dropped:
             raise UnknownLink("this link is no longer kept", epoch=runner.record.epoch)
+        self._check_reader(runner, opened)
+        if runner.record.end is not None and not runner.holding().has_it:
+            raise MemberBehind("this member doesn't hold this link whole", epoch=runner.record.epoch)
+
+    def _check_reader(self, runner: LinkRunner, opened: pb.FetchOpen) -> None:
+        """Whether nobody newer was named as the reader. Raises Fenced, OlderGeneration."""
         if opened.subscription_id:
             record = self._keeper.get(runner.key, SubscriptionId(opened.subscription_id))
             cursors.check_reader(record, Generation(opened.generation), Token(opened.token))
-        if runner.record.end is not None and not runner.holding().has_it:
-            raise MemberBehind("this member doesn't hold this link whole", epoch=runner.record.epoch)
 
     def _start(self, runner: LinkRunner, from_index: Index) -> pb.Position:
         if from_index > runner.readable_end:
@@ -101,6 +105,7 @@ class FetchStream:
             end = runner.readable_end
             while index < end and self._credit_bytes > 0:
                 encoded = await self._next(runner, index, end)
+                self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
                 self._credit_bytes -= encoded.size_bytes
                 index = encoded.header.end_index
                 message = pb.Batch(header=encoded.header_bytes, payload=encoded.payload)
