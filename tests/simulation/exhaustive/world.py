@@ -274,7 +274,7 @@ class Everything(Steps):
 
     def _closing_moves(self, world: World) -> Iterator[Move]:
         is_quiet = all(world[CALL + slot] is None for slot in SLOTS)
-        if world[CALL + CLOSER] is not None or not (is_quiet or self.bounds.has_busy_closer):
+        if world[CALL + CLOSER] is not None:
             return
         zoo: Zoo = world[ZK].content
         key = zoo.document, zoo.registered, world[GROUP], world[GROUP + 1], is_quiet
