@@ -20,6 +20,8 @@ import grpc.aio
 from tests.simulation.loop import Host, Process, SimulatedLoop
 
 KEEPALIVE_S = 5.0
+CONNECT_S = 20.0
+"""So long a connection is tried where nothing answers, as gRPC does."""
 _EOF = vars(grpc.aio)["EOF"]
 
 
@@ -211,14 +213,15 @@ class Network:
         server = self._servers.get(address)
         if host is None or server is None or not server.process.is_alive:
             if host is not None and (self.is_cut(client.host, host) or self.is_cut(host, client.host)):
-                return  # nothing answers: the caller's deadline ends it
+                self.loop.after(CONNECT_S, client, call.ended, grpc.StatusCode.UNAVAILABLE, "connecting timed out")
+                return
             refused = "Failed to connect to remote host: connection refused"
             self.loop.after(2 * self.delay_s(), client, call.ended, grpc.StatusCode.UNAVAILABLE, refused)
             return
         connection = self._connections.get((client, server.process))
         if connection is None:
             if self.is_silent(client, server.process):
-                self.loop.after(20.0, client, call.ended, grpc.StatusCode.UNAVAILABLE, "connecting timed out")
+                self.loop.after(CONNECT_S, client, call.ended, grpc.StatusCode.UNAVAILABLE, "connecting timed out")
                 return
             connection = self._connections[client, server.process] = Connection(self, client, server.process)
         call.connection = connection

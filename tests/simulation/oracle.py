@@ -118,8 +118,10 @@ class Oracle:
             return
         if method == "Fetch":
             request = request.open
-            if reply.WhichOneof("kind") != "start" or not request.subscription_id:
+            if reply.WhichOneof("kind") not in ("start", "batch") or not request.subscription_id:
                 return
+        if method == "CommitCursor" and request.is_copied:
+            return  # what the other member holds, by whomever
         link = request.link
         key = link.to.disk_id, link.queue_id, link.epoch, request.subscription_id
         named, asked = self.named.get(key, (0, 0)), (request.generation, request.token)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Link
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Incarnation
@@ -52,6 +53,8 @@ class Shape:
 
     `settings`: of the queue. `faults`: at least and at most so many. `senders`: below 0.6 with seqs of one log, below 0.8
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
+    `pause_s`: between records of a sender.
+    `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent.
     """
 
     kinds: tuple[str, ...] = ()
@@ -61,6 +64,8 @@ class Shape:
     faults: tuple[int, int] = (1, 4)
     senders: float | None = None
     lasts_s: tuple[float, ...] = (0.1, 1.0, 5.0)
+    paces: tuple[int, ...] = (1000, 1000, 4)
+    pause_s: float = 0.1
 
 
 class Stuck(Violation):
@@ -131,10 +136,11 @@ class Schedule:
         mode = mode if self.shape.senders is None else self.shape.senders
         for name in ("sender-1", "sender-2"):
             source = name if mode < 0.8 else "sender"
-            self.add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=0.1).main)
+            self.add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=self.shape.pause_s).main)
+        pace = random.Random(f"pace {self.seed}").choice(self.shape.paces)
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
-            self.add(name, Reader(world, name, subscription).main)
+            self.add(name, Reader(world, name, subscription, pace).main)
         self.add("operator", self._create_queue)
 
     def add(self, name: str, main: Callable) -> None:
@@ -223,10 +229,16 @@ class Schedule:
         self._dies(self._application(), False)
 
     def pause_application(self) -> None:
-        """Long enough for another one to be elected, or not."""
+        """Not long enough for another one to be elected, or just so."""
         name = self._application()
         self.world.pause(name)
-        self.later(self.chance.choice((2.0, 8.0)) * self.chance.random(), self.world.resume, name)
+        seconds = 2 * self.chance.random() if self.chance.random() < 0.5 else 4 + 3 * self.chance.random()
+        self.later(seconds, self.world.resume, name)
+
+    def pause_coordinator(self) -> None:
+        name = self.chance.choice(self.world.coordinator_names)
+        self.world.pause(name)
+        self.later(self.some_s(), self.world.resume, name)
 
     def slow_path(self) -> None:
         """What one host sends to another is late, and late enough to be overtaken by what others do."""
@@ -236,6 +248,51 @@ class Schedule:
         slow_s = self.world.network.slow_s
         slow_s[one, other] = late_s
         self.later(self.some_s(), slow_s.pop, (one, other), None)
+
+    def cut_application(self) -> None:
+        """From ZooKeeper, for long."""
+        name, seconds = self._application(), 8 * self.chance.random()
+        for direction in ((name, "zookeeper"), ("zookeeper", name)):
+            self.world.cut(*direction)
+            self.later(seconds, self.world.heal_cut, *direction)
+
+    def cut_pair(self) -> None:
+        """The members of a group lose each other."""
+        one, seconds = self.any_member(), 8 * self.chance.random()
+        other = one[:-1] + ("b" if one.endswith("a") else "a")
+        for direction in ((one, other), (other, one)):
+            self.world.cut(*direction)
+            self.later(seconds, self.world.heal_cut, *direction)
+
+    def _link_read(self) -> Link | None:
+        document = self.world.document
+        heads = [] if document is None else [one.consume_list[0] for one in document.subscriptions if one.consume_list]
+        return None if document is None or not heads else document.link(self.chance.choice(heads))
+
+    def kill_reader_and_member(self) -> None:
+        """Readers die, and with them, for longer, a member of a link that is being read: they were on one machine."""
+        link = self._link_read()
+        if link is not None:
+            self._kill_with_readers(link)
+
+    def divide_and_kill(self) -> None:
+        """The members of a link that is being read lose each other; a moment later its readers and one of them die."""
+        link = self._link_read()
+        if link is None:
+            return
+        names = str(link.master.name), str(link.slave.name)
+        for direction in (names, names[::-1]):
+            self.world.cut(*direction)
+            self.later(8.0, self.world.heal_cut, *direction)
+        self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
+
+    def _kill_with_readers(self, link: Link) -> None:
+        for name in self.world.hosts:
+            if name.startswith(("reader", "audit")):
+                self._dies(name, False)
+        member = str(self.chance.choice((link.master, link.slave)).name)
+        self.world.kill(member, is_power=True)
+        self.later(4 + 5 * self.chance.random(), self.world.start, member)
 
     def kill(self) -> None:
         name = self._any()
@@ -409,12 +466,13 @@ class Schedule:
         self.later(self.some_s(), self.operate, "ResumeGroup", pb.GroupRequest(group=group))
 
     def seek(self) -> None:
-        """Back to the beginning, or to anywhere."""
-        last = max(self.world.oracle.records, default=0)
-        to = str(self.chance.randint(0, last)) if self.chance.random() < 0.6 else "earliest"
+        """Back to the beginning, to that of a link, or to anywhere: over nothing that wasn't read before."""
         document = self.world.document
         assert document is not None
         subscription = self.chance.choice([one.name for one in document.subscriptions])
+        reached = max(self.world.oracle.progress[subscription].delivered, default=0)
+        starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]
+        to = self.chance.choice((str(self.chance.randint(0, reached)), self.chance.choice(starts or ["0"]), "earliest"))
         self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
 
     def operate(self, method: str, request: object) -> None:
@@ -563,6 +621,11 @@ KINDS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "seek": (3, Schedule.seek),
     "kill an application": (3, Schedule.kill_application),
     "pause an application": (4, Schedule.pause_application),
+    "pause a coordinator": (2, Schedule.pause_coordinator),
+    "cut an application from ZooKeeper": (2, Schedule.cut_application),
+    "cut a pair": (2, Schedule.cut_pair),
+    "divide and kill": (2, Schedule.divide_and_kill),
+    "kill a reader and whom it reads": (2, Schedule.kill_reader_and_member),
     "slow path": (4, Schedule.slow_path),
     "expire an application's session": (2, Schedule.expire_application),
     "strain a sender": (2, Schedule.strain_sender),

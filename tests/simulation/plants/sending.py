@@ -119,6 +119,7 @@ PLANTS = (
         changed(seal, "_on_two_of", _all_of_one),
         within=100,
         shape=Shape(kinds=("isolate", "pause", "cut", "blank disk", "slow disk"), faults=(2, 4)),
+        finds="counts as kept",
     ),
     Plant(
         "H3",
@@ -133,7 +134,6 @@ PLANTS = (
         ),
         within=100,
         shape=Shape(kinds=("slow disk", "expire an application's session", "strain a sender"), faults=(6, 9)),
-        finds="3:",
     ),
     Plant(
         "H4",
