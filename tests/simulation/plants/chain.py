@@ -271,6 +271,14 @@ PLANTS: tuple[Plant, ...] = (
         finds="6:",
     ),
     Plant(
+        "said before the end",
+        "that a member is in sync counts, though it said so before the link's end was recorded",
+        changed(background, "_untold", lambda *_: ()),
+        within=50,
+        shape=Shape(kinds=("blank disk", "disk fails", "kill", "cut")),
+        finds="6:",
+    ),
+    Plant(
         "readmitted unconnected",
         "a group comes back though its members can't reach each other",
         _obstacle(connection=False),
