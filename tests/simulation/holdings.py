@@ -12,8 +12,9 @@ from seriatim.broker_group.core import link_record
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.writer import Write
 from seriatim.coordinator.core.registry import Registry
-from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Readmit
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState, Readmit
 from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.zookeeper import Registration
 from tests.simulation.disk import Disk, Table
 from tests.simulation.loop import SimulatedLoop
 
@@ -44,6 +45,8 @@ class Holdings:
         self._disks = disks
         self._documents = documents
         self._tell = tell
+        self.registered: Callable[[str], list[Registration]] = lambda _: []
+        """The members of a group that are registered now."""
         self._vouched: dict[tuple[QueueId, str], list[Vouched]] = defaultdict(list)
 
     def _document(self, queue_id: QueueId) -> ChainDocument | None:
@@ -131,6 +134,7 @@ class Holdings:
         """
         if before is None:
             return
+        self._check_claims(before, after)
         is_urgent = after.next_epoch > before.next_epoch
         for group in _entering(before, after):
             vouched = self._vouched.pop((after.queue_id, group), [])
@@ -143,11 +147,28 @@ class Holdings:
             if after.settings.readmit is Readmit.DRAINED and listed.intersection(unread):
                 self._tell(f"6: {group} is listed again with unread links {sorted(listed.intersection(unread))}")
 
+    def _check_claims(self, before: ChainDocument, after: ChainDocument) -> None:
+        """Who says that it is in sync holds what ends now; a process that served the link is told its end at once.
+
+        Nobody waits with that for a lost link.
+        """
+        lost = {link.epoch for link in before.links if link.state is LinkState.LOST}
+        ended = [link for link in after.links if link.certificate is not None and link.epoch not in lost]
+        known = {link.epoch for link in before.links if link.certificate is not None}
+        for link in ended:
+            for one in self.registered(link.group) if link.epoch not in known else ():
+                is_side = one.incarnation in (link.master.incarnation, link.slave.incarnation)
+                if one.is_in_sync and not is_side and link in _missing(after, link.group, self._table(one.incarnation)):
+                    self._tell(f"6: {one.incarnation} says that it is in sync, and lacks link {link.epoch}")
+
+    def _table(self, incarnation: Incarnation) -> Table:
+        return self._disks[incarnation.disk_id].table
+
     def _lacking(
         self, document: ChainDocument, group: str, incarnations: tuple[Incarnation, ...], is_urgent: bool
     ) -> str:
         for incarnation in incarnations:
-            for link in _missing(document, group, self._disks[incarnation.disk_id].table):
+            for link in _missing(document, group, self._table(incarnation)):
                 if not is_urgent or incarnation not in (link.master.incarnation, link.slave.incarnation):
                     return f"{incarnation} lacks link {link.epoch}, or a part of it"
         return ""

@@ -234,7 +234,7 @@ def rotate_quietly(schedule: Schedule) -> None:
     world.is_draining = True
     world.loop.run(world.loop.now_s + 0.6 + 0.4 * schedule.chance.random())
     if document is not None and len(document.send_list) > 1:
-        schedule.slow_down(f"{document.send_list[1]}-{schedule.chance.choice('ab')}")
+        schedule.slow_down(f"{document.send_list[1]}-{schedule.chance.choice('ab')}", 0.2, 2.0)
     schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
     world.loop.run(world.loop.now_s + 0.5)
     world.is_draining = False

@@ -444,18 +444,18 @@ class Schedule:
         self.later(self.some_s(), mend)
 
     def slow_disk(self) -> None:
-        self.slow_down(self.any_member())
+        self.slow_down(self.any_member(), self.chance.choice((0.02, 0.3, 1.0)), self.some_s())
 
-    def slow_down(self, name: str) -> None:
+    def slow_down(self, name: str, flush_s: float, for_s: float) -> None:
         """A member's disk, for a while."""
         disk = self._disk(name)
-        disk.flush_s = self.chance.choice((0.02, 0.3, 1.0))
-        self.world.note(f"the disk of {name} is slow: {disk.flush_s} s a flush")
+        disk.flush_s = flush_s
+        self.world.note(f"the disk of {name} is slow: {flush_s} s a flush")
 
         def mend() -> None:
             disk.flush_s = 0.002
 
-        self.later(self.some_s(), mend)
+        self.later(for_s, mend)
 
     def rotate(self) -> None:
         self.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))

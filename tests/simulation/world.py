@@ -34,7 +34,7 @@ from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import chain, clock, log, rpc
 from seriatim.protocol.chain import ChainDocument
-from seriatim.protocol.zookeeper import Registration
+from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import Ensemble, SimulatedSession
@@ -88,6 +88,7 @@ class World:
             self.loop, self.disks, self.oracle.documents, lambda what: self.violated(Violation(what))
         )
         self.oracle.on_chain = self.holdings.changed
+        self.holdings.registered = self._registered
         self.mains: dict[str, Callable[[], Any]] = {}
         self.trace: list[str] | None = None
         self.zookeeper = Host("zookeeper", "10.9.9.9")
@@ -134,6 +135,11 @@ class World:
         self.disks[disk.disk_id] = disk
         disk.on_write = lambda disk, write: self._disk_written(name, disk, write)
         return disk
+
+    def _registered(self, group: str) -> list[Registration]:
+        nodes, paths = self.ensemble.leader.nodes, Paths(CLUSTER)
+        found = [nodes.get(paths.member(group, member)) for member in "ab"]
+        return [Registration.decode(node.data) for node in found if node is not None]
 
     def _disk_written(self, name: str, disk: Disk, write: Write) -> None:
         self.holdings.written(disk, write)

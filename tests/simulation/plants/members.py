@@ -14,7 +14,6 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import MasterStream, SlaveStream
 from seriatim.broker_group.streams import read
-from seriatim.coordinator.core import background
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import Link
 from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
@@ -212,7 +211,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "in sync too early",
         "a member that lacks nothing of what has ended says that it is in sync",
-        together(changed(resync, "unfinished", lambda *_: ""), changed(background, "_untold", lambda *_: ())),
+        changed(resync, "unfinished", lambda *_: ""),
         within=100,
         shape=Shape(
             kinds=("blank disk", "kill", "cut off a ZooKeeper server", "cut", "rotate"), faults=(2, 4), groups=(2,)
