@@ -318,6 +318,20 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     assert subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) != kept
 
 
+@pytest.mark.parametrize("is_at_end", [False, True])
+def test_a_subscription_that_starts_at_a_links_end_leaves_it_when_it_ends(is_at_end):
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    records = world.members["g1", "a"].copy(Epoch(1)).answer()[-1].index
+    position = subscriptions.QueuePosition(Epoch(1), Index(records - (not is_at_end)), (Epoch(1),))
+    world.document = subscriptions.sought(world.document, "s", position)
+    close_call(world, 1).finish()
+    assert world.document.links[0].end == records
+    assert world.document.subscriptions[0].consume_list == (() if is_at_end else (Epoch(1),))
+
+
 @pytest.mark.parametrize("error", [OlderVersion("older"), Fenced("newer token")])
 def test_h12_older_is_no_failure_of_a_member(world, error):
     trace = sending().tell(read(world), OpenFailed("a", error))

@@ -139,12 +139,19 @@ def filled(document: ChainDocument) -> ChainDocument:
 
 
 def without_empty_heads(document: ChainDocument) -> ChainDocument:
-    """Sealed links without records leave the heads of the consume lists: cursor 0 is their end."""
-    empty = {link.epoch for link in document.links if link.end == 0}
+    """Links of which a subscription has nothing to read leave the head of its consume list.
+
+    Sealed ones without records, and the one in which it starts, where that is at the end: nobody commits a cursor there,
+    so no member would report it as drained.
+    """
+    ends = {link.epoch: link.end for link in document.links if link.end is not None}
     subscriptions = []
     for one in document.subscriptions:
         consume_list = one.consume_list
-        while consume_list and consume_list[0] in empty:
+        while consume_list and consume_list[0] in ends:
+            start = one.position_index if one.position_epoch == consume_list[0] else 0
+            if start < ends[consume_list[0]]:
+                break
             consume_list = consume_list[1:]
         subscriptions.append(replace(one, consume_list=consume_list))
     return replace(document, subscriptions=tuple(subscriptions))
