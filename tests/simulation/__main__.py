@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tests.simulation import schedule
-from tests.simulation.plants import PLANTS, planted
+from tests.simulation.plants import ALL, planted
 from tests.simulation.schedule import Outcome
 
 _CHUNK = 4
@@ -47,7 +47,7 @@ def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
 def _run(job: tuple[int, str, str]) -> Outcome:
     seed, plant, shape = job
     with planted(plant):
-        return schedule.run(seed, PLANTS[shape].shape if shape else None)
+        return schedule.run(seed, ALL[shape].shape if shape else None)
 
 
 def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
@@ -65,7 +65,7 @@ def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
 
 def _replay(arguments: argparse.Namespace) -> int:
     with planted(arguments.plant):
-        shape = PLANTS[arguments.shape].shape if arguments.shape else None
+        shape = ALL[arguments.shape].shape if arguments.shape else None
         outcome = schedule.run(arguments.replay, shape, is_traced=True)
     print("\n".join(outcome.trace))
     ended = f"{outcome.failure or 'all well'}, {outcome.steps} steps, faults: {', '.join(outcome.faults)}"
@@ -80,9 +80,9 @@ def main() -> int:
     what.add_argument("--seeds", default="0:1000", metavar="FIRST:LAST", help="schedules by number (default 0:1000)")
     what.add_argument("--minutes", type=float, help="new schedules for so long")
     what.add_argument("--replay", type=int, metavar="SEED", help="one schedule again, with its trace")
-    parser.add_argument("--plant", default="", choices=["", *PLANTS], metavar="NAME", help="with this rule made wrong")
+    parser.add_argument("--plant", default="", choices=["", *ALL], metavar="NAME", help="with this rule made wrong")
     parser.add_argument(
-        "--shape", choices=["", *PLANTS], metavar="NAME", help="drawn as for this plant (default: --plant)"
+        "--shape", choices=["", *ALL], metavar="NAME", help="drawn as for this plant (default: --plant)"
     )
     parser.add_argument(
         "--first", action="store_true", help="end at the first broken schedule; a plant's is run again right"

@@ -228,11 +228,14 @@ def blank_disk_unseen(schedule: Schedule) -> None:
 
 
 def rotate_quietly(schedule: Schedule) -> None:
-    """A switch while nothing is sent, so that readers wait for the next link already while it is opened, and slowly."""
+    """A switch while nothing is sent: readers wait for the next link while it is opened, and slowly; some start there."""
     world = schedule.world
     document = world.document
     world.is_draining = True
     world.loop.run(world.loop.now_s + 0.6 + 0.4 * schedule.chance.random())
+    if schedule.chance.random() < 0.3:
+        _new_subscription(schedule, "latest")
+        world.loop.run(world.loop.now_s + 1.0)
     if document is not None and len(document.send_list) > 1:
         schedule.slow_down(f"{document.send_list[1]}-{schedule.chance.choice('ab')}", 0.2, 2.0)
     schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
@@ -314,10 +317,14 @@ def _somewhere(schedule: Schedule) -> str:
 
 def make_subscription(schedule: Schedule) -> None:
     """A subscription more, and somebody who reads it."""
+    _new_subscription(schedule, _somewhere(schedule))
+
+
+def _new_subscription(schedule: Schedule, where: str) -> None:
     world = schedule.world
     name = f"extra-{len(world.hosts)}"
     request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=name)
-    setattr(request, "from", _somewhere(schedule))
+    setattr(request, "from", where)
     schedule.operate("CreateSubscription", request)
     schedule.add(name, Reader(world, name, name).main)
     world.start(name)

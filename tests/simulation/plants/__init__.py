@@ -15,6 +15,10 @@ PLANTS: dict[str, Plant] = {
     plant.name: plant for plant in (*sending.PLANTS, *sealing.PLANTS, *reading.PLANTS, *members.PLANTS, *chain.PLANTS)
 }
 
+HARMLESS: dict[str, Plant] = {plant.name: plant for plant in (members.LYING_SLAVES,)}
+"""Worlds that are worse than ours, and that the right rules bear."""
+ALL = PLANTS | HARMLESS
+
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
@@ -22,5 +26,5 @@ def planted(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    with PLANTS[name].make():
+    with ALL[name].make():
         yield

@@ -38,8 +38,13 @@ def _believes(_: Any, state: Any, event: replica_events.PeerConfirmed) -> Any:
     return replica._commit(replace(state, confirmed=event.index))
 
 
-LYING_SLAVE = changed(MasterStream, "confirm", _lies)
-"""A world in which slaves lie, and no wrong rule: masters find out."""
+LYING_SLAVES = Plant(
+    "slaves lie",
+    "no rule is wrong, and slaves claim more than they have now and then: masters find out",
+    changed(MasterStream, "confirm", _lies),
+    within=30,
+    shape=Shape(kinds=("rotate", "kill", "pause")),
+)
 
 # ---- what is written in two
 
@@ -180,7 +185,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "slave believed",
         "what a slave confirms is believed, beyond what it was sent too; and slaves lie now and then",
-        together(LYING_SLAVE, changed(replica, "_confirmed", _believes)),
+        together(LYING_SLAVES.make, changed(replica, "_confirmed", _believes)),
         within=20,
         finds="3:",
     ),
