@@ -329,6 +329,14 @@ class Schedule:
         self.world.pause(name)
         self.later(self.some_s(), self.world.resume, name)
 
+    def pause_slave(self) -> None:
+        """Of the head: what is on its way then is on the master alone."""
+        document = self.world.document
+        link = None if document is None else document.last_link
+        if link is not None:
+            self.world.pause(str(link.slave.name))
+            self.later(self.some_s(), self.world.resume, str(link.slave.name))
+
     def cut(self) -> None:
         one, other = self._any(), self._any()
         if self.chance.random() < 0.3:
@@ -626,6 +634,7 @@ KINDS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "cut a pair": (2, Schedule.cut_pair),
     "divide and kill": (2, Schedule.divide_and_kill),
     "kill a reader and whom it reads": (2, Schedule.kill_reader_and_member),
+    "pause the slave": (2, Schedule.pause_slave),
     "slow path": (4, Schedule.slow_path),
     "expire an application's session": (2, Schedule.expire_application),
     "strain a sender": (2, Schedule.strain_sender),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,11 @@ async def _as_the_peer(right: Any, self: Resyncer) -> str:
             await broker.store.cut(record, Index(reply.next_index))
             runner.reload(record)
     return await right(self)
+
+
+async def _takes_its_time(right: Any, self: Resyncer, *arguments: Any) -> None:
+    await asyncio.sleep(6.0)  # there is much to copy
+    await right(self, *arguments)
 
 
 # ---- marks
@@ -101,16 +107,16 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "H5",
         "a member resyncs until it is equal to its peer",
-        changed(Resyncer, "_pass", _as_the_peer),
-        within=150,
-        shape=Shape(kinds=("blank disk", "rotate"), faults=(3, 5), paces=(2,)),
+        together(changed(Resyncer, "_pass", _as_the_peer), changed(Resyncer, "_copy", _takes_its_time)),
+        within=30,
+        shape=Shape(kinds=("blank disk",), faults=(2, 2), paces=(1,)),
     ),
     Plant(
         "H6",
         "a reader's marks are kept only with its cursor",
         changed(reading, "_started", _without_the_links_marks),
         within=150,
-        shape=Shape(kinds=("pause", "seek", "seek"), faults=(6, 9), paces=(2,), senders=0.0),
+        shape=Shape(kinds=("pause the slave", "seek", "seek"), faults=(6, 9), paces=(2,), senders=0.0),
     ),
     Plant(
         "H7",
