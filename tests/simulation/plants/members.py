@@ -193,16 +193,16 @@ PLANTS: tuple[Plant, ...] = (
         "mark and record in two writes",
         "a batch's marks and hash are written first, its records behind them",
         changed(SimulatedWriter, "submit", _in_two(_is_batch, 0.0005)),
-        within=50,
+        within=100,
         shape=Shape(kinds=("kill", "kill at a step", "kill both members"), faults=(2, 4)),
         finds="3:",
     ),
     Plant(
         "cut in two writes",
         "what lies beyond a link's end goes in two writes",
-        changed(SimulatedWriter, "submit", _in_two(_is_cut, 0.05)),
+        changed(SimulatedWriter, "submit", _in_two(_is_cut, 0.5)),
         within=100,
-        shape=Shape(kinds=("split head", "kill at a write"), faults=(2, 4)),
+        shape=Shape(kinds=("split head", "kill at a write"), faults=(6, 8), lasts_s=(0.5,)),
         finds="3:",
     ),
     Plant(
@@ -217,10 +217,8 @@ PLANTS: tuple[Plant, ...] = (
         "in sync too early",
         "a member that lacks nothing of what has ended says that it is in sync",
         changed(resync, "unfinished", lambda *_: ""),
-        within=100,
-        shape=Shape(
-            kinds=("blank disk", "kill", "cut off a ZooKeeper server", "cut", "rotate"), faults=(2, 4), groups=(2,)
-        ),
+        within=10,
+        shape=Shape(kinds=("blank disk unseen",), faults=(1, 1)),
         finds="6:",
     ),
 )
