@@ -248,6 +248,7 @@ class SimulatedSession:
         self._is_cut = is_cut
         self._listeners: list[Callable[[SessionState], None]] = []
         self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
+        self._watching: dict[Callable[[], None], None] = {}  # as well
         self._is_stopped = False
         self._expiry: Any = None
         self._told_s = 0.0
@@ -340,6 +341,8 @@ class SimulatedSession:
         if self.server is None:
             self._tell_state(SessionState.SUSPENDED)
             self._retry()
+        for watch in list(self._watching):  # as kazoo does: what happens meanwhile isn't seen
+            watch()
 
     def _tell_state(self, state: SessionState) -> None:
         if state is self.state:
@@ -449,6 +452,7 @@ class SimulatedSession:
             if watch is not None and (node is not None or kind == "exists"):
                 key = ("children" if kind == "children" else "data", path)
                 server.watches.setdefault(key, []).append((self, self.session_id, watch))
+                self._watching[watch] = None
             if kind == "exists":
                 answer(None if node is None else node.owner)
             elif node is None:
@@ -554,4 +558,12 @@ class SimulatedSession:
         return int(found)
 
     def _watch(self, watch: Callable[[], None] | None) -> Callable[[], None] | None:
-        return watch
+        """To be called once: by a change, or when the connection is lost."""
+        if watch is None:
+            return None
+
+        def fire() -> None:
+            if self._watching.pop(fire, 0) is None:
+                watch()
+
+        return fire
