@@ -137,6 +137,8 @@ class Oracle:
         key = record.key
         if index <= self.acknowledged.get(key, 0):
             return
+        if not any(one.queue_id == record.queue_id and not one.is_deleted for one in self.documents.values()):
+            return  # the queue was deleted: its members let go what they hold of it
         self.checks += 1
         mine = self._loop.process
         assert mine is not None
