@@ -13,24 +13,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import Link
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
+from tests.simulation import nemesis
 from tests.simulation.applications import QUEUE, Reader, Sender
-from tests.simulation.disk import Disk
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
-from tests.simulation.loop import EndOfSteps, Host, Step
+from tests.simulation.loop import EndOfSteps, Host
+from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.oracle import Violation
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, settle_idle
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
 HEAL_S = 120.0
-OPERATOR_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,20 @@ class Stuck(Violation):
     """Everything is healed, and yet something that must happen doesn't (invariant 12)."""
 
 
-class Schedule:
+class Schedule(Nemesis):
     """See the module."""
 
     def __init__(self, seed: int, shape: Shape, *, is_traced: bool = False) -> None:
         self.seed = seed
         self.shape = shape
-        self.chance = random.Random(f"schedule {seed}")
-        groups, coordinators = self.chance.choice(shape.groups), self.chance.choice(shape.coordinators)
-        self.world = World(seed, groups=groups, coordinators=coordinators)
+        chance = random.Random(f"schedule {seed}")
+        groups, coordinators = chance.choice(shape.groups), chance.choice(shape.coordinators)
+        super().__init__(World(seed, groups=groups, coordinators=coordinators), chance)
         self._kinds = list(shape.kinds or KINDS)
         self.faults: list[str] = []
         if is_traced:
             self.world.trace = []
-        self._pending: list[Step] = []
         self.settings = shape.settings or self._any_settings()
-        self._damaged_groups: set[str] = set()
-        self._damaged_keys: set[bytes] = set()
 
     def _any_settings(self) -> pb.QueueSettings:
         durability = self.chance.choices(("sync", "interval", "async", "memory"), (7, 1, 1, 1))[0]
@@ -192,311 +188,6 @@ class Schedule:
         self.world.note(f"FAULT {kind}")
         KINDS[kind][1](self)
 
-    def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """Unless everything is healed before."""
-        self._pending.append(self.world.loop.after(seconds, None, callback, *arguments))
-
-    def some_s(self) -> float:
-        return self.chance.choice((0.2, 2.0, 8.0)) * self.chance.random()
-
-    def _any(self) -> str:
-        document = self.world.document
-        link = None if document is None else document.last_link
-        names = [name for name in self.world.hosts if name != "operator"]
-        if link is not None and self.chance.random() < 0.5:
-            names = [str(link.master.name), str(link.slave.name)]
-        return self.chance.choice(names)
-
-    def any_member(self) -> str:
-        name = self._any()
-        return name if name in self.world.member_names else self.chance.choice(self.world.member_names)
-
-    def _disk(self, name: str) -> Disk:
-        host = self.world.hosts[name]
-        assert isinstance(host, MemberHost)
-        return host.disk
-
-    def _is_twice(self, name: str, key: bytes) -> bool:
-        """Whether the other member has this batch, or cursor, too, so that one may be lost."""
-        group, member = name.split("-")
-        other = self._disk(f"{group}-{'b' if member == 'a' else 'a'}")
-        return other.durable.values.get(key) == self._disk(name).table.values[key]
-
-    def _application(self) -> str:
-        return self.chance.choice([name for name in self.world.hosts if name.startswith(("sender", "reader", "audit"))])
-
-    def kill_application(self) -> None:
-        self._dies(self._application(), False)
-
-    def pause_application(self) -> None:
-        """Not long enough for another one to be elected, or just so."""
-        name = self._application()
-        self.world.pause(name)
-        seconds = 2 * self.chance.random() if self.chance.random() < 0.5 else 4 + 3 * self.chance.random()
-        self.later(seconds, self.world.resume, name)
-
-    def pause_coordinator(self) -> None:
-        name = self.chance.choice(self.world.coordinator_names)
-        self.world.pause(name)
-        self.later(self.some_s(), self.world.resume, name)
-
-    def slow_path(self) -> None:
-        """What one host sends to another is late, and late enough to be overtaken by what others do."""
-        one, other = self._any(), self._any()
-        late_s = self.chance.choice((0.05, 0.3, 1.0)) * self.chance.random()
-        self.world.note(f"what {one} sends to {other} is {late_s:.3f} s late")
-        slow_s = self.world.network.slow_s
-        slow_s[one, other] = late_s
-        self.later(self.some_s(), slow_s.pop, (one, other), None)
-
-    def cut_application(self) -> None:
-        """From ZooKeeper, for long."""
-        name, seconds = self._application(), 8 * self.chance.random()
-        for direction in ((name, "zookeeper"), ("zookeeper", name)):
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
-
-    def cut_pair(self) -> None:
-        """The members of a group lose each other."""
-        one, seconds = self.any_member(), 8 * self.chance.random()
-        other = one[:-1] + ("b" if one.endswith("a") else "a")
-        for direction in ((one, other), (other, one)):
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
-
-    def _link_read(self) -> Link | None:
-        document = self.world.document
-        heads = [] if document is None else [one.consume_list[0] for one in document.subscriptions if one.consume_list]
-        return None if document is None or not heads else document.link(self.chance.choice(heads))
-
-    def kill_reader_and_member(self) -> None:
-        """Readers die, and with them, for longer, a member of a link that is being read: they were on one machine."""
-        link = self._link_read()
-        if link is not None:
-            self._kill_with_readers(link)
-
-    def divide_and_kill(self) -> None:
-        """The members of a link that is being read lose each other; a moment later its readers and one of them die."""
-        link = self._link_read()
-        if link is None:
-            return
-        names = str(link.master.name), str(link.slave.name)
-        for direction in (names, names[::-1]):
-            self.world.cut(*direction)
-            self.later(8.0, self.world.heal_cut, *direction)
-        self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
-
-    def _kill_with_readers(self, link: Link) -> None:
-        for name in self.world.hosts:
-            if name.startswith(("reader", "audit")):
-                self._dies(name, False)
-        member = str(self.chance.choice((link.master, link.slave)).name)
-        self.world.kill(member, is_power=True)
-        self.later(4 + 5 * self.chance.random(), self.world.start, member)
-
-    def kill(self) -> None:
-        name = self._any()
-        self._dies(name, self.chance.random() < 0.5)
-
-    def _dies(self, name: str, is_power: bool) -> None:
-        self.world.kill(name, is_power=is_power)
-        self.later(0.05 + self.some_s(), self.world.start, name)
-
-    def kill_at_step(self) -> None:
-        name = self._any()
-        process = self.world.hosts[name].process
-        if process is not None and process.is_alive:
-            process.steps_to_live = self.chance.randint(0, 400)
-            self.world.note(f"{name} has {process.steps_to_live} steps to live")
-        self.later(2 + self.some_s(), self.world.start, name)
-
-    def kill_both(self) -> None:
-        document = self.world.document
-        link = None if document is None else document.last_link
-        if link is not None:
-            is_power = self.chance.random() < 0.5
-            for side in (link.master, link.slave):
-                self.later(self.chance.choice((0.0, 0.01)), self._dies, str(side.name), is_power)
-
-    def kill_all(self) -> None:
-        is_power = self.chance.random() < 0.5
-        for name in self.world.hosts:
-            if name != "operator":
-                self._dies(name, is_power)
-
-    def pause(self) -> None:
-        name = self._any()
-        self.world.pause(name)
-        self.later(self.some_s(), self.world.resume, name)
-
-    def pause_slave(self) -> None:
-        """Of the head: what is on its way then is on the master alone."""
-        document = self.world.document
-        link = None if document is None else document.last_link
-        if link is not None:
-            self.world.pause(str(link.slave.name))
-            self.later(self.some_s(), self.world.resume, str(link.slave.name))
-
-    def cut(self) -> None:
-        one, other = self._any(), self._any()
-        if self.chance.random() < 0.3:
-            other = "zookeeper"
-        if one == other:
-            return
-        directions = [(one, other), (other, one)]
-        if self.chance.random() < 0.3:
-            directions = directions[:1]
-        seconds = self.some_s()
-        for direction in directions:
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
-
-    def isolate(self) -> None:
-        """A machine is cut off from everybody."""
-        name, seconds = self._any(), self.some_s()
-        for other in (*self.world.hosts, "zookeeper"):
-            if other != name:
-                for direction in ((name, other), (other, name)):
-                    self.world.cut(*direction)
-                    self.later(seconds, self.world.heal_cut, *direction)
-
-    def reset_connections(self) -> None:
-        one, other = self._any(), self._any()
-        self.world.note(f"connections of {one} and {other} are reset")
-        self.world.network.break_between(self.world.hosts[one], self.world.hosts[other])
-
-    def _expire(self, name: str) -> None:
-        process = self.world.hosts[name].process
-        if process is not None:
-            for session in self.world.ensemble.sessions_of(process):
-                self.world.note(f"the session of {process} expires")
-                self.world.ensemble.expire(session.session_id)
-                session.disconnect()
-
-    def strain_sender(self) -> None:
-        """What a sender has sent to the master comes late, and meanwhile its session expires."""
-        name, document = self.chance.choice(("sender-1", "sender-2")), self.world.document
-        link = None if document is None else document.last_link
-        if link is not None:
-            path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()
-            self.world.note(f"what {name} sends to {link.master.name} is {late_s:.3f} s late")
-            self.world.network.slow_s[path] = late_s
-            self.later(0.1 * self.chance.random(), self._expire, name)
-            self.later(1.0, self.world.network.slow_s.pop, path, None)
-
-    def expire_session(self) -> None:
-        self._expire(self._any())
-
-    def expire_application(self) -> None:
-        self._expire(self._application())
-
-    def cut_off_server(self) -> None:
-        server = self.chance.choice(self.world.ensemble.servers)
-        self.world.note(f"ZooKeeper server {server.number} is cut off")
-        self.world.ensemble.cut_off(server)
-        self.later(self.some_s(), self.world.ensemble.rejoin, server)
-
-    def stop_zookeeper(self) -> None:
-        self.world.note("ZooKeeper stops")
-        self.world.ensemble.stop()
-        self.later(self.some_s(), self.world.ensemble.go_on)
-
-    def blank_disk(self) -> None:
-        """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
-        name = self.any_member()
-        group = name.split("-")[0]
-        kept = [key for kind in (b"B", b"C") for key in self._disk(name).keys(kind)]
-        if group in self._damaged_groups or not all(self._is_twice(name, key) for key in kept):
-            return
-        self._damaged_groups.add(group)
-        self.world.kill(name, is_power=True)
-        self.world.blank_disk(name)
-        self.later(self.some_s(), self.world.start, name)
-
-    def damage(self) -> None:
-        name = self.any_member()
-        group = name.split("-")[0]
-        keys = [key for key in self._disk(name).keys(b"B") if self._is_twice(name, key)]
-        if group in self._damaged_groups or not keys:
-            return
-        self._damaged_groups.add(group)
-        key = self.chance.choice(keys)
-        self.world.note(f"{name} returns damaged data for {key.hex()}")
-        self._disk(name).damage(key)
-        self._damaged_keys.add(key)
-        if self.chance.random() < 0.5:
-            self._dies(name, False)
-
-    def disk_fails(self) -> None:
-        name = self.any_member()
-        disk = self._disk(name)
-        self.world.note(f"the disk of {name} fails")
-        disk.is_failing = True
-
-        def mend() -> None:
-            disk.is_failing = False
-            self._dies(name, True)
-
-        self.later(self.some_s(), mend)
-
-    def disk_full(self) -> None:
-        name = self.any_member()
-        disk = self._disk(name)
-        self.world.note(f"the disk of {name} is full")
-        disk.is_full = True
-
-        def mend() -> None:
-            disk.is_full = False
-            self._dies(name, False)
-
-        self.later(self.some_s(), mend)
-
-    def slow_disk(self) -> None:
-        self.slow_down(self.any_member(), self.chance.choice((0.02, 0.3, 1.0)), self.some_s())
-
-    def slow_down(self, name: str, flush_s: float, for_s: float) -> None:
-        """A member's disk, for a while."""
-        disk = self._disk(name)
-        disk.flush_s = flush_s
-        self.world.note(f"the disk of {name} is slow: {flush_s} s a flush")
-
-        def mend() -> None:
-            disk.flush_s = 0.002
-
-        self.later(for_s, mend)
-
-    def rotate(self) -> None:
-        self.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
-
-    def drain_group(self) -> None:
-        group = self.chance.choice(self.world.group_names)
-        self.operate("DrainGroup", pb.GroupRequest(group=group))
-        self.later(self.some_s(), self.operate, "ResumeGroup", pb.GroupRequest(group=group))
-
-    def seek(self) -> None:
-        """Back to the beginning, to that of a link, or to anywhere: over nothing that wasn't read before."""
-        document = self.world.document
-        assert document is not None
-        subscription = self.chance.choice([one.name for one in document.subscriptions])
-        reached = max(self.world.oracle.progress[subscription].delivered, default=0)
-        starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]
-        to = self.chance.choice((str(self.chance.randint(0, reached)), self.chance.choice(starts or ["0"]), "earliest"))
-        self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
-
-    def operate(self, method: str, request: object) -> None:
-        world = self.world
-
-        async def operate() -> None:
-            try:
-                await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
-            except SeriatimError as error:
-                world.note(f"{method} is refused: {error}")
-
-        process = world.hosts["operator"].process
-        assert process is not None
-        world.note(f"an operator asks for {method}")
-        world.loop.start(process, operate)
-
     # ---- and after it
 
     def _heal(self) -> None:
@@ -563,13 +254,6 @@ class Schedule:
         self.until_sending_goes_on(HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
 
-    def has_damaged(self, group: str) -> bool:
-        """Whether one of the group's two copies is spoilt."""
-        return group in self._damaged_groups
-
-    def note_damaged(self, group: str) -> None:
-        self._damaged_groups.add(group)
-
     def _resume_operator(self) -> None:
         for group in self.world.group_names:
             self.operate("ResumeGroup", pb.GroupRequest(group=group))
@@ -607,39 +291,7 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-KINDS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
-    "kill": (8, Schedule.kill),
-    "kill at a step": (10, Schedule.kill_at_step),
-    "kill both members": (3, Schedule.kill_both),
-    "kill all": (2, Schedule.kill_all),
-    "pause": (8, Schedule.pause),
-    "cut": (8, Schedule.cut),
-    "isolate": (3, Schedule.isolate),
-    "reset connections": (4, Schedule.reset_connections),
-    "expire session": (4, Schedule.expire_session),
-    "cut off a ZooKeeper server": (3, Schedule.cut_off_server),
-    "stop ZooKeeper": (2, Schedule.stop_zookeeper),
-    "blank disk": (3, Schedule.blank_disk),
-    "damage": (3, Schedule.damage),
-    "disk fails": (2, Schedule.disk_fails),
-    "disk full": (2, Schedule.disk_full),
-    "slow disk": (3, Schedule.slow_disk),
-    "rotate": (4, Schedule.rotate),
-    "drain group": (3, Schedule.drain_group),
-    "seek": (3, Schedule.seek),
-    "kill an application": (3, Schedule.kill_application),
-    "pause an application": (4, Schedule.pause_application),
-    "pause a coordinator": (2, Schedule.pause_coordinator),
-    "cut an application from ZooKeeper": (2, Schedule.cut_application),
-    "cut a pair": (2, Schedule.cut_pair),
-    "divide and kill": (2, Schedule.divide_and_kill),
-    "kill a reader and whom it reads": (2, Schedule.kill_reader_and_member),
-    "pause the slave": (2, Schedule.pause_slave),
-    "slow path": (4, Schedule.slow_path),
-    "expire an application's session": (2, Schedule.expire_application),
-    "strain a sender": (2, Schedule.strain_sender),
-    **SCENARIOS,
-}
+KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS}
 
 
 COLLECT_EVERY = 16

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.schedule import KINDS
+
 ROOT = Path(__file__).parents[2]
 SCHEDULES = 5000
 
@@ -30,8 +32,7 @@ def test_no_schedule_breaks_an_invariant(record_property: Any) -> None:
     assert summary["schedules"] == SCHEDULES
     # It is no proof of anything unless records flow, and every kind of fault happens.
     assert summary["records"] > 10 * SCHEDULES
-    assert len(summary["faults"]) >= 18
-    assert min(summary["faults"].values()) > SCHEDULES // 100
+    assert summary["faults"].keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize("seed", [3, 17, 29])
