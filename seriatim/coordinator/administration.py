@@ -119,8 +119,9 @@ class Operations:
         return messages.queue_view(document, version, self._store.registry)
 
     async def _switched(self, document: ChainDocument, last: Link, cause_id: str) -> tuple[ChainDocument, ChainVersion]:
-        """Close the last link and open the next one for the sender that there is, who then finds it ready."""
-        if document.sender_token == 0 or last.state is LinkState.OPENING:
+        """Close the last link, and open the next one where a sender is elected, who then finds it ready."""
+        elected = await self._store.first_in_line(document.queue_id, None)
+        if elected == "" or elected != document.sender_node or last.state is LinkState.OPENING:
             return await self._closed(document.queue_id, last.epoch, cause_id)
         asked = SendRequest(document.sender_node, document.sender_token, last.epoch)
         with contextlib.suppress(Fenced):  # a newer sender was elected meanwhile: the link may be closed all the same
