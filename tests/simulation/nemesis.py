@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ class Nemesis:
         self._pending: list[Step] = []
         self._damaged_groups: set[str] = set()
         self._damaged_keys: set[bytes] = set()
+        self._operator = asyncio.Lock()
 
     def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
         """Unless everything is healed before."""
@@ -319,13 +321,15 @@ class Nemesis:
         self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
 
     def operate(self, method: str, request: object) -> None:
+        """One order after the other: a drain that is answered late doesn't follow on the resume behind it."""
         world = self.world
 
         async def operate() -> None:
-            try:
-                await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
-            except SeriatimError as error:
-                world.note(f"{method} is refused: {error}")
+            async with self._operator:
+                try:
+                    await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
+                except SeriatimError as error:
+                    world.note(f"{method} is refused: {error}")
 
         process = world.hosts["operator"].process
         assert process is not None
