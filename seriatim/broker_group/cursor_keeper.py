@@ -150,7 +150,7 @@ class CursorKeeper:
             cluster=self._broker.cluster,
             queue_id=key[0],
             epoch=key[1],
-            member="b" if self._broker.name.member == "a" else "a",
+            member=self._broker.name.peer.member,
             is_stale=is_stale,
             cause_id=log.new_cause_id("stale-cursors"),
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},

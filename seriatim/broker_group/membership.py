@@ -196,7 +196,7 @@ class Membership:
     async def watch_peer(self) -> None:
         """Follow the other member's registration."""
         name = self._broker.name
-        path = self._paths.member(name.group, "b" if name.member == "a" else "a")
+        path = self._paths.member(name.group, name.peer.member)
         while True:
             self._peer_changed.clear()
             try:

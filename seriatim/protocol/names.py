@@ -54,6 +54,11 @@ class MemberName:
     def __str__(self) -> str:
         return f"{self.group}-{self.member}"
 
+    @property
+    def peer(self) -> MemberName:
+        """The other place in the group."""
+        return MemberName(self.group, "b" if self.member == "a" else "a")
+
 
 def automatic_seq(token: Token, counter: int) -> int:
     """The seq of a record for which the user gave none: token in the upper 24 bits, counter in the lower 40.

@@ -86,20 +86,22 @@ class Nemesis:
         slow_s[one, other] = late_s
         self.later(self.some_s(), slow_s.pop, (one, other), None)
 
+    def _cut_for(self, seconds: float, *directions: tuple[str, str]) -> None:
+        """What the first of each sends doesn't reach the second."""
+        for direction in directions:
+            self.world.cut(*direction)
+            self.later(seconds, self.world.heal_cut, *direction)
+
     def cut_application(self) -> None:
         """From ZooKeeper, for long."""
         name, seconds = self._application(), 8 * self.chance.random()
-        for direction in ((name, "zookeeper"), ("zookeeper", name)):
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
+        self._cut_for(seconds, (name, "zookeeper"), ("zookeeper", name))
 
     def cut_pair(self) -> None:
         """The members of a group lose each other."""
         one, seconds = self.any_member(), 8 * self.chance.random()
         other = one[:-1] + ("b" if one.endswith("a") else "a")
-        for direction in ((one, other), (other, one)):
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
+        self._cut_for(seconds, (one, other), (other, one))
 
     def _link_read(self) -> Link | None:
         document = self.world.document
@@ -118,9 +120,7 @@ class Nemesis:
         if link is None:
             return
         names = str(link.master.name), str(link.slave.name)
-        for direction in (names, names[::-1]):
-            self.world.cut(*direction)
-            self.later(8.0, self.world.heal_cut, *direction)
+        self._cut_for(8.0, names, names[::-1])
         self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
 
     def _kill_with_readers(self, link: Link) -> None:
@@ -184,18 +184,14 @@ class Nemesis:
         if self.chance.random() < 0.3:
             directions = directions[:1]
         seconds = self.some_s()
-        for direction in directions:
-            self.world.cut(*direction)
-            self.later(seconds, self.world.heal_cut, *direction)
+        self._cut_for(seconds, *directions)
 
     def isolate(self) -> None:
         """A machine is cut off from everybody."""
         name, seconds = self._any(), self.some_s()
         for other in (*self.world.hosts, "zookeeper"):
             if other != name:
-                for direction in ((name, other), (other, name)):
-                    self.world.cut(*direction)
-                    self.later(seconds, self.world.heal_cut, *direction)
+                self._cut_for(seconds, (name, other), (other, name))
 
     def reset_connections(self) -> None:
         one, other = self._any(), self._any()

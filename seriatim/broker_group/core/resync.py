@@ -116,7 +116,7 @@ def plan(
 
 def _are_stale_there(document: ChainDocument, epoch: Epoch, name: MemberName) -> bool:
     """Whether the other member missed a commit, so that its cursors are none to take (H7)."""
-    return (epoch, "b" if name.member == "a" else "a") in document.stale_cursors
+    return (epoch, name.peer.member) in document.stale_cursors
 
 
 def unfinished(

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -95,23 +96,31 @@ def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, time
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether a ZooKeeper serves there (`srvr` tells its mode only once it does; `ruok` says yes too soon)."""
+    """Whether a ZooKeeper serves there."""
+    return mode(host, port) != ""
+
+
+def mode(host: str, port: int, *, timeout_s: float = 1.0) -> str:
+    """`standalone`, `leader` or `follower`; empty where no ZooKeeper serves.
+
+    `srvr` tells its mode only once it does; `ruok` says yes too soon.
+    """
     try:
-        with socket.create_connection((host, port), timeout=1) as connection:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
             connection.sendall(b"srvr")
             reply = b""
             while chunk := connection.recv(4096):
                 reply += chunk
     except OSError:
-        return False
-    return b"\nMode: " in reply
+        return ""
+    _, _, found = reply.partition(b"\nMode: ")
+    return found.split(b"\n", 1)[0].decode()
 
 
 def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
-    """Write the server's settings; answer what to run."""
+    """Write the settings of a server that stands alone; answer what to run."""
     directory = settings.directory.resolve()
     (directory / "data").mkdir(parents=True, exist_ok=True)
-    java, jars = java_path(), class_path()
     configuration = {
         "dataDir": directory / "data",
         "clientPort": settings.port,
@@ -125,10 +134,16 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "autopurge.purgeInterval": 1,
         "autopurge.snapRetainCount": 3,
     }
+    return server_command(directory, configuration, settings.heap_mb)
+
+
+def server_command(directory: Path, configuration: Mapping[str, object], heap_mb: int) -> tuple[str, ...]:
+    """Write a server's settings into `directory`; answer what to run. Raises `Missing`."""
+    java, jars = java_path(), class_path()
     (directory / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
     (directory / "log4j2.properties").write_text(_LOG_SETTINGS)
     return (
-        java, "-cp", jars, f"-Xmx{settings.heap_mb}m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        java, "-cp", jars, f"-Xmx{heap_mb}m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
         "-XX:-UsePerfData", f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}",
         "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.preAllocSize=4096",
         "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(directory / "zoo.cfg"),
