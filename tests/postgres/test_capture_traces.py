@@ -30,7 +30,7 @@ def recorded(dsn: str, name: str, workload: list[str]) -> tuple[str, list[bytes]
         for statement in workload:
             connection.execute(statement.encode())
         version, end = connection.execute(
-            "SELECT current_setting('server_version'), pg_current_wal_insert_lsn()::text"
+            "SELECT current_setting('server_version'), pg_current_wal_flush_lsn()::text"
         ).fetchone() or ("", "0/0")
         replication.start(f"trace_{name}", "pub", start)
         messages: list[bytes] = []

@@ -55,7 +55,7 @@ class Databases:
 
     def log_end(self) -> str:
         """The position to which east's log is written."""
-        return str(self._one(self._east, "SELECT pg_current_wal_insert_lsn()"))
+        return str(self._one(self._east, "SELECT pg_current_wal_flush_lsn()"))
 
     def is_captured(self, log_end: str) -> bool:
         """Whether the capture has confirmed east's log up to there: all of it is acknowledged by the queue."""
