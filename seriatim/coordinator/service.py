@@ -16,7 +16,9 @@ from seriatim.coordinator import administration, messages
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
@@ -29,6 +31,8 @@ from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
 
 _log = log.logger("coordinator")
 _Context = grpc.aio.ServicerContext[Any, Any]
+SETTLE_S = 0.002
+"""Watchers are told so much after a change: the procedure that made it goes on first, and sending waits for that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class CoordinatorService(CoordinatorServicer):
         self._execution = parts.execution
         self._description = parts.description
         self._operations = parts.operations
+        self._views: dict[QueueId, tuple[SeenChain, Registry, pb.QueueView]] = {}
 
     @rpc.answers_errors
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: _Context) -> pb.DescribeClusterReply:
@@ -140,6 +145,7 @@ class CoordinatorService(CoordinatorServicer):
             yield told
             while True:
                 await changed.wait()
+                await asyncio.sleep(SETTLE_S)
                 changed.clear()
                 seen = self._store.chains.get(queue_id)
                 if seen is None:
@@ -148,12 +154,24 @@ class CoordinatorService(CoordinatorServicer):
                     continue
                 if seen.version < told.chain_version:
                     continue
-                view = messages.queue_view(seen.document, seen.version, self._store.registry)
+                view = self._view(queue_id, seen)
                 if view != told:
                     told = view
                     yield view
         finally:
             stop()
+
+    def _view(self, queue_id: QueueId, seen: SeenChain) -> pb.QueueView:
+        """What all watchers of a queue are told: made once."""
+        registry = self._store.registry
+        made = self._views.get(queue_id)
+        if made is not None and made[0] is seen and made[1] is registry:
+            return made[2]
+        if made is None:  # a queue that wasn't watched before: room is made by those that were deleted
+            self._views = {one: known for one, known in self._views.items() if one in self._store.chains}
+        view = messages.queue_view(seen.document, seen.version, registry)
+        self._views[queue_id] = seen, registry, view
+        return view
 
     async def _is_gone(self, queue_id: QueueId) -> bool:
         try:
