@@ -59,7 +59,10 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         part = record.name.removeprefix("seriatim.")
-        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {part} {record.getMessage()}"
+        said = record.getMessage()
+        if part == record.name:  # a library's words are no line of ours
+            said = _line("says", {"message": said})
+        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {part} {said}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -70,8 +73,9 @@ def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("kazoo", "py4j"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    # What it warns of, with a traceback, are exceptions of ours on their way through Java; whoever gets them there tells.
+    logging.getLogger("py4j").setLevel(logging.ERROR)
 
 
 def new_cause_id(event: str) -> str:
