@@ -36,4 +36,9 @@ def new_database(postgres_server: EmbeddedPostgres) -> Iterator[Callable[[], str
     yield make
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
         for name in made:
+            # A walsender ends a moment after its client, and a database with a slot in use can't be dropped.
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE database = %s AND active",
+                (name,),
+            )
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
