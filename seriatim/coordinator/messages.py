@@ -114,6 +114,8 @@ def send_grant(grant: SendGrant, registry: Registry) -> pb.SendGrant:
         next_index=grant.next_index,
         is_resume_known=grant.is_resume_known,
         resume_point=grant.resume_point,
+        held=grant.held,
+        given_up_from=grant.given_up_from,
         durability=grant.link.durability,
         max_record_bytes=grant.max_record_bytes,
         has_base=grant.base is not None,

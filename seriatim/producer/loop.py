@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from seriatim.producer.buffer import Buffer
@@ -48,11 +48,16 @@ _CONNECT_RETRY_S = 0.5
 class Elected:
     """What an instance is told when it may send: its token, and up to which seq of each source all is stored.
 
-    `resume_point` is None where nobody can tell, because an earlier link is lost.
+    `resume_point` is None where nobody can tell, because an earlier link is lost. `held`: up to where the queue has records,
+    at or above the resume point; what lies between may be on one disk only, and is sent again by whoever still has it. Who
+    hasn't, because it was acknowledged, knows by `held` that none is missing. `given_up_from`: the first seq of a source that
+    an operator may have given up.
     """
 
     token: Token
     resume_point: Mapping[str, int] | None
+    held: Mapping[str, int] = field(default_factory=dict)
+    given_up_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +315,7 @@ class SendingLoop:
             case events.TellElected():
                 self._buffer.elect(effect.token, effect.resume_point)
                 _log.info("elected", queue=self._settings.queue, token=effect.token)
-                self._on_elected(Elected(effect.token, effect.resume_point))
+                self._on_elected(Elected(effect.token, effect.resume_point, effect.held, effect.given_up_from))
             case events.TellDeposed():
                 _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
                 self._on_deposed(effect.reason)
@@ -394,6 +399,8 @@ class SendingLoop:
                     grant.base if grant.has_base else None,
                     grant.max_record_bytes,
                     grant,
+                    dict(grant.held),
+                    dict(grant.given_up_from),
                 ),
             )
         )

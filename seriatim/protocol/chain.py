@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -159,11 +159,16 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """What an operator gave up for good; every status shows it."""
+    """What an operator gave up for good; every status shows it.
+
+    `from_seqs`: for each source of which records are known to have been in what was given up, the first seq that may be.
+    Whether such a record was sent again, and is in a later link, nobody can tell from the chain.
+    """
 
     epoch: Epoch
     what: str
     at_ms: int
+    from_seqs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1297,6 +1297,46 @@ class SendGrant(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HeldEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class GivenUpFromEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCH_FIELD_NUMBER: _builtins.int
     MASTER_FIELD_NUMBER: _builtins.int
     SLAVE_FIELD_NUMBER: _builtins.int
@@ -1308,6 +1348,8 @@ class SendGrant(_message.Message):
     HAS_BASE_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     NEXT_MASTER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FROM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     next_index: _builtins.int
     is_resume_known: _builtins.bool
@@ -1324,6 +1366,16 @@ class SendGrant(_message.Message):
     def slave(self) -> Global___LinkMember: ...
     @_builtins.property
     def resume_point(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def held(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """up to which seq of each source the chain holds records, be it on one disk: no reason to"""
+
+    @_builtins.property
+    def given_up_from(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """count one as stored (H2), but a source that has let them go knows that none is missing
+        per source the first seq that an operator may have given up (protocol.md 5.7)
+        """
+
     def __init__(
         self,
         *,
@@ -1338,10 +1390,12 @@ class SendGrant(_message.Message):
         has_base: _builtins.bool = ...,
         base: _builtins.int = ...,
         next_master: _builtins.str = ...,
+        held: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        given_up_from: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["master", b"master", "slave", b"slave"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "durability", b"durability", "epoch", b"epoch", "has_base", b"has_base", "is_resume_known", b"is_resume_known", "master", b"master", "max_record_bytes", b"max_record_bytes", "next_index", b"next_index", "next_master", b"next_master", "resume_point", b"resume_point", "slave", b"slave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "durability", b"durability", "epoch", b"epoch", "given_up_from", b"given_up_from", "has_base", b"has_base", "held", b"held", "is_resume_known", b"is_resume_known", "master", b"master", "max_record_bytes", b"max_record_bytes", "next_index", b"next_index", "next_master", b"next_master", "resume_point", b"resume_point", "slave", b"slave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ import pytest
 
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
+from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.change import Change, decode, encode, key_of
@@ -55,8 +56,8 @@ class Sender:
     def stop(self) -> None:
         pass
 
-    def resume_point(self) -> dict[str, int]:
-        return dict(self.queue.marks)
+    def kept(self) -> Kept:
+        return Kept(dict(self.queue.marks), dict(self.queue.marks))
 
     def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
         if self.limit is not None and self.sent >= self.limit:

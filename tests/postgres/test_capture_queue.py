@@ -13,9 +13,10 @@ from kazoo.client import KazooClient
 
 from seriatim import Consumer, Producer
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.producer.sources.postgres.core.identity import LSN_SHIFT, NUMBER_BITS, parse_lsn
 from seriatim.producer.sources.postgres.producing import CaptureSender
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest
+from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
 from seriatim.protocol.zookeeper import Paths
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
 
@@ -85,17 +86,77 @@ def test_captures_that_take_over_from_each_other_leave_the_log_in_the_queue_once
         writer.join()
     if killed:
         cluster.restart(killed)
-    queue, epochs = read(cluster)
+    queue, epochs = read(cluster, "log")
     assert replayed(queue) == table_rows(dsn, "a")
     assert len(queue.marks) == 1  # so no snapshot was taken anew
     assert len(epochs) > 1  # the kill was met
 
 
-def read(cluster: DevelopmentCluster) -> tuple[Queue, set[int]]:
+def test_a_capture_goes_on_when_its_whole_group_restarts_and_one_answer_ends_the_link(
+    cluster: DevelopmentCluster, new_database: Callable[[], str]
+) -> None:
+    """What was acknowledged last isn't known to be on two disks then, and PostgreSQL has let go of it."""
+    settings = QueueSettings(durability="sync", groups=["g1"])
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue="restarted", settings=settings))
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a SELECT g, 0 FROM generate_series(1, 20) g")
+    down: list[str] = []
+    first = Producer(cluster.coordinators, "restarted", "capture-1", max_block_s=0.5, session_timeout_s=2)
+    sender = CaptureSender(first)
+    run = Run(dsn, sender)
+    try:
+        wait_for(lambda: sender.unacknowledged == 0 and sender.sent > 20, run, 40)
+        for place in range(21, 41):
+            sql(dsn, f"INSERT INTO a VALUES ({place}, 1)")
+        wait_for(lambda: sender.unacknowledged == 0 and _is_confirmed(dsn), run, 40)
+        for name in ("g1-a", "g1-b"):
+            cluster.kill(name)
+            down.append(name)
+        sql(dsn, "INSERT INTO a VALUES (41, 1)")
+        wait_for(lambda: sender.unacknowledged, run, 40)
+    finally:
+        first.abort()  # as a kill does
+        run.end()
+    second = Producer(cluster.coordinators, "restarted", "capture-2", max_block_s=0.5, session_timeout_s=2)
+    sender = CaptureSender(second)
+    run = Run(dsn, sender)
+    try:
+        cluster.restart(down.pop())
+        wait_for(lambda: _first_link(cluster, "restarted").has_end, run, 60)
+        cluster.restart(down.pop())
+        elected = second.wait_until_elected(60)
+        assert elected.resume_point is not None
+        (source,) = elected.held
+        assert elected.resume_point.get(source, 0) < elected.held[source]  # the schedule was met
+        assert elected.resume_point.get(source, 0) >> NUMBER_BITS < _confirmed(dsn) >> LSN_SHIFT
+        sql(dsn, "INSERT INTO a VALUES (-1, 0)")
+        wait_for(lambda: sender.sent > 0 and sender.unacknowledged == 0 and _is_confirmed(dsn), run, 40)
+    finally:
+        second.abort()
+        run.end()
+        for name in down:
+            cluster.restart(name)
+    assert run.error is None
+    queue, epochs = read(cluster, "restarted")
+    assert replayed(queue) == table_rows(dsn, "a")
+    assert len(queue.marks) == 1
+    assert len(epochs) == 2
+
+
+def _first_link(cluster: DevelopmentCluster, queue: str) -> Any:
+    return ask(cluster, "DescribeQueue", QueueRequest(queue=queue)).links[0]
+
+
+def _confirmed(dsn: str) -> int:
+    """Where the slot is confirmed to."""
+    return parse_lsn(str(one(dsn, "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'cap'")))
+
+
+def read(cluster: DevelopmentCluster, name: str) -> tuple[Queue, set[int]]:
     """The queue up to the row with id -1, and the epochs its records are in."""
     queue = Queue()
     epochs = set()
-    with Consumer(cluster.coordinators, "log", auto_commit_ms=50) as consumer:
+    with Consumer(cluster.coordinators, name, auto_commit_ms=50) as consumer:
         while not any(b'"after":{"id":-1,' in value for *_, value in queue.records):
             for record in consumer.poll(1000, 20.0):
                 assert record.seq > queue.marks.get(record.source, 0)

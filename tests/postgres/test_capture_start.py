@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
-from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot
+from seriatim.producer.sources.postgres.core.resume import Kept, Stream, TakeSnapshot
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from tests.postgres.test_capture import (
@@ -79,11 +79,11 @@ class Unsure(Sender):
 
     asked = 0
 
-    def resume_point(self) -> dict[str, int]:
+    def kept(self) -> Kept:
         self.asked += 1
         if self.asked <= 3:
             raise ResumePointUnknown("an earlier link is lost")
-        return super().resume_point()
+        return super().kept()
 
 
 def test_an_unknown_resume_point_is_waited_for_and_never_a_reason_for_a_snapshot(dsn: str) -> None:

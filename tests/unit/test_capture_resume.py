@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.producer.sources.postgres.core.identity import base_seq, source_name
 from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
-from seriatim.producer.sources.postgres.core.resume import Slot, Stream, TakeSnapshot, plan
+from seriatim.producer.sources.postgres.core.resume import Kept, Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
 
 START = 0x10_0000
@@ -18,9 +18,13 @@ FREE = Slot("pgoutput", "db", is_active=False, confirmed_lsn=START, wal_status="
 WHOLE = base_seq(START)
 
 
-def planned(slot: Slot | None, marks: dict[str, int], **other: Any) -> TakeSnapshot | Stream:
+def planned(
+    slot: Slot | None, marks: dict[str, int], held: dict[str, int] | None = None, **other: Any
+) -> TakeSnapshot | Stream:
+    """`marks`: the resume point. `held`: what the chain holds, where that is more."""
     settings: dict[str, Any] = {"system_id": "77", "db": "db", "slot_name": "cap", "log_end": 1 << 40, **other}
-    return plan(slot=slot, marks=marks, **settings)
+    kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}))
+    return plan(slot=slot, kept=kept, **settings)
 
 
 def gap(slot: Slot | None, marks: dict[str, int], **other: Any) -> str:
@@ -99,10 +103,52 @@ def test_a_slot_confirmed_inside_a_transaction_that_the_queue_holds_in_part_is_g
     assert planned(slot, {SOURCE: inside}) == Stream(SOURCE, inside, START + 0x1000)
 
 
+LATE = START + 0x1000
+ACKNOWLEDGED = replace(FREE, confirmed_lsn=LATE)
+"""A slot after a transaction at LATE was acknowledged."""
+
+
+def test_what_the_chain_holds_beyond_the_resume_point_is_no_gap_and_is_sent_again_where_the_log_has_it() -> None:
+    """One answer sealed the link: it didn't know that its last records were committed, and the slot is confirmed to them."""
+    known, held = WHOLE + 1, base_seq(LATE) | 3
+    assert planned(ACKNOWLEDGED, {SOURCE: known}, {SOURCE: held}) == Stream(SOURCE, known, LATE)
+    # What wasn't acknowledged may be on one disk only: the chain's holding it is no reason to skip it (H2).
+    assert planned(FREE, {SOURCE: known}, {SOURCE: held}) == Stream(SOURCE, known, START)
+
+
+def test_a_slot_further_than_the_chain_is_a_gap_wherever_the_resume_point_is() -> None:
+    held = base_seq(LATE - 32) | 9
+    assert "made again or moved" in gap(ACKNOWLEDGED, {SOURCE: WHOLE}, held={SOURCE: held})
+
+
+def test_a_snapshot_that_only_the_chain_holds_counts_where_it_was_acknowledged() -> None:
+    held = {SOURCE: base_seq(LATE) | 3}
+    assert planned(FREE, {SOURCE: 5}, held) == TakeSnapshot(drops_slot=True)
+    assert planned(FREE, {}, held) == TakeSnapshot(drops_slot=True)
+    assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == Stream(SOURCE, 5, LATE)
+    assert planned(ACKNOWLEDGED, {}, held) == Stream(SOURCE, 0, LATE)
+    # A newer slot's, of which the resume point says nothing, is not mistaken for a gap of the older one.
+    newer = source_name("77", "cap", LATE)
+    assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, {SOURCE: WHOLE, newer: 7}) == TakeSnapshot(drops_slot=True)
+
+
+def test_what_an_operator_gave_up_is_a_gap_once_this_term_would_not_send_it() -> None:
+    inside = base_seq(LATE) | 2
+    held = {SOURCE: base_seq(LATE + 64) | 1}
+    for given_up in (WHOLE + 1, base_seq(LATE) - 1):
+        assert "gave up" in gap(ACKNOWLEDGED, {SOURCE: WHOLE}, held=held, given_up_from={SOURCE: given_up})
+    # The transaction at the slot's position comes once more, and all that follows on it.
+    assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, held, given_up_from={SOURCE: inside}) == Stream(SOURCE, WHOLE, LATE)
+    # But where two members hold later ones, they are skipped, and nobody can tell whether the earlier ones are among them.
+    assert "gave up" in gap(ACKNOWLEDGED, {SOURCE: inside}, held=held, given_up_from={SOURCE: inside})
+    assert planned(ACKNOWLEDGED, {SOURCE: inside}, held, given_up_from={"another": 1}) == Stream(SOURCE, inside, LATE)
+
+
 def test_a_database_set_back_is_a_gap() -> None:
     mark = base_seq(START + 0x1000)
     assert "set back" in gap(FREE, {SOURCE: mark}, log_end=START + 0xFE0)
     assert isinstance(planned(FREE, {SOURCE: mark}, log_end=START + 0x1000), Stream)
+    assert "set back" in gap(FREE, {SOURCE: WHOLE}, held={SOURCE: mark}, log_end=START + 0xFE0)
 
 
 def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:

@@ -14,6 +14,7 @@ from seriatim.producer.client import Producer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.handle import Handle, SharedBatch
 from seriatim.producer.loop import Elected
+from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.producing import CaptureSender
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
@@ -107,21 +108,33 @@ def test_only_what_is_acknowledged_without_a_hole_counts() -> None:
 
 def test_the_resume_point_waits_for_what_is_in_flight_and_counts_it() -> None:
     producer, sender = new({"s": 10, "other": 3})
-    assert sender.resume_point() == {"s": 10, "other": 3}
+    assert sender.kept().resume_point == {"s": 10, "other": 3}
     sender.send(b"v", None, 11, "s")
     producer.take()
     thread = threading.Thread(target=lambda: (time.sleep(0.05), producer.acknowledge(1)))
     thread.start()
-    assert sender.resume_point() == {"s": 11, "other": 3}
+    assert sender.kept().resume_point == {"s": 11, "other": 3}
     thread.join()
-    assert sender.resume_point() == {"s": 11, "other": 3}
+    assert sender.kept().resume_point == {"s": 11, "other": 3}
+
+
+def test_what_the_chain_holds_is_at_or_above_the_resume_point() -> None:
+    producer, sender = new()
+    producer.elect(2, {"s": 10, "other": 3})
+    producer.elected = Elected(Token(2), {"s": 10, "other": 3}, {"s": 12}, {"other": 2})
+    assert sender.wait_until_elected(0.01)
+    assert sender.kept() == Kept({"s": 10, "other": 3}, {"s": 12, "other": 3}, {"other": 2})
+    sender.send(b"v", None, 13, "s")
+    producer.take()
+    producer.acknowledge(1)
+    assert sender.kept() == Kept({"s": 13, "other": 3}, {"s": 13, "other": 3}, {"other": 2})
 
 
 def test_what_the_queue_holds_already_is_acknowledged_at_once() -> None:
     _, sender = new({"s": 10})
     sender.send(b"v", None, 9, "s")
     assert sender.acknowledged("s") == 9
-    assert sender.resume_point() == {"s": 10}
+    assert sender.kept().resume_point == {"s": 10}
 
 
 def test_an_unknown_resume_point_is_not_an_empty_one() -> None:
@@ -130,12 +143,12 @@ def test_an_unknown_resume_point_is_not_an_empty_one() -> None:
     producer.elect(1, None)
     assert sender.wait_until_elected(0.01)
     with pytest.raises(ResumePointUnknown):
-        sender.resume_point()
+        sender.kept()
     assert producer.stood_again == 1
     producer.depose()
     producer.elect(2, {"s": 5})
     assert sender.wait_until_elected(0.01)
-    assert sender.resume_point() == {"s": 5}
+    assert sender.kept().resume_point == {"s": 5}
 
 
 def test_a_deposal_ends_every_call() -> None:
@@ -143,7 +156,7 @@ def test_a_deposal_ends_every_call() -> None:
     sender.send(b"v", None, 1, "s")
     producer.depose()
     assert not sender.is_elected()
-    for call in (lambda: sender.send(b"v", None, 2, "s"), lambda: sender.acknowledged("s"), sender.resume_point):
+    for call in (lambda: sender.send(b"v", None, 2, "s"), lambda: sender.acknowledged("s"), sender.kept):
         with pytest.raises(Deposed):
             call()
 
@@ -161,14 +174,14 @@ def test_a_new_term_knows_nothing_of_the_one_before_but_by_its_resume_point() ->
         sender.send(b"v", None, 3, "s")
     assert sender.wait_until_elected(0.01)
     assert sender.acknowledged("s") == 0
-    assert sender.resume_point() == {"s": 1}
+    assert sender.kept().resume_point == {"s": 1}
     sender.send(b"v", None, 2, "s")
 
 
 def test_a_term_that_sent_nothing_does_not_send_into_the_next_one() -> None:
     """It may have made up its mind, for a snapshot say, by a resume point that is no longer true."""
     producer, sender = new()
-    assert sender.resume_point() == {}
+    assert sender.kept().resume_point == {}
     producer.depose()
     producer.elect(2, {"s": 99})
     with pytest.raises(Deposed):
@@ -181,7 +194,7 @@ def test_the_same_term_goes_on_after_the_database_was_lost() -> None:
     producer.take()
     producer.acknowledge(1)
     assert sender.wait_until_elected(0.01)
-    assert sender.resume_point() == {"s": 1}
+    assert sender.kept().resume_point == {"s": 1}
 
 
 def test_a_full_buffer_blocks_until_there_is_room() -> None:

@@ -199,6 +199,7 @@ def test_the_master_is_dead_and_the_slave_answers(world):
     assert trace.orders == ["grant link=2 next=0 token=1"]
     grant = trace.effects[0].result
     assert (grant.resume_point, grant.is_resume_known, grant.base) == ({"s": 13}, True, 5)
+    assert (grant.held, grant.given_up_from) == ({"s": 15}, {})  # what the chain holds is no reason to skip anything
 
 
 def test_a_second_answer_is_waited_for_only_a_moment(world):
@@ -483,6 +484,29 @@ def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_use
     assert given_up.links[1].base == 2**40
     assert given_up.links[0].certificate.is_abandoned
     assert [(one.epoch, one.what) for one in given_up.abandoned] == [(1, "all of it")]
+
+
+def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
+    from seriatim.coordinator.core import invariants, seal
+
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "b", at(3), at(5)), SealFailed("a", DOWN))
+    ended = trace.document
+    link = ended.links[0]
+    left = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(4),))
+    certificate = seal.given_up(link, chain.point_before(ended, link.epoch), [left], now_ms=9)
+    given_up = chain.abandoned(ended, link.epoch, certificate, "one record", 9)
+    invariants.check_change(ended, given_up)
+    assert chain.given_up_from(given_up) == {"s": 15}
+    assert chain.point_before(given_up, Epoch(2)).marks == {"s": 14}
+    # Again, with nothing left of it: the lower one counts. Of a source that had nothing there, nothing was given up.
+    certificate = seal.given_up(link, chain.point_before(ended, link.epoch), [], now_ms=9)
+    given_up = chain.abandoned(given_up, link.epoch, certificate, "the rest", 9)
+    assert chain.given_up_from(given_up) == {"s": 0}
+    world.document = given_up
+    trace = sending().tell(read(world), LinkOpened("a", START), LinkOpened("b", START), ChainWritten(ChainVersion(6)))
+    grant = trace.effects[0].result
+    assert (grant.held, grant.given_up_from) == ({}, {"s": 0})
 
 
 def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):

@@ -101,7 +101,7 @@ def test_the_chain_document_survives_json():
         links=(link, dataclasses.replace(link, epoch=Epoch(2), certificate=None)),
         subscriptions=(subscription,),
         stale_cursors=((Epoch(1), "a"),),
-        abandoned=(chain.Abandoned(Epoch(1), "what", 3),),
+        abandoned=(chain.Abandoned(Epoch(1), "what", 3, {"s": 7}),),
     )
     assert chain.decode(chain.encode(document)) == document
     newer = chain.encode(document).replace(b'"format":1', b'"format":2')

@@ -293,15 +293,22 @@ def _opened(state: AcquireSend) -> Step:
 
 
 def _granted(state: AcquireSend) -> Step:
-    """The resume point: the marks where both copies agree, so what two members hold (H2)."""
+    """The resume point: the marks where both copies agree, so what two members hold (H2).
+
+    Where a link was sealed by one answer, its end can lie beyond what two are known to hold, and what was acknowledged as
+    well: what the chain holds is told apart.
+    """
     link = state.last_link
     position = next(iter(state.positions.values()))
+    before = chain.point_before(state.document, link.epoch)
     grant = SendGrant(
         link=link,
         token=state.request.token,
         next_index=position.index,
-        is_resume_known=chain.point_before(state.document, link.epoch).is_known,
+        is_resume_known=before.is_known,
         resume_point=merged(link.marks_on_two, position.marks),
+        held=merged(before.marks, position.marks),
+        given_up_from=chain.given_up_from(state.document),
         max_record_bytes=state.document.settings.max_record_bytes,
         base=link.base,
         next_group=chain.next_group(state.document, state.registry),

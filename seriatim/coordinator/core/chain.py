@@ -297,8 +297,24 @@ def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, w
     changed = _with_link(
         document, replace(link, state=LinkState.SEALED, certificate=replace(certificate, is_abandoned=True))
     )
-    noted = Abandoned(epoch, what, now_ms)
+    noted = Abandoned(epoch, what, now_ms, _given_up_from(link, certificate))
     return without_empty_heads(filled(replace(changed, abandoned=(*changed.abandoned, noted))))
+
+
+def _given_up_from(link: Link, certificate: Certificate) -> dict[str, int]:
+    """The first seq of each source behind the new end of a sealed link; of a lost one nobody knows what it had."""
+    had = {} if link.certificate is None else link.certificate.marks
+    left = certificate.marks
+    return {source: left.get(source, -1) + 1 for source, seq in had.items() if left.get(source, -1) < seq}
+
+
+def given_up_from(document: ChainDocument) -> dict[str, int]:
+    """For each source the first seq that may have been in what an operator gave up (protocol.md 5.7)."""
+    first: dict[str, int] = {}
+    for one in document.abandoned:
+        for source, seq in one.from_seqs.items():
+            first[source] = min(seq, first.get(source, seq))
+    return first
 
 
 def _with_link(document: ChainDocument, link: Link) -> ChainDocument:

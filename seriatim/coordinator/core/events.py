@@ -205,13 +205,20 @@ class WakeAfter:
 
 @dataclass(frozen=True, slots=True)
 class SendGrant:
-    """Where the sender sends (protocol.md 4, step 2). `next_group`: where a switch would lead now; empty: to none."""
+    """Where the sender sends (protocol.md 4, step 2).
+
+    `held`: up to which seq of each source the chain holds records, also those that may be on one disk only; a lower bound
+    where the resume point is unknown. `given_up_from`: the first seq of a source that an operator may have given up.
+    `next_group`: where a switch would lead now; empty: to none.
+    """
 
     link: Link
     token: Token
     next_index: Index
     is_resume_known: bool
     resume_point: Mapping[str, int]
+    held: Mapping[str, int]
+    given_up_from: Mapping[str, int]
     max_record_bytes: int
     base: Offset | None
     next_group: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import SeriatimError
@@ -16,7 +16,8 @@ Marks = Mapping[str, int]
 class Grant:
     """Where to send, as a coordinator answered (SendGrant in seriatim.proto).
 
-    `resume_point`: None where it is unknown. `base`: None where it is unknown. `route` is the shell's own.
+    `resume_point`: None where it is unknown. `base`: None where it is unknown. `route` is the shell's own. `held` and
+    `given_up_from` are for the application; nothing is complete because of them (H2).
     """
 
     epoch: Epoch
@@ -25,6 +26,8 @@ class Grant:
     base: int | None
     max_record_bytes: int
     route: object
+    held: Marks = field(default_factory=dict)
+    given_up_from: Marks = field(default_factory=dict)
 
 
 # ---- events --------------------------------------------------------------------------------------------------------
@@ -194,6 +197,8 @@ class FailAll:
 class TellElected:
     token: Token
     resume_point: Marks | None
+    held: Marks = field(default_factory=dict)
+    given_up_from: Marks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

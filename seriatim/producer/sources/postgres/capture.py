@@ -130,7 +130,7 @@ class PostgresCapture:
                 db=db,
                 slot_name=self._slot,
                 slot=catalog.find_slot(connection, self._slot),
-                marks=self._sender.resume_point(),
+                kept=self._sender.kept(),
                 log_end=catalog.log_end(connection),
             )
             if isinstance(step, TakeSnapshot):

@@ -12,9 +12,11 @@ from typing import Final, NamedTuple
 from seriatim.producer.client import Producer
 from seriatim.producer.handle import Handle
 from seriatim.producer.loop import Elected
+from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.sender import Deposed
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
+from seriatim.protocol.marks import merged
 from seriatim.protocol.names import Token
 
 _log = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class CaptureSender:
         """See OrderedSender."""
         self._stopped.set()
 
-    def resume_point(self) -> dict[str, int]:
+    def kept(self) -> Kept:
         """See OrderedSender. What the election told, and what was acknowledged since.
 
         Raises:
@@ -118,10 +120,8 @@ class CaptureSender:
         while self._sent:
             elected = self._present()
             self._take_acknowledged(_POLL_S)
-        point = dict(elected.resume_point or {})
-        for source, seq in self._acknowledged.items():
-            point[source] = max(seq, point.get(source, 0))
-        return point
+        point = merged(elected.resume_point or {}, self._acknowledged)
+        return Kept(point, merged(elected.held, point), elected.given_up_from)
 
     def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
         """See OrderedSender."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
+
+from seriatim.producer.sources.postgres.core.resume import Kept
 
 
 class Deposed(Exception):
@@ -25,8 +26,8 @@ class OrderedSender(Protocol):
         """Make every call that waits, now or later, raise Deposed soon. From any thread or a signal handler."""
         ...
 
-    def resume_point(self) -> Mapping[str, int]:
-        """For each source the highest seq that the queue holds, after waiting for what this instance has in flight.
+    def kept(self) -> Kept:
+        """Where the queue stands, after waiting for what this instance has in flight.
 
         Raises:
             Deposed: no longer elected.

@@ -6,8 +6,8 @@ the same records.
 
 Confirming. The slot is confirmed to the *start* of the commit record of the last transaction whose records are all
 acknowledged (PostgreSQL then sends that transaction once more, and it is skipped by its seqs), or to the position of an
-acknowledged heartbeat. Never to anything the queue doesn't hold a record of: so ``confirmed >> 5 <= mark >> 22`` holds
-at any take-over, and a slot that is further than the queue proves a gap (`resume`).
+acknowledged heartbeat. Never to anything the queue doesn't hold a record of: so ``confirmed >> 5 <= held >> 22`` holds
+at any take-over, and a slot that is further than the queue proves a gap (`resume`). The mark, the resume point, may be lower.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Assembler:
         Args:
             db: database name, for the envelopes.
             slot: slot name, for the envelopes.
-            mark: highest seq the queue holds; records at or below it are skipped.
+            mark: the resume point; records at or below it are skipped.
             confirmed_lsn: position to which the slot is confirmed.
             heartbeat_ms: least time between two heartbeats.
         """

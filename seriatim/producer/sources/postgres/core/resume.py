@@ -1,9 +1,16 @@
-"""What to do with the slot when elected, decided from the slot and the resume point together."""
+"""What to do with the slot when elected, decided from the slot and from where the queue stands.
+
+Problem: the slot is confirmed to what was acknowledged; the resume point can lie below that, because the one member whose
+answer sealed a link didn't know yet that its last records were committed. What lies between can't be read from the log again.
+
+Rule: what the log still has is sent again from the resume point on (H2), and what it has let go the chain has to hold. A slot
+that is confirmed beyond what the chain holds, or beyond what an operator gave up of it, proves a gap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from seriatim.producer.sources.postgres.core.identity import (
@@ -15,6 +22,21 @@ from seriatim.producer.sources.postgres.core.identity import (
     source_name,
 )
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a queue stands, for each source.
+
+    Attributes:
+        resume_point: highest seq up to which the queue is known to hold all on two disks: what lies above is sent again.
+        held: highest seq that the queue holds, be it on one disk. Invariant: at or above the resume point.
+        given_up_from: first seq that may have been in what an operator gave up; sources of which nothing was are left out.
+    """
+
+    resume_point: Mapping[str, int]
+    held: Mapping[str, int]
+    given_up_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +79,11 @@ class Stream:
 Plan: TypeAlias = TakeSnapshot | Stream
 
 
-def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, marks: Mapping[str, int], log_end: int) -> Plan:
+def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, kept: Kept, log_end: int) -> Plan:
     """Decide how a term starts.
 
-    The queue's marks tell how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone
-    on with; a snapshot that was not finished is taken again, with a new slot, and therefore under a new source.
+    The chain tells how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone on with;
+    a snapshot that isn't known to be kept whole is taken again, with a new slot, and therefore under a new source.
 
     Raises:
         SlotBusy: another process streams from the slot.
@@ -75,24 +97,40 @@ def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, marks: M
             f"slot {slot_name} exists and is no pgoutput slot of database {db}; choose another slot name",
             slot=slot_name,
         )
-    latest = latest_source(marks, system_id, slot_name)
+    latest = latest_source(kept.held, system_id, slot_name)
     if latest is None:
-        _refuse_moved(marks, system_id, slot_name)
-    if latest is None or latest[1] < base_seq(latest[0]):
+        _refuse_moved(kept.held, system_id, slot_name)
         return TakeSnapshot(drops_slot=slot is not None)
-    consistent_point, mark = latest
+    consistent_point, held = latest
+    source = source_name(system_id, slot_name, consistent_point)
+    mark = kept.resume_point.get(source, 0)
+    if not _is_snapshot_kept(consistent_point, mark, held, slot):
+        return TakeSnapshot(drops_slot=slot is not None)
     if slot is None:
         raise _gap(slot_name, "the slot is gone, and with it the changes since")
     if slot.wal_status == "lost" or slot.invalidation is not None:
         raise _gap(slot_name, f"PostgreSQL has given up the slot ({slot.invalidation or slot.wal_status})")
-    if slot.confirmed_lsn is None or slot.confirmed_lsn >> LSN_SHIFT > mark >> NUMBER_BITS:
+    if slot.confirmed_lsn is None or slot.confirmed_lsn >> LSN_SHIFT > held >> NUMBER_BITS:
         at = "nothing" if slot.confirmed_lsn is None else format_lsn(slot.confirmed_lsn)
         raise _gap(slot_name, f"the slot is confirmed to {at}, beyond what the queue holds: it was made again or moved")
-    if log_end >> LSN_SHIFT < mark >> NUMBER_BITS:
+    lost = kept.given_up_from.get(source)
+    if lost is not None and (lost <= mark or lost < base_seq(slot.confirmed_lsn)):
+        at = format_lsn(lost >> NUMBER_BITS << LSN_SHIFT)
+        raise _gap(slot_name, f"an operator gave up a part of the queue in which changes from {at} on may have been")
+    if log_end >> LSN_SHIFT < held >> NUMBER_BITS:
         raise _gap(
             slot_name, f"the database's log ends at {format_lsn(log_end)}, before what the queue holds: it was set back"
         )
-    return Stream(source_name(system_id, slot_name, consistent_point), mark, slot.confirmed_lsn)
+    return Stream(source, mark, slot.confirmed_lsn)
+
+
+def _is_snapshot_kept(consistent_point: int, mark: int, held: int, slot: Slot | None) -> bool:
+    """Whether the whole snapshot is on two disks, or was acknowledged: only then is the slot confirmed beyond its start."""
+    end = base_seq(consistent_point)
+    if slot is None or slot.confirmed_lsn is None:
+        return mark >= end
+    is_acknowledged = slot.confirmed_lsn >> LSN_SHIFT > consistent_point >> LSN_SHIFT
+    return mark >= end or (held >= end and is_acknowledged)
 
 
 def _refuse_moved(marks: Mapping[str, int], system_id: str, slot_name: str) -> None:
