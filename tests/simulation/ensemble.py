@@ -232,6 +232,52 @@ class Ensemble:
                 self.rejoin(server)
 
 
+class _Question:
+    """One request of a session to its server. `work` answers it there."""
+
+    __slots__ = ("_future", "_server", "_session", "_session_id", "_work")
+
+    def __init__(
+        self,
+        session: SimulatedSession,
+        server: Server,
+        work: Callable[[Server, Callable[..., None]], None],
+        future: asyncio.Future[Any],
+    ) -> None:
+        self._session = session
+        self._session_id = session.session_id
+        self._server = server
+        self._work = work
+        self._future = future
+
+    def _is_connected(self) -> bool:
+        """Whether the session is still on the connection on which this was asked."""
+        return self._session.server is self._server and self._session.session_id == self._session_id
+
+    def arrive(self) -> None:
+        """At the server."""
+        session, server = self._session, self._server
+        if not self._is_connected() or session.holds_request(self.arrive):
+            return
+        if not session.ensemble.is_live(self._session_id) and not server.is_cut_off:
+            self._answer(None, SessionExpired("the ZooKeeper session has expired"))
+            return
+        self._work(server, self._answer)
+
+    def _answer(self, result: Any, error: Exception | None = None) -> None:
+        if self._is_connected():
+            self._session.tell(self._settle, result, error, self._server.tree.applied)
+
+    def _settle(self, result: Any, error: Exception | None, seen: int) -> None:
+        self._session.settled(self._future, seen)
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(result)
+        else:
+            self._future.set_exception(error)
+
+
 class SimulatedSession:
     """Stands for seriatim.protocol.zookeeper.ZooKeeperSession."""
 
@@ -244,7 +290,7 @@ class SimulatedSession:
         self.state = SessionState.LOST
         self.session_id = 0
         self.server: Server | None = None
-        self._ensemble = ensemble
+        self.ensemble = ensemble
         self._is_cut = is_cut
         self._listeners: list[Callable[[SessionState], None]] = []
         self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
@@ -274,7 +320,7 @@ class SimulatedSession:
     async def stop(self) -> None:
         self._is_stopped = True
         if self.session_id and self.state is SessionState.CONNECTED:
-            self._ensemble.expire(self.session_id)
+            self.ensemble.expire(self.session_id)
         self._leave()
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
@@ -282,7 +328,7 @@ class SimulatedSession:
 
     def _connect(self) -> None:
         """Try one server after the other, as long as it takes; runs as a step of the client's."""
-        ensemble = self._ensemble
+        ensemble = self.ensemble
         self._is_reconnecting = False
         if self._is_stopped or self.server is not None:
             return
@@ -306,8 +352,8 @@ class SimulatedSession:
     def _retry(self) -> None:
         if not self._is_reconnecting and not self._is_stopped:
             self._is_reconnecting = True
-            delay_s = 0.05 + self._ensemble.chance.random() * 0.3
-            self._ensemble.loop.after(delay_s, self.process, self._connect)
+            delay_s = 0.05 + self.ensemble.chance.random() * 0.3
+            self.ensemble.loop.after(delay_s, self.process, self._connect)
 
     def _leave(self) -> None:
         if self.server is not None:
@@ -331,7 +377,7 @@ class SimulatedSession:
             return
         self._leave()
         self.heard_of()
-        self._ensemble.loop.after(self._ensemble.delay_s(), self.process, self._disconnected)
+        self.ensemble.loop.after(self.ensemble.delay_s(), self.process, self._disconnected)
 
     def _disconnected(self) -> None:
         pending, self._pending = self._pending, {}
@@ -365,8 +411,8 @@ class SimulatedSession:
 
     def heard_of(self, *, is_fresh: bool = False) -> None:
         """What keeps the session alive may have changed: begin or stop to count towards its end."""
-        loop = self._ensemble.loop
-        if self.is_heard or self._ensemble.is_down:
+        loop = self.ensemble.loop
+        if self.is_heard or self.ensemble.is_down:
             if self._expiry is not None:
                 self._expiry.cancel()
                 self._expiry = None
@@ -374,15 +420,15 @@ class SimulatedSession:
         if self._expiry is None or is_fresh:
             if self._expiry is not None:
                 self._expiry.cancel()
-            silent_s = 0.0 if is_fresh else self._ensemble.chance.random() * self.session_timeout_s / 3
-            left_s = self.session_timeout_s - silent_s + self._ensemble.chance.random() * TICK_S
+            silent_s = 0.0 if is_fresh else self.ensemble.chance.random() * self.session_timeout_s / 3
+            left_s = self.session_timeout_s - silent_s + self.ensemble.chance.random() * TICK_S
             # A write is heard, too.
             left_s = max(left_s, self._wrote_s + self.session_timeout_s - loop.now_s)
             self._expiry = loop.after(left_s, None, self._expired)
 
     def _expired(self) -> None:
         self._expiry = None
-        self._ensemble.timed_out(self)
+        self.ensemble.timed_out(self)
         if self.server is not None:
             self.disconnect()
 
@@ -390,8 +436,8 @@ class SimulatedSession:
 
     def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
         """To the client, behind all that was told before."""
-        loop = self._ensemble.loop
-        self._told_s = max(self._told_s, loop.now_s + self._ensemble.delay_s() / 4)
+        loop = self.ensemble.loop
+        self._told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
         loop.at(self._told_s, self.process, self._receive, self.server, callback, arguments)
 
     def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -402,44 +448,30 @@ class SimulatedSession:
         else:
             callback(*arguments)
 
-    async def _ask(self, work: Callable[[Server, Callable[[Any, Exception | None], None]], None]) -> Any:
-        ensemble, server = self._ensemble, self.server
+    def holds_request(self, request: Callable[[], None]) -> bool:
+        """Whether a cut holds back what would arrive now."""
+        if self._is_cut(self.process):
+            self._held_requests.append(request)
+            return True
+        return False
+
+    def settled(self, future: asyncio.Future[Any], seen: int) -> None:
+        """An answer has come, of a server that had applied so many changes."""
+        self._pending.pop(future, None)
+        self._seen = max(self._seen, seen)
+
+    async def _ask(self, work: Callable[[Server, Callable[..., None]], None]) -> Any:
+        ensemble, server = self.ensemble, self.server
         if self.state is not SessionState.CONNECTED or server is None:
             await asyncio.sleep(0)
             if self.state is not SessionState.CONNECTED or self.server is None:
                 raise Unreachable("ZooKeeper didn't answer: SessionExpired or ConnectionLoss")
             server = self.server
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = ensemble.loop
+        future: asyncio.Future[Any] = loop.create_future()
         self._pending[future] = None
-        session_id = self.session_id
-
-        def settle(result: Any, error: Exception | None, seen: int) -> None:
-            self._pending.pop(future, None)
-            self._seen = max(self._seen, seen)
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def answer(result: Any, error: Exception | None = None) -> None:
-            if self.server is server and self.session_id == session_id:
-                self.tell(settle, result, error, server.tree.applied)
-
-        def arrive() -> None:
-            if self.server is not server or self.session_id != session_id:
-                return
-            if self._is_cut(self.process):
-                self._held_requests.append(arrive)
-                return
-            if not ensemble.is_live(session_id) and not server.is_cut_off:
-                answer(None, SessionExpired("the ZooKeeper session has expired"))
-                return
-            work(server, answer)
-
-        self._asked_s = max(self._asked_s, ensemble.loop.now_s + ensemble.delay_s() / 4)
-        ensemble.loop.at(self._asked_s, None, arrive)
+        self._asked_s = max(self._asked_s, loop.now_s + ensemble.delay_s() / 4)
+        loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
         try:
             return await future
         finally:
@@ -467,7 +499,7 @@ class SimulatedSession:
     def _write(
         self, kind: str, path: str, data: bytes = b"", version: int = -1, *, owner: int = 0, is_sequential: bool = False
     ) -> Any:
-        ensemble, session_id = self._ensemble, self.session_id
+        ensemble, session_id = self.ensemble, self.session_id
 
         def work(server: Server, answer: Callable[..., None]) -> None:
             def commit() -> None:
@@ -516,7 +548,7 @@ class SimulatedSession:
     async def ensure(self, path: str) -> None:
         missing = []
         # Looked up where reads are answered: what is not there yet is asked of the leader, and is there afterwards.
-        tree = self._ensemble.leader if self.server is None else self.server.tree
+        tree = self.ensemble.leader if self.server is None else self.server.tree
         while path and path not in tree.nodes:
             missing.append(path)
             path = path.rpartition("/")[0]
@@ -537,7 +569,7 @@ class SimulatedSession:
 
     async def sync(self, path: str) -> None:
         del path
-        ensemble = self._ensemble
+        ensemble = self.ensemble
 
         def work(server: Server, answer: Callable[..., None]) -> None:
             def synced() -> None:

@@ -237,48 +237,51 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         backlog, process.backlog = process.backlog, []
         self._ready.extend(backlog)
 
-    def run(self, until_s: float, is_done: Callable[[], bool] | None = None, look_every_s: float = 0.05) -> bool:
+    def run(self, until_s: float, is_done: Callable[[], bool] | None = None, look_every_s: float = 0.05) -> bool:  # noqa: PLR0912 - a call a step costs a tenth of all
         """Until the world's time is `until_s`, or `is_done` holds, which is looked at from time to time."""
         asyncio._set_running_loop(self)
         ready, timers, next_look_s = self._ready, self._timers, self.now_s
-        next_step, pop = ready.popleft, heapq.heappop
+        next_ready, pop = ready.popleft, heapq.heappop
         try:
             while True:
-                while ready:
-                    self._run_step(next_step())
-                if is_done is not None and self.now_s >= next_look_s:
-                    if is_done():
-                        return True
-                    next_look_s = self.now_s + look_every_s
-                while timers and timers[0][2].is_cancelled:
-                    pop(timers)
-                if not timers or timers[0][0] > until_s:
-                    self.now_s = max(self.now_s, until_s)
-                    return is_done is not None and is_done()
-                self.now_s, _, step = pop(timers)
-                self._run_step(step)
+                if ready:
+                    step = next_ready()
+                else:
+                    if is_done is not None and self.now_s >= next_look_s:
+                        if is_done():
+                            return True
+                        next_look_s = self.now_s + look_every_s
+                    while timers and timers[0][2].is_cancelled:
+                        pop(timers)
+                    if not timers or timers[0][0] > until_s:
+                        self.now_s = max(self.now_s, until_s)
+                        return is_done is not None and is_done()
+                    self.now_s, _, step = pop(timers)
+                if step.is_cancelled:
+                    continue
+                process = step.process
+                if (
+                    process is not None
+                    and (process.is_paused or not process.is_alive or process.steps_to_live is not None)
+                    and not self._may_run(process, step)
+                ):
+                    continue
+                self.process = process
+                self.steps += 1
+                if step.context is None:
+                    step.callback(*step.arguments)
+                else:
+                    step.context.run(step.callback, *step.arguments)
+                if self.failure is not None:
+                    raise self.failure
+                if self.steps > self._max_steps:
+                    raise EndOfSteps(f"more than {self._max_steps} steps")
         finally:
             self.process = None
             asyncio._set_running_loop(None)
 
-    def _run_step(self, step: Step) -> None:
-        if step.is_cancelled:
-            return
-        process = step.process
-        if process is not None and not self._may_run(process, step):
-            return
-        self.process = process
-        self.steps += 1
-        if step.context is None:
-            step.callback(*step.arguments)
-        else:
-            step.context.run(step.callback, *step.arguments)
-        if self.failure is not None:
-            raise self.failure
-        if self.steps > self._max_steps:
-            raise EndOfSteps(f"more than {self._max_steps} steps")
-
     def _may_run(self, process: Process, step: Step) -> bool:
+        """Of a process that is dead, paused, or soon killed."""
         if not process.is_alive:
             return False
         if process.is_paused:
