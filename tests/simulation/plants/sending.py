@@ -30,6 +30,11 @@ def _all_of_one(right: Any, whole: seal.SealAnswer, known: Any) -> Any:
     return whole.next.marks
 
 
+def _holds_what_two_do(right: Any, state: Any) -> Any:
+    after, (answer,) = right(state)
+    return after, (replace(answer, result=replace(answer.result, held=answer.result.resume_point)),)
+
+
 # ---- a new token
 
 
@@ -120,6 +125,14 @@ PLANTS = (
         within=100,
         shape=Shape(kinds=("isolate", "pause", "cut", "blank disk", "slow disk"), faults=(2, 4)),
         finds="counts as kept",
+    ),
+    Plant(
+        "held like the resume point",
+        "the chain holds no more than two members are known to",
+        changed(acquire_send, "_granted", _holds_what_two_do),
+        within=100,
+        shape=Shape(kinds=("kill both members", "kill all", "kill an application"), faults=(2, 4), senders=0.0),
+        finds="8:",
     ),
     Plant(
         "H3",
