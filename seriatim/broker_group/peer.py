@@ -33,6 +33,7 @@ class Peer:
         self._cluster = cluster
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, Any] = {}
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.registered: tuple[Incarnation, str] | None = None
@@ -41,9 +42,10 @@ class Peer:
 
     def stub(self, address: str) -> Any:
         """A stub for an address; one channel each."""
-        if address not in self._channels:
+        if address not in self._stubs:
             self._channels[address] = rpc.channel(address)
-        return BrokerStub(self._channels[address])
+            self._stubs[address] = BrokerStub(self._channels[address])
+        return self._stubs[address]
 
     @property
     def present(self) -> tuple[Incarnation, Any] | None:

@@ -19,11 +19,13 @@ class Members:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, BrokerStub] = {}
 
     def stub(self, address: str) -> BrokerStub:
-        if address not in self._channels:
+        if address not in self._stubs:
             self._channels[address] = rpc.channel(address)
-        return BrokerStub(self._channels[address])
+            self._stubs[address] = BrokerStub(self._channels[address])
+        return self._stubs[address]
 
     def connect(self, addresses: Iterable[str]) -> None:
         """Begin to connect, so that the first fetch finds a connection."""
@@ -36,6 +38,7 @@ class Members:
             with contextlib.suppress(Exception):
                 await channel.close(None)
         self._channels.clear()
+        self._stubs.clear()
 
 
 class FetchStream:

@@ -1,4 +1,12 @@
-"""The coordinators of a cluster, as a client calls them: any serves any request, one that doesn't answer is passed over."""
+"""The coordinators of a cluster, as a client calls them: any serves any request, one that doesn't answer is passed over.
+
+Problem: a coordinator that was stopped keeps its connections open and says nothing; whoever waits for it waits for a deadline.
+
+Idea: where a call may be under way twice, the next coordinator is asked as well after a moment of silence, and the first
+answer counts; later ones are not looked at, so none that is older can take its place. Repeating a procedure changes
+nothing (protocol.md 4), with one exception: who asks for a route without a token is given the next one each time, and the
+first answer's would be overtaken by the second's. There, it is found out first who answers at all.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ import grpc.aio
 from seriatim.protocol import log, rpc
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable
-from seriatim.protocol.seriatim_pb2 import QueueRequest, QueueView
+from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
 _log = log.logger("coordinators")
@@ -21,8 +29,11 @@ CALL_TIMEOUT_S = 5.0
 _EACH_S = 2.0
 _PAUSE_S = 0.1
 _PAUSE_MAX_S = 1.0
+SILENCE_S = 0.2
+"""After so long without an answer another coordinator is asked, too. A switch takes less where all who take part answer."""
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
+_ACQUIRE = "Acquire"
 
 
 def addresses_of(coordinators: str | Iterable[str]) -> list[str]:
@@ -38,6 +49,13 @@ def addresses_of(coordinators: str | Iterable[str]) -> list[str]:
     return addresses
 
 
+def may_overlap(method: str, request: Any) -> bool:
+    """Whether a call may be under way at two coordinators: it only reads, or it names the token that it is made under."""
+    if method.startswith(_ACQUIRE):
+        return bool(request.token)
+    return method.startswith(_REPEATABLE)
+
+
 class Coordinators:
     """One channel a coordinator; the one that answered last is asked first. For one asyncio loop.
 
@@ -47,6 +65,7 @@ class Coordinators:
     def __init__(self, coordinators: str | Iterable[str]) -> None:
         self._addresses = addresses_of(coordinators)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, CoordinatorStub] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +77,7 @@ class Coordinators:
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
+        self._stubs.clear()
 
     def know(self, found: Iterable[str]) -> None:
         """Coordinators that the cluster itself names, behind those given."""
@@ -66,11 +86,48 @@ class Coordinators:
     async def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a unary method at one coordinator after another, each once, `timeout_s` for each.
 
-        A call that changes something is not repeated elsewhere after a time-out: it may have been done. Raises what a
-        coordinator answered, DeadlineOver, or Unreachable where none answers.
+        Where one is silent, the next is asked beside it, if the call allows it. A call that changes something is not
+        repeated elsewhere after a time-out: it may have been done. Raises what a coordinator answered, DeadlineOver, or
+        Unreachable where none answers.
         """
         if "cause_id" in request.DESCRIPTOR.fields_by_name and not request.cause_id:
             request.cause_id = log.new_cause_id(method)
+        if may_overlap(method, request):
+            return await self._call_overlapping(method, request, timeout_s)
+        if method.startswith(_ACQUIRE) and len(self._addresses) > 1:
+            await self._call_overlapping("DescribeCluster", DescribeClusterRequest(), timeout_s)
+        return await self._call_one_by_one(method, request, timeout_s)
+
+    async def _call_overlapping(self, method: str, request: Any, timeout_s: float) -> Any:
+        unasked = list(self._addresses)
+        asked: dict[asyncio.Task[Any], str] = {}
+        problems: list[str] = []
+        try:
+            while unasked or asked:
+                if unasked:
+                    address = unasked.pop(0)
+                    call = rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
+                    asked[asyncio.ensure_future(call)] = address
+                await asyncio.wait(asked, timeout=SILENCE_S if unasked else None, return_when=asyncio.FIRST_COMPLETED)
+                for task in [one for one in asked if one.done()]:
+                    address = asked.pop(task)
+                    try:
+                        answer = task.result()
+                    except (DeadlineOver, Unreachable) as error:
+                        problems.append(error.message)
+                        self._pass_over(address)
+                        continue
+                    for silent in asked.values():
+                        if self._addresses.index(silent) < self._addresses.index(address):
+                            self._pass_over(silent)
+                    return answer
+            raise self._unreachable(problems)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _call_one_by_one(self, method: str, request: Any, timeout_s: float) -> Any:
         problems: list[str] = []
         for address in list(self._addresses):
             try:
@@ -84,7 +141,10 @@ class Coordinators:
             except Unreachable as error:
                 problems.append(error.message)
             self._pass_over(address)
-        raise Unreachable(f"no coordinator answers at {', '.join(self._addresses)}: {_short(problems[-1])}")
+        raise self._unreachable(problems)
+
+    def _unreachable(self, problems: list[str]) -> Unreachable:
+        return Unreachable(f"no coordinator answers at {', '.join(self._addresses)}: {_short(problems[-1])}")
 
     async def call_within(self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S) -> Any:
         """As `call`, round after round, until one answers. Raises Unreachable where none did within `within_s`."""
@@ -126,9 +186,10 @@ class Coordinators:
             pause_s = min(_PAUSE_MAX_S, pause_s * 2)
 
     def _stub(self, address: str) -> CoordinatorStub:
-        if address not in self._channels:
+        if address not in self._stubs:
             self._channels[address] = rpc.channel(address)
-        return CoordinatorStub(self._channels[address])
+            self._stubs[address] = CoordinatorStub(self._channels[address])
+        return self._stubs[address]
 
     def _pass_over(self, address: str) -> None:
         self._addresses.remove(address)
