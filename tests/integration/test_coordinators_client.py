@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from seriatim.cli.embedded.ports import free_port
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, UnknownQueue, Unreachable
+from seriatim.protocol.coordinators import SILENCE_S, Coordinators, may_overlap
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 
 
@@ -31,6 +32,21 @@ class Coordinator(CoordinatorServicer):
         if request.queue == "none":
             raise UnknownQueue("there is no queue none")
         return await self._answer(request)
+
+    @rpc.answers_errors
+    async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
+        if self.is_silent:
+            await asyncio.sleep(60)
+        return pb.DescribeClusterReply()
+
+    @rpc.answers_errors
+    async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+        if request.failed_epoch == 99:
+            raise Fenced("overtaken")
+        self.calls.append(request)
+        if self.is_silent:
+            await asyncio.sleep(60)
+        return pb.AcquireSendReply(token=7, grant=pb.SendGrant(epoch=self.version))
 
     async def CreateQueue(self, request, context):  # noqa: N802 - gRPC's name
         return await self._answer(request)
@@ -88,6 +104,82 @@ def test_a_silent_one_is_passed_over_for_a_question_but_a_change_isn_t_asked_for
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+async def acquired(requests, *servicers):
+    """The epochs granted, how long each took, and in which order the coordinators are asked from then on."""
+    servers, addresses = zip(*[await start(one) for one in servicers], strict=True)
+    granted = []
+    try:
+        async with Coordinators(",".join(addresses)) as coordinators:
+            for request in requests:
+                begun_s = time.monotonic()
+                reply = await coordinators.call("AcquireSend", request, 5)
+                granted.append((reply.grant.epoch, time.monotonic() - begun_s))
+            return granted, [addresses.index(address) for address in coordinators._addresses]
+    finally:
+        for server in servers:
+            await server.stop(None)
+
+
+def test_beside_a_silent_one_another_is_asked_and_is_the_first_to_be_asked_from_then_on():
+    silent, answering = Coordinator(is_silent=True), Coordinator(3)
+    requests = [pb.AcquireSendRequest(token=7, failed_epoch=epoch) for epoch in (1, 2)]
+    granted, order = asyncio.run(acquired(requests, silent, answering))
+    assert [epoch for epoch, _ in granted] == [3, 3]
+    assert SILENCE_S <= granted[0][1] < 2.5
+    assert granted[1][1] < SILENCE_S
+    assert (len(silent.calls), len(answering.calls), order) == (1, 2, [1, 0])
+
+
+def test_without_a_token_only_who_answers_is_asked_for_one_and_once():
+    """Each asking takes the next token: the sender would be overtaken by its own second question."""
+    silent, answering = Coordinator(is_silent=True), Coordinator(3)
+    granted, order = asyncio.run(acquired([pb.AcquireSendRequest(election_node="n-1")], silent, answering))
+    assert granted[0][0] == 3
+    assert granted[0][1] < 2.5
+    assert (silent.calls, len(answering.calls), order) == ([], 1, [1, 0])
+
+
+def test_one_that_answers_late_but_first_counts_and_stays_first():
+    is_other_asked = asyncio.Event()
+
+    class Slow(Coordinator):
+        async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+            await is_other_asked.wait()
+            return pb.AcquireSendReply(token=7, grant=pb.SendGrant(epoch=4))
+
+    class Other(Coordinator):
+        async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+            is_other_asked.set()
+            return await super().AcquireSend(request, context)
+
+    slow, other = Slow(), Other(is_silent=True)
+    granted, order = asyncio.run(acquired([pb.AcquireSendRequest(token=7)], slow, other))
+    assert (granted[0][0], len(other.calls), order) == (4, 1, [0, 1])
+
+
+def test_a_refusal_of_the_second_is_final_too():
+    silent = Coordinator(is_silent=True)
+    silent.AcquireSend = silent.DescribeCluster
+    with pytest.raises(Fenced):
+        asyncio.run(acquired([pb.AcquireSendRequest(token=7, failed_epoch=99)], silent, Coordinator()))
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "may"),
+    [
+        ("DescribeQueue", pb.QueueRequest(queue="q"), True),
+        ("ListQueues", pb.ListQueuesRequest(), True),
+        ("AcquireSend", pb.AcquireSendRequest(token=1), True),
+        ("AcquireSend", pb.AcquireSendRequest(), False),
+        ("AcquireRead", pb.AcquireReadRequest(), False),
+        ("CreateQueue", pb.CreateQueueRequest(queue="q"), False),
+        ("RotateQueue", pb.QueueRequest(queue="q"), False),
+    ],
+)
+def test_only_what_changes_nothing_the_second_time_is_asked_of_two(method, request_, may):
+    assert may_overlap(method, request_) is may
 
 
 def test_nobody_there_names_all_that_were_asked():

@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer import Producer
+from seriatim.producer.loop import ACQUIRE_TIMEOUT_S
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
 
@@ -67,6 +68,27 @@ def test_a_killed_master_costs_no_record_and_no_order(cluster: DevelopmentCluste
     assert [end.seq for end in ends] == list(range(1 << 40, (1 << 40) + 15_000))
     places = [(end.epoch, end.index) for end in ends if end.epoch is not None]
     assert places == sorted(set(places))
+
+
+def test_a_coordinator_that_says_nothing_any_more_delays_a_switch_by_a_moment_only(cluster: DevelopmentCluster) -> None:
+    """Its connections stay open: the deadline of a call to it is 5 s, and nobody waits for that."""
+    create(cluster, "silent")
+    with Producer(cluster.coordinators, "silent", "p") as producer:
+        assert producer.send(b"0").result(20).epoch == 1
+        used = producer._loop._coordinators._addresses[0]
+        (name,) = [one for one in cluster.coordinator_names if cluster.address(one) == used]
+        (link,) = ask(cluster, "DescribeQueue", QueueRequest(queue="silent")).links
+        master = f"{link.master.group}-{link.master.member}"
+        cluster.supervisor.kill(name, signal.SIGSTOP)
+        try:
+            cluster.kill(master)
+            begun_s = time.monotonic()
+            assert producer.send(b"1").result(20).epoch == 2
+            assert time.monotonic() - begun_s < ACQUIRE_TIMEOUT_S - 0.5
+        finally:
+            cluster.supervisor.kill(name, signal.SIGCONT)
+        assert producer._loop._coordinators._addresses[0] != used
+    cluster.restart(master)
 
 
 @contextlib.contextmanager
