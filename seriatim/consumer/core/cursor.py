@@ -158,7 +158,7 @@ def decide(state: CursorState, event: Event, now_s: float) -> Step:
                 return state, []
             state = replace(state, view=view)
         case CommitAsked(place):
-            state = replace(state, wanted=max(state.wanted, place))
+            state = replace(state, wanted=place) if place > state.wanted else state
         case Committed(commit_id):
             if state.in_flight is None or state.in_flight.commit_id != commit_id:
                 return state, []
@@ -239,7 +239,7 @@ def _settled(state: CursorState, now_s: float) -> Step:
         return state, []
     subscription = view.subscription(state.subscription_id)
     if subscription is None or view.is_deleted:
-        return replace(state, waiting_for="nothing: the subscription was deleted"), []
+        return _waiting(state, "nothing: the subscription was deleted"), []
     if _is_grant_over(state, subscription):
         # A commit under way is void or repeated: the new grant says where the cursor is.
         return replace(state, is_acquiring=True, in_flight=None), [AcquireAgain()]
@@ -248,14 +248,18 @@ def _settled(state: CursorState, now_s: float) -> Step:
         return state, []
     target = _target(state, link)
     if state.committed.epoch != link.epoch or target <= state.committed.index:
-        return replace(state, waiting_for=""), []
+        return _waiting(state, ""), []
     if now_s < state.retry_at_s:
-        return replace(state, waiting_for=state.failure), [WakeAt(state.retry_at_s)]
+        return _waiting(state, state.failure), [WakeAt(state.retry_at_s)]
     side = _choice(link, state.avoid)
     if side is None:
-        return replace(state, waiting_for=f"{link.master} or {link.slave}: neither is registered"), []
+        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
     order = Commit(state.next_commit_id, state.generation, link.epoch, target, side)
     return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
+
+
+def _waiting(state: CursorState, reason: str) -> CursorState:
+    return state if state.waiting_for == reason else replace(state, waiting_for=reason)
 
 
 def _is_grant_over(state: CursorState, subscription: SubscriptionView) -> bool:

@@ -273,13 +273,20 @@ def _taken_in(state: Reading, event: BatchArrived, now_s: float) -> Step:
     if state.until is not None:
         stop = min(stop, Index(state.until - link.base))
     effects: list[Effect] = []
+    buffered_bytes = state.buffered_bytes
     if start < stop:
         has_resends = overlaps(marks, header.spans)
         delivery = Delivery(link.epoch, link.base, batch, start, stop, marks if has_resends else None, event.committed)
         effects.append(Deliver(delivery))
-        state = replace(state, buffered_bytes=state.buffered_bytes + delivery.size_bytes)
+        buffered_bytes += delivery.size_bytes
     return replace(
-        state, at=Place(at.epoch, header.end_index), marks=raised(marks, header.spans), failures=0, failure="", avoid=""
+        state,
+        at=Place(at.epoch, header.end_index),
+        marks=raised(marks, header.spans),
+        buffered_bytes=buffered_bytes,
+        failures=0,
+        failure="",
+        avoid="",
     ), effects
 
 
@@ -323,11 +330,11 @@ def _settled(state: Reading, now_s: float) -> Step:
         reason, link = _whereabouts(state, view, at)
         if reason:
             state, closed = _closed(state)
-            return replace(state, waiting_for=reason), effects + closed
+            return _waiting(state, reason), effects + closed
         if link is None:  # its end was left behind; the chain's next link follows
             following = view.next_after(at.epoch)
             if following is None:
-                return replace(state, waiting_for="the next link"), effects
+                return _waiting(state, "the next link"), effects
             state = _entered(state, following)
             continue
         if link.end is not None and at.index >= link.end:
@@ -338,6 +345,10 @@ def _settled(state: Reading, now_s: float) -> Step:
         state, more = _fetching(state, link, now_s)
         return state, effects + more
     return state, effects
+
+
+def _waiting(state: Reading, reason: str) -> Reading:
+    return state if state.waiting_for == reason else replace(state, waiting_for=reason)
 
 
 def _entered(state: Reading, link: LinkView) -> Reading:
@@ -383,14 +394,14 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
                 fetch=replace(fetch, credit_bytes=fetch.credit_bytes + state.room_bytes),
                 progress_at_s=now_s if fetch.credit_bytes <= 0 else state.progress_at_s,
             )
-        return replace(state, waiting_for=""), effects
+        return _waiting(state, ""), effects
     if state.room_bytes < max(1, state.limit_bytes // 4):
-        return replace(state, waiting_for=""), effects
+        return _waiting(state, ""), effects
     side = _choice(link, state.avoid)
     if side is None:
-        return replace(state, waiting_for=f"{link.master} or {link.slave}: neither is registered"), effects
+        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), effects
     if now_s < state.retry_at_s:
-        return replace(state, waiting_for=state.failure), [*effects, WakeAt(state.retry_at_s)]
+        return _waiting(state, state.failure), [*effects, WakeAt(state.retry_at_s)]
     return _opened(state, link, side, now_s, effects)
 
 
