@@ -142,7 +142,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         process = self.process
         at_s = when if process is None else process.host.world_s(when)
         # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
-        return self._at(max(at_s, self.now_s) + 1e-6, process, callback, arguments, context)
+        return self.at(max(at_s, self.now_s) + 1e-6, process, callback, *arguments, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -211,14 +211,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def after(self, delay_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
         """Run a callback as a step of `process` (None: of the world's own) in so many seconds of the world's time."""
-        return self._at(self.now_s + delay_s, process, callback, arguments, None)
+        return self.at(self.now_s + delay_s, process, callback, *arguments)
 
-    def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
-        return self._at(max(at_s, self.now_s), process, callback, arguments, None)
-
-    def _at(
-        self, at_s: float, process: Process | None, callback: Any, arguments: tuple[Any, ...], context: Any
-    ) -> Step:
+    def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any, context: Any = None) -> Step:
+        at_s = max(at_s, self.now_s)
         step = Step(callback, arguments, context, process, at_s)
         heapq.heappush(self._timers, (at_s, next(self._order), step))
         return step

@@ -50,8 +50,8 @@ class Connection:
             self._held[to].append((deliver, arguments))
             self.watch()
             return
-        loop = self._network.loop
-        late_s = self._network.slow_s.get((source.host.name, target.host.name), 0.0)
+        loop, slow_s = self._network.loop, self._network.slow_s
+        late_s = slow_s.get((source.host.name, target.host.name), 0.0) if slow_s else 0.0
         at_s = max(self._arrives_s[to], loop.now_s + self._network.delay_s() + late_s)
         self._arrives_s[to] = at_s
         loop.at(at_s, target, self._deliver, deliver, arguments)
@@ -125,6 +125,10 @@ class Network:
         return delay_s
 
     # ---- cuts
+
+    @property
+    def has_cuts(self) -> bool:
+        return bool(self._cuts)
 
     def is_cut(self, source: Host, target: Host) -> bool:
         return bool(self._cuts) and (source.name, target.name) in self._cuts

@@ -280,7 +280,10 @@ class World:
             session.disconnect()
 
     def _is_cut_from_zookeeper(self, process: Process) -> bool:
-        return self.network.is_cut(process.host, self.zookeeper) or self.network.is_cut(self.zookeeper, process.host)
+        network = self.network
+        return network.has_cuts and (
+            network.is_cut(process.host, self.zookeeper) or network.is_cut(self.zookeeper, process.host)
+        )
 
     # ---- disks
 
