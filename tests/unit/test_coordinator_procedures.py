@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.coordinator.core import acquire_read, acquire_send, chain, close_link, subscriptions
+from seriatim.coordinator.core import acquire_read, acquire_send, chain, close_link, invariants, seal, subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
@@ -471,8 +471,6 @@ def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
 
 
 def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_used(world):
-    from seriatim.coordinator.core import invariants, seal
-
     for place in ("a", "b"):
         world.kill(("g1", place))
         world.expire(("g1", place))
@@ -487,8 +485,6 @@ def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_use
 
 
 def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
-    from seriatim.coordinator.core import invariants, seal
-
     trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(whole(world, "b", at(3), at(5)), SealFailed("a", DOWN))
     ended = trace.document
@@ -507,6 +503,29 @@ def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
     trace = sending().tell(read(world), LinkOpened("a", START), LinkOpened("b", START), ChainWritten(ChainVersion(6)))
     grant = trace.effects[0].result
     assert (grant.held, grant.given_up_from) == ({}, {"s": 0})
+
+
+def sealed_by_one(world, *, epoch, positions):
+    """The document after link `epoch` was sealed by b's answer alone, which knows the first of these to be committed."""
+    link = world.document.link(epoch)
+    answer = SealAnswer(Wholeness.WHOLE, world.members[link.group, "b"].incarnation, positions)
+    certificate = seal.decide(link, chain.point_before(world.document, epoch), {"b": answer}, now_ms=7)
+    return chain.sealed(chain.closing(world.document, epoch), epoch, certificate)
+
+
+@pytest.mark.parametrize(
+    ("positions", "left"), [((START,), 14), ((START, at(6)), 16), ((at(5),), 15), ((START, at(5)), 14)]
+)
+def test_what_was_given_up_is_not_taken_for_a_resend_in_a_later_link(world, positions, left):
+    """The second link has nothing of its own, more, as much on two members, or as much on one."""
+    world.document = sealed_by_one(world, epoch=Epoch(1), positions=(at(3), at(5)))
+    send_call(world, token=1).finish()
+    ended = sealed_by_one(world, epoch=Epoch(2), positions=positions)
+    assert chain.point_before(ended, Epoch(3)).marks == {"s": max(15, left)}
+    certificate = replace(ended.links[0].certificate, end=Index(4), marks={"s": 14}, link_hash=b"4" * 32)
+    given_up = chain.abandoned(ended, Epoch(1), certificate, "one record", 9)
+    invariants.check_change(ended, given_up)
+    assert chain.point_before(given_up, Epoch(3)).marks == {"s": left}
 
 
 def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):

@@ -298,7 +298,8 @@ def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, w
         document, replace(link, state=LinkState.SEALED, certificate=replace(certificate, is_abandoned=True))
     )
     noted = Abandoned(epoch, what, now_ms, _given_up_from(link, certificate))
-    return without_empty_heads(filled(replace(changed, abandoned=(*changed.abandoned, noted))))
+    links = tuple(_without_given_up(one, noted.from_seqs, link) if one.epoch > epoch else one for one in changed.links)
+    return without_empty_heads(filled(replace(changed, links=links, abandoned=(*changed.abandoned, noted))))
 
 
 def _given_up_from(link: Link, certificate: Certificate) -> dict[str, int]:
@@ -306,6 +307,25 @@ def _given_up_from(link: Link, certificate: Certificate) -> dict[str, int]:
     had = {} if link.certificate is None else link.certificate.marks
     left = certificate.marks
     return {source: left.get(source, -1) + 1 for source, seq in had.items() if left.get(source, -1) < seq}
+
+
+def _without_given_up(later: Link, from_seqs: Mapping[str, int], link: Link) -> Link:
+    """A later link whose marks no longer count what was given up of `link`, where it only has it from there.
+
+    Else a record that is sent again would be taken for a re-send, and be handed to nobody. A later link that was sealed
+    at the very same mark may have the record itself; it counts as far as two members are known to hold it.
+    """
+    certificate = later.certificate
+    if certificate is None or link.certificate is None:
+        return later
+    marks = dict(certificate.marks)
+    for source, seq in from_seqs.items():
+        if marks.get(source) == link.certificate.marks[source]:
+            left = max(seq - 1, certificate.marks_on_two.get(source, -1))
+            marks[source] = left
+            if left < 0:
+                del marks[source]
+    return replace(later, certificate=replace(certificate, marks=marks))
 
 
 def given_up_from(document: ChainDocument) -> dict[str, int]:
