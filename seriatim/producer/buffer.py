@@ -17,6 +17,8 @@ from itertools import accumulate
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import Handle, Handles, SharedBatch
+from seriatim.producer.open_batch import OpenBatch
+from seriatim.producer.record import CheckedRecord, HeadersArgument, checked
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -29,40 +31,10 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import Token
-from seriatim.protocol.record import Headers
 
 _COLUMN_BYTES = 32
 _LARGEST_RECORD = MAX_PAYLOAD_BYTES - 1024
 _now_ns = time.time_ns
-
-HeadersArgument = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
-
-
-class _OpenBatch:
-    """Columns that grow. `seqs` is None while all rows have automatic seqs, which are given when it is closed."""
-
-    __slots__ = (
-        "headers",
-        "keys",
-        "opened_at_s",
-        "seqs",
-        "shared",
-        "source_names",
-        "sources",
-        "timestamps_ms",
-        "values",
-    )
-
-    def __init__(self, shared: SharedBatch) -> None:
-        self.shared = shared
-        self.values: list[bytes] = []
-        self.timestamps_ms: list[int] = []
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Headers] | None = None
-        self.seqs: list[int] | None = None
-        self.sources: list[str] = []
-        self.source_names: set[str] = set()
-        self.opened_at_s = time.monotonic()
 
 
 class Buffer:
@@ -83,7 +55,7 @@ class Buffer:
         self._waiters: list[Callable[[], None]] = []
         self.wake: Callable[[], None] = lambda: None
         self.own_thread: int | None = None
-        self._open: _OpenBatch | None = None
+        self._open: OpenBatch | None = None
         self._values: list[bytes] = []
         self._timestamps_ms: list[int] = []
         # Bytes left in the open batch (below 0 where one large record fills it), and whether the usual case applies.
@@ -247,7 +219,8 @@ class Buffer:
         seq = record.seq
         source = self._name if record.source is None else record.source
         if open_batch is not None and (seq is not None or open_batch.seqs is not None):
-            self._give_seqs(open_batch, identities)
+            open_batch.give_seqs(identities)
+            self._is_plain = False
         if seq is not None and identities.is_resumed(source, seq):
             return Handle(_stored_before(source, seq, self._batch_lock), 0)
         if seq is None:
@@ -260,7 +233,10 @@ class Buffer:
             open_batch.seqs.append(identities.automatic(1) if seq is None else seq)
             open_batch.sources.append(source)
             open_batch.source_names.add(source)
-        return self._append(open_batch, record, size_bytes)
+        self._room -= size_bytes
+        row = open_batch.append(record)
+        self._is_plain = open_batch.is_plain
+        return Handle(open_batch.shared, row)
 
     def _check_term(self, record: CheckedRecord, term: int) -> None:
         if self._stopped is not None:
@@ -269,27 +245,10 @@ class Buffer:
             # Records before this one ended as unknown: going on behind them would leave a gap for good (H4).
             raise NotElected("deposed meanwhile: call wait_until_elected, and go on from its resume point")
 
-    def _append(self, open_batch: _OpenBatch, record: CheckedRecord, size_bytes: int) -> Handle:
-        row = len(open_batch.values)
-        open_batch.values.append(record.value)
-        stamp = record.timestamp_ms
-        open_batch.timestamps_ms.append(_now_ns() // 1_000_000 if stamp is None else stamp)
-        if record.key is not None and open_batch.keys is None:
-            open_batch.keys = [None] * row
-        if record.headers and open_batch.headers is None:
-            open_batch.headers = [()] * row
-        if open_batch.keys is not None:
-            open_batch.keys.append(record.key)
-        if open_batch.headers is not None:
-            open_batch.headers.append(record.headers)
-        self._room -= size_bytes
-        self._is_plain = open_batch.seqs is None and open_batch.keys is None and open_batch.headers is None
-        return Handle(open_batch.shared, row)
-
-    def _open_one(self) -> _OpenBatch:
+    def _open_one(self) -> OpenBatch:
         self._numbers += 1
         shared = SharedBatch(self._numbers, self._batch_lock)
-        open_batch = _OpenBatch(shared)
+        open_batch = OpenBatch(shared)
         self._open = open_batch
         self._last = shared
         self._values = open_batch.values
@@ -297,16 +256,6 @@ class Buffer:
         self._room = self._limits.batch_bytes
         self._wake()
         return open_batch
-
-    def _give_seqs(self, open_batch: _OpenBatch, identities: Identities) -> None:
-        """From here on the open batch has a seq and a source for each row."""
-        if open_batch.seqs is None:
-            count = len(open_batch.values)
-            first = identities.automatic(count)
-            self._is_plain = False
-            open_batch.seqs = list(range(first, first + count))
-            open_batch.sources = [self._name] * count
-            open_batch.source_names = {self._name}
 
     def _close_open(self) -> None:
         open_batch, identities = self._open, self._identities
@@ -317,22 +266,7 @@ class Buffer:
         self._used_bytes += shared.size_bytes
         self._open = None
         self._is_plain = False
-        count = len(open_batch.values)
-        sources: str | list[str] = self._name
-        if open_batch.seqs is None:
-            shared.seqs = identities.automatic(count)
-            seqs = list(range(shared.seqs, shared.seqs + count))
-        else:
-            seqs = open_batch.seqs
-            sources = open_batch.sources
-            if len(open_batch.source_names) == 1:
-                sources = sources[0]
-            shared.seqs = seqs
-        shared.source = sources
-        shared.count = count
-        columns = RecordColumns(
-            open_batch.values, seqs, sources, open_batch.timestamps_ms, open_batch.keys, open_batch.headers
-        )
+        columns = open_batch.closed(identities)
         self._full.append((shared, columns))
 
     def _wake(self) -> None:
@@ -451,76 +385,3 @@ def _stored_before(source: str, seq: int, lock: threading.Lock) -> SharedBatch:
     shared.seqs = seq
     shared.is_done = True
     return shared
-
-
-class CheckedRecord:
-    """One record as the user gave it, checked but for what depends on the term."""
-
-    __slots__ = ("headers", "key", "seq", "size_bytes", "source", "timestamp_ms", "value")
-
-    def __init__(
-        self,
-        value: bytes,
-        key: bytes | None,
-        headers: Headers,
-        seq: int | None,
-        source: str | None,
-        timestamp_ms: int | None,
-    ) -> None:
-        self.value = value
-        self.key = key
-        self.headers = headers
-        self.seq = seq
-        self.source = source
-        self.timestamp_ms = timestamp_ms
-        size_bytes = len(value)
-        if key is not None:
-            size_bytes += len(key)
-        for name, content in headers:
-            size_bytes += 4 * len(name) + len(content) + 6
-        self.size_bytes = size_bytes
-
-
-def checked(
-    value: bytes,
-    key: bytes | None,
-    headers: HeadersArgument,
-    seq: int | None,
-    source: str | None,
-    timestamp_ms: int | None,
-) -> CheckedRecord:
-    """Raises InvalidArgument for what can't be a record."""
-    if source is not None and seq is None:
-        raise InvalidArgument("a source of the user's needs a seq of the user's")
-    if seq is not None and not isinstance(seq, int):
-        raise InvalidArgument(f"a seq is a whole number, not {type(seq).__name__}")
-    if timestamp_ms is not None and not -(2**63) <= timestamp_ms < 2**63:
-        raise InvalidArgument(f"timestamp_ms {timestamp_ms} is not a signed 64-bit number")
-    return CheckedRecord(
-        _as_bytes(value, "value"),
-        None if key is None else _as_bytes(key, "key"),
-        _as_headers(headers),
-        seq,
-        source,
-        timestamp_ms,
-    )
-
-
-def _as_bytes(content: object, what: str) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    if isinstance(content, bytearray | memoryview):
-        return bytes(content)
-    raise InvalidArgument(f"a {what} is bytes, not {type(content).__name__}")
-
-
-def _as_headers(headers: HeadersArgument) -> Headers:
-    if not headers:
-        return ()
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    checked = []
-    for name, content in pairs:
-        if not isinstance(name, str) or len(name.encode()) >= 2**16:
-            raise InvalidArgument("the name of a header is text of less than 65,536 bytes")
-        checked.append((name, _as_bytes(content, "header")))
-    return tuple(checked)

@@ -12,11 +12,12 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
-from seriatim.producer.buffer import Buffer, HeadersArgument, checked
+from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
+from seriatim.producer.record import HeadersArgument, checked
 from seriatim.protocol import log
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCE_BYTES
 from seriatim.protocol.coordinators import Coordinators

@@ -1,0 +1,83 @@
+"""A record as an application hands it over: checked but for what depends on the term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.record import Headers
+
+HeadersArgument = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
+
+
+class CheckedRecord:
+    """See the module. `size_bytes`: of value, key and headers, as they count against the limit of a record."""
+
+    __slots__ = ("headers", "key", "seq", "size_bytes", "source", "timestamp_ms", "value")
+
+    def __init__(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers,
+        seq: int | None,
+        source: str | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        self.value = value
+        self.key = key
+        self.headers = headers
+        self.seq = seq
+        self.source = source
+        self.timestamp_ms = timestamp_ms
+        size_bytes = len(value)
+        if key is not None:
+            size_bytes += len(key)
+        for name, content in headers:
+            size_bytes += 4 * len(name) + len(content) + 6
+        self.size_bytes = size_bytes
+
+
+def checked(
+    value: bytes,
+    key: bytes | None,
+    headers: HeadersArgument,
+    seq: int | None,
+    source: str | None,
+    timestamp_ms: int | None,
+) -> CheckedRecord:
+    """Raises InvalidArgument for what can't be a record."""
+    if source is not None and seq is None:
+        raise InvalidArgument("a source of the user's needs a seq of the user's")
+    if seq is not None and not isinstance(seq, int):
+        raise InvalidArgument(f"a seq is a whole number, not {type(seq).__name__}")
+    if timestamp_ms is not None and not -(2**63) <= timestamp_ms < 2**63:
+        raise InvalidArgument(f"timestamp_ms {timestamp_ms} is not a signed 64-bit number")
+    return CheckedRecord(
+        _as_bytes(value, "value"),
+        None if key is None else _as_bytes(key, "key"),
+        _as_headers(headers),
+        seq,
+        source,
+        timestamp_ms,
+    )
+
+
+def _as_bytes(content: object, what: str) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise InvalidArgument(f"a {what} is bytes, not {type(content).__name__}")
+
+
+def _as_headers(headers: HeadersArgument) -> Headers:
+    if not headers:
+        return ()
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked = []
+    for name, content in pairs:
+        if not isinstance(name, str) or len(name.encode()) >= 2**16:
+            raise InvalidArgument("the name of a header is text of less than 65,536 bytes")
+        checked.append((name, _as_bytes(content, "header")))
+    return tuple(checked)
