@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+
+CONTAINERS = Path(__file__).parent / "compose"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests in containers come last: they want both cores, and nothing of the others runs any more."""
+    items.sort(key=lambda item: CONTAINERS in item.path.parents)
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 
-from tests.compose.deployment import CORE, ROOT, Deployment
+from tests.compose.deployment import CORE, PROJECTS, ROOT, Deployment, remove_all
 
 HERE = Path(__file__).parent
 TAG = "test"
@@ -23,20 +25,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.compose)
             item.add_marker(pytest.mark.slow)
-            # The first one waits for images and the whole deployment.
-            item.add_marker(pytest.mark.timeout(600))
+            # What fixtures do has deadlines of its own: images may have to be built first. Too late is an exception here,
+            # and not the end of the process, so that nothing is left running.
+            item.add_marker(pytest.mark.timeout(300, method="signal", func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that fails shows how the containers are."""
+    report = yield
+    deployment = getattr(item, "funcargs", {}).get("deployment")
+    if report.failed and deployment is not None:
+        report.sections.append(("containers", deployment.describe()))
+    return report
 
 
 @pytest.fixture(scope="package")
 def engine() -> Iterator[str]:
     """DOCKER_HOST of an engine that answers; where none can be had, the tests are skipped, and the reason is told."""
     if not os.environ.get("SERIATIM_TEST_COMPOSE"):
-        pytest.skip("SERIATIM_TEST_COMPOSE isn't set: some eight minutes, and two cores to themselves, are needed")
+        pytest.skip(
+            "tests/compose: SERIATIM_TEST_COMPOSE isn't set: six minutes, and two cores to themselves, are needed"
+        )
     found = subprocess.run((HERE / "start-engine",), capture_output=True, text=True, timeout=400, check=False)
     if found.returncode:
-        pytest.skip(found.stderr.strip())
+        pytest.skip(f"tests/compose: {found.stderr.strip()}")
     host, *started = found.stdout.split()
     try:
+        if started:  # nobody else uses it: what a run that was killed left behind
+            with contextlib.closing(docker.DockerClient(base_url=host)) as client:
+                remove_all(client, PROJECTS)
         yield host
     finally:
         if started:
@@ -55,13 +73,13 @@ def images(engine: str) -> dict[str, str]:
     """Our images, built now; the stand-ins for the official ones, because those may not be to be had."""
     environment = {**os.environ, "DOCKER_HOST": engine, "TAG": TAG}
     base = subprocess.run(
-        (HERE / "make-base",), capture_output=True, text=True, timeout=400, check=False, env=environment
+        (HERE / "make-base",), capture_output=True, text=True, timeout=600, check=False, env=environment
     )
     if base.returncode:
-        pytest.skip(base.stderr.strip())
+        pytest.skip(f"tests/compose: {base.stderr.strip()}")
     built = subprocess.run(
         (ROOT / "compose" / "build", "--stand-ins"),
-        capture_output=True, text=True, timeout=550, check=False, env={**environment, "BASE": base.stdout.strip()},
+        capture_output=True, text=True, timeout=900, check=False, env={**environment, "BASE": base.stdout.strip()},
     )  # fmt: skip
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-4000:]
     return {
@@ -76,7 +94,7 @@ def images(engine: str) -> dict[str, str]:
 @pytest.fixture(scope="package")
 def deployment(engine: str, client: docker.DockerClient, images: dict[str, str]) -> Iterator[Deployment]:
     """The core, up and healthy; `seconds_to_acknowledge` says how long it took to the first record."""
-    deployment = Deployment(client, engine, f"seriatim-test-{uuid.uuid4().hex[:8]}", images)
+    deployment = Deployment(client, engine, f"{PROJECTS}{uuid.uuid4().hex[:8]}", images)
     try:
         started_s = time.monotonic()
         deployment.up()
@@ -85,4 +103,4 @@ def deployment(engine: str, client: docker.DockerClient, images: dict[str, str])
         deployment.wait_until_healthy(CORE)
         yield deployment
     finally:
-        deployment.down(volumes=True)
+        remove_all(client, deployment.project)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from seriatim.protocol.errors import QueueExists
 from tests.faults.trial import wait_until
 
 ROOT = Path(__file__).parents[2]
+PROJECTS = "seriatim-test-"
+"""What the names of the projects under test begin with."""
 COMPOSE_FILE = ROOT / "compose" / "compose.yaml"
 ZOOKEEPERS = tuple(f"zookeeper-{number}" for number in (1, 2, 3))
 COORDINATORS = ("coordinator-1", "coordinator-2")
@@ -45,6 +48,23 @@ def compose_command() -> tuple[str, ...]:
         return ("docker", "compose")
     assert shutil.which("docker-compose"), "neither docker compose nor docker-compose is there"
     return ("docker-compose",)
+
+
+def remove_all(client: docker.DockerClient, prefix: str) -> None:
+    """Containers, volumes and networks whose names begin with `prefix`, in whatever state."""
+    # A filter of Docker's finds a name anywhere in a name.
+    containers = client.containers.list(all=True, filters={"name": prefix}, ignore_removed=True)
+    for kind in (
+        containers,
+        client.volumes.list(filters={"name": prefix}),
+        client.networks.list(filters={"name": prefix}),
+    ):
+        for one in kind:
+            if one.name.startswith(prefix):
+                if kind is containers:
+                    one.remove(force=True, v=True)
+                else:
+                    one.remove()
 
 
 class Deployment:
@@ -88,15 +108,32 @@ class Deployment:
     def up(self, *services: str, profile: str = "core", **settings: str) -> None:
         self.compose("--profile", profile, "up", "-d", *services, **settings)
 
-    def down(self, *, volumes: bool = False) -> None:
+    def down(self) -> None:
         # `--remove-orphans`: whoever the profile doesn't name.
-        self.compose("--profile", "demo", "down", "-t", "20", "--remove-orphans", *(["-v"] if volumes else []))
+        self.compose("--profile", "demo", "down", "-t", "20", "--remove-orphans")
 
     def run(self, *arguments: str) -> str:
         """The `seriatim` command inside the network; its standard output."""
         return self.compose("--profile", "tools", "run", "--rm", "-T", "seriatim", *arguments)
 
+    def next_version(self, *variables: str) -> None:
+        """From now on `up` uses other images: the same, under another identity, as a new version is to Compose."""
+        for variable in variables:
+            name = f"{self.settings[variable]}-next"
+            dockerfile = f'FROM {self.settings[variable]}\nLABEL org.opencontainers.image.version="{name}"\n'
+            self.client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=name, rm=True)
+            self.settings[variable] = name
+
     # ---- containers
+
+    def describe(self) -> str:
+        """Each container's state, and the end of what it logged."""
+        found = self.client.containers.list(all=True, filters={"name": self.project}, ignore_removed=True)
+        return "\n".join(
+            f"---- {one.name}: {one.attrs['State']['Status']}, {self.health_of(one)}, restarts {one.attrs['RestartCount']}\n"
+            + one.logs(tail=12).decode(errors="replace")
+            for one in found
+        )
 
     def container(self, service: str) -> Container:
         found = self.client.containers.list(
@@ -107,7 +144,11 @@ class Deployment:
         return found[0]
 
     def health(self, service: str) -> str:
-        state = self.container(service).attrs["State"]
+        return self.health_of(self.container(service))
+
+    def health_of(self, container: Container) -> str:
+        """What Docker knows of it; of a container without a check of its health, whether it runs."""
+        state = container.attrs["State"]
         return str(state.get("Health", {}).get("Status", state["Status"]))
 
     def wait_until_healthy(self, services: Iterable[str], timeout_s: float = 90) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,14 +66,13 @@ def test_a_broker_that_lost_its_volume_is_filled_again(
 
 
 def test_every_service_is_upgraded_while_records_flow(
-    make_flow: MakeFlow, deployment: Deployment, client: docker.DockerClient, images: dict[str, str]
+    make_flow: MakeFlow, deployment: Deployment, client: docker.DockerClient
 ) -> None:
-    upgraded = {name: _next_version(client, images[name]) for name in ("SERIATIM_IMAGE", "ZOOKEEPER_IMAGE")}
     with make_flow("upgrade") as flow:
-        deployment.settings.update(upgraded)
+        deployment.next_version("SERIATIM_IMAGE", "ZOOKEEPER_IMAGE")
         for service in (*ZOOKEEPERS, *COORDINATORS, *MEMBERS):
             deployment.up("--no-deps", service)
-            wanted = upgraded["ZOOKEEPER_IMAGE" if service in ZOOKEEPERS else "SERIATIM_IMAGE"]
+            wanted = deployment.settings["ZOOKEEPER_IMAGE" if service in ZOOKEEPERS else "SERIATIM_IMAGE"]
             assert deployment.container(service).image == client.images.get(wanted), service
             if service in ZOOKEEPERS:
                 wait_until(lambda name=service: bool(deployment.zookeeper_mode(name)), f"{service} serves")
@@ -83,14 +81,6 @@ def test_every_service_is_upgraded_while_records_flow(
         for name in (*SENDERS, *READERS):
             flow.instance(name).stop(timeout=20)
             flow.instance(name).remove()
-            flow.start(name, upgraded["SERIATIM_IMAGE"])
+            flow.start(name, deployment.settings["SERIATIM_IMAGE"])
         flow.wait_for_progress("after the upgrade of senders and readers")
         flow.judge(least=1000)
-
-
-def _next_version(client: docker.DockerClient, image: str) -> str:
-    """The same under another identity: what a new version is to Compose and to the cluster."""
-    name = f"{image}-next"
-    dockerfile = f'FROM {image}\nLABEL org.opencontainers.image.version="next"\n'
-    client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=name, rm=True)
-    return name

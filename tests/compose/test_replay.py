@@ -1,8 +1,9 @@
-"""From one database's log into another database, through containers of capture and Spark, one of them killed meanwhile."""
+"""From one database's log into another database, through containers of capture and Spark, harmed and upgraded meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -12,19 +13,30 @@ from seriatim.protocol import seriatim_pb2 as pb
 from tests.compose.deployment import Deployment
 from tests.faults.trial import wait_until
 
-SERVICES = (
+REPLAY = (
     "postgres-east", "postgres-west", "capture-1", "capture-2", "spark-master", "spark-worker", "replay",
 )  # fmt: skip
+READERS = ("reader-1", "reader-2")
+UPGRADES = (
+    ("postgres-east", "postgres-west"), ("capture-1",), ("capture-2",), ("spark-master",), ("spark-worker", "replay"),
+    ("customers", *READERS),
+)  # fmt: skip
+"""What is upgraded together; records arrive again before the next."""
 ORDER = "INSERT INTO orders (customer_id, item, price_cents) VALUES (%s, %s, %s)"
 PAYMENT = "UPDATE customers SET balance_cents = balance_cents - %s WHERE id = %s"
+REFLECTED = """
+import grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+print(*ProtoReflectionDescriptorDatabase(grpc.insecure_channel("127.0.0.1:7900")).get_services())
+"""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def replaying(deployment: Deployment) -> Iterator[Deployment]:
     deployment.up(profile="replay")
-    deployment.wait_until_healthy(SERVICES, 150)
+    deployment.wait_until_healthy(REPLAY, 150)
     yield deployment
-    deployment.compose("--profile", "replay", "stop", "-t", "20", *SERVICES)
+    deployment.compose("--profile", "demo", "stop", "-t", "20", *REPLAY, "customers", *READERS)
 
 
 def dsn(deployment: Deployment, side: str) -> str:
@@ -38,26 +50,93 @@ def buy(connection: psycopg.Connection, first: int, count: int) -> None:
             connection.execute(PAYMENT, (number, number % 1000 + 1))
 
 
+def orders(deployment: Deployment, side: str) -> int:
+    """How many a database has; 0 while it can't be asked."""
+    try:
+        with psycopg.connect(dsn(deployment, side), connect_timeout=5) as connection:
+            row = connection.execute("SELECT count(*) FROM orders").fetchone()
+    except psycopg.OperationalError:
+        return 0
+    return 0 if row is None else int(row[0])
+
+
+def assert_identical(deployment: Deployment) -> None:
+    sides = ("--source", dsn(deployment, "EAST"), "--target", dsn(deployment, "WEST"))
+    assert run(["verify", *sides, "--tables", "public.customers,public.orders"]) == 0
+
+
+def elected(deployment: Deployment, names: tuple[str, ...], node_of: Callable[[pb.QueueView], str]) -> str:
+    """Which of the containers stands first in its election."""
+
+    def found() -> list[str]:
+        node = node_of(deployment.ask("DescribeQueue", pb.QueueRequest(queue="log")))
+        return [name for name in names if node.startswith(f"{name}-")]
+
+    wait_until(lambda: bool(found()), f"one of {names} is elected", 60)
+    return found()[0]
+
+
+def sender(view: pb.QueueView) -> str:
+    return view.sender
+
+
+def audit_reader(view: pb.QueueView) -> str:
+    return next((one.reader for one in view.subscriptions if one.subscription == "audit"), "")
+
+
+def printed(deployment: Deployment, reader: str) -> list[int]:
+    """The offsets that a reader printed."""
+    lines = deployment.container(reader).logs(stdout=True, stderr=False).splitlines()
+    return [json.loads(line)["offset"] for line in lines if line.endswith(b"}")]
+
+
 def test_one_database_becomes_the_other(replaying: Deployment) -> None:
-    with (
-        psycopg.connect(dsn(replaying, "EAST"), autocommit=True) as east,
-        psycopg.connect(dsn(replaying, "WEST"), autocommit=True) as west,
-    ):
-
-        def has_arrived(count: int) -> bool:
-            row = west.execute("SELECT count(*) FROM orders").fetchone()
-            return row is not None and row[0] == count
-
+    with psycopg.connect(dsn(replaying, "EAST"), autocommit=True) as east:
         buy(east, 0, 200)
-        wait_until(lambda: has_arrived(200), "the first orders are in west", 90)
+        wait_until(lambda: orders(replaying, "WEST") == 200, "the first orders are in west", 90)
 
-        elected = replaying.ask("DescribeQueue", pb.QueueRequest(queue="log")).sender[:9]
-        capture = replaying.container(elected)
+        capture = replaying.container(elected(replaying, ("capture-1", "capture-2"), sender))
         capture.kill()
         buy(east, 200, 200)
         replaying.container("replay").restart(timeout=20)
         buy(east, 400, 200)
-        wait_until(lambda: has_arrived(600), "all orders are in west", 120)
+        wait_until(lambda: orders(replaying, "WEST") == 600, "all orders are in west", 120)
         capture.start()
-    sides = ("--source", dsn(replaying, "EAST"), "--target", dsn(replaying, "WEST"))
-    assert run(["verify", *sides, "--tables", "public.customers,public.orders"]) == 0
+    assert_identical(replaying)
+
+
+def test_everything_around_is_upgraded_while_customers_buy(replaying: Deployment) -> None:
+    replaying.up(profile="demo")
+    replaying.wait_until_healthy((*READERS, "capture-1", "capture-2"))
+
+    def wait_for_arrivals(when: str) -> None:
+        before = orders(replaying, "WEST")
+        wait_until(lambda: orders(replaying, "WEST") > before > 0, f"orders arrive in west {when}", 90)
+
+    wait_for_arrivals("before the upgrade")
+    # The first reader's end shows: the other one goes on.
+    first = elected(replaying, READERS, audit_reader)
+    replaying.container(first).stop(timeout=20)
+    before, second = printed(replaying, first), next(name for name in READERS if name != first)
+    assert elected(replaying, (second,), audit_reader) == second
+    wait_until(lambda: bool(printed(replaying, second)), f"{second} prints", 60)
+    after = printed(replaying, second)
+    assert before == list(range(before[-1] + 1))
+    assert after == list(range(before[-1] + 1, after[-1] + 1))
+
+    replaying.next_version("SERIATIM_IMAGE", "SERIATIM_FULL_IMAGE", "POSTGRES_IMAGE", "SPARK_IMAGE")
+    for services in UPGRADES:
+        replaying.up("--no-deps", *services, profile="demo")
+        for service in services:
+            image = replaying.container(service).image
+            assert any(tag.endswith("-next") for tag in image.tags), (service, image.tags)
+        wait_for_arrivals(f"after the upgrade of {services}")
+    # The ends of a row of readers and senders answer as servers do.
+    for service in ("capture-1", "replay", "reader-1"):
+        answer = replaying.container(service).exec_run(["python3", "-c", REFLECTED])
+        assert answer.exit_code == 0, answer.output
+        assert b"grpc.health.v1.Health" in answer.output.split()
+    replaying.container("customers").stop(timeout=20)
+    wait_until(lambda: orders(replaying, "WEST") == orders(replaying, "EAST") > 600, "all orders are in west", 120)
+    replaying.wait_until_healthy((*REPLAY, *READERS))
+    assert_identical(replaying)
