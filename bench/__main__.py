@@ -1,4 +1,4 @@
-"""The command: `python -m bench`, `make bench ARGS="…"`."""
+"""The command: `python -m bench`, `make bench ARGS="…"`; `python -m bench growth` is another one, `growth.command`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import artifacts, plots, report
 from bench.cases import CASES, chosen
 from bench.driver import Plan, Sample, environment, run
+from bench.growth import command
 from bench.peers import PEERS
 from seriatim.cli.embedded.errors import EmbeddedError
 
@@ -21,6 +22,8 @@ _FULL = {"rounds": 5, "seconds": 10.0, "warm_up": 5.0, "catch_up": 10_000_000, "
 def main() -> int:
     """0: all was measured; 1: something failed; 2: wrong use; 3: a peer can't be had; 130: ended by Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    if sys.argv[1:2] == ["growth"]:
+        return command.main(sys.argv[2:])
     try:
         arguments, plan = _parsed()
     except ValueError as error:

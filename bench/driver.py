@@ -28,7 +28,7 @@ from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.measurement import milliseconds, percentile
 from seriatim.protocol.errors import SeriatimError
 
-_FAILURES = (EmbeddedError, SeriatimError, LoadFailed, PeerFailed, LookupError, OSError, subprocess.SubprocessError)
+FAILURES = (EmbeddedError, SeriatimError, LoadFailed, PeerFailed, LookupError, OSError, subprocess.SubprocessError)
 """What costs a peer its figure, and not the others theirs."""
 
 
@@ -106,7 +106,7 @@ def _one_turn(
         try:
             peer.start()
             _warm_up(plan, peer, packages)
-        except _FAILURES as error:
+        except FAILURES as error:
             for case in cases:
                 on_sample(Sample(number, peer.name, case.name, {}, f"could not start: {error}"))
             return
@@ -130,7 +130,7 @@ def _sample(plan: Plan, number: int, peer: Peer, case: Case, packages: Sequence[
     try:
         target = peer.make_queue(case.name.replace(" ", "-").replace(",", ""))
         figures = _figures(plan, peer, case, target, packages)
-    except _FAILURES as error:
+    except FAILURES as error:
         return Sample(number, peer.name, case.name, {}, f"{type(error).__name__}: {error}")
     return Sample(number, peer.name, case.name, figures | {"load_average": load_average})
 

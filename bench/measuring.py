@@ -36,17 +36,17 @@ class LoadFailed(Exception):
 
 
 class LoadProcess:
-    """A process of `bench.load`; a context manager, at whose end it is gone."""
+    """A process of `bench.load`, or of a module that tells its figures in the same way; a context manager, at whose end it is gone."""
 
-    def __init__(self, order: Order, packages: Sequence[Path], log: Path) -> None:
-        """`packages`: folders for its PYTHONPATH. `log`: where its standard error goes."""
+    def __init__(self, order: Any, packages: Sequence[Path], log: Path, module: str = "bench.load") -> None:
+        """`order`: what `module` is told. `packages`: folders for its PYTHONPATH. `log`: where its standard error goes."""
         self._log = log
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.latest: dict[str, Any] = {}
         prefix = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "9")
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                (*prefix, sys.executable, "-m", "bench.load", json.dumps(asdict(order))),
+                (*prefix, sys.executable, "-m", module, json.dumps(asdict(order))),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -104,10 +104,10 @@ def measure(peer: Peer, order: Order, packages: Sequence[Path]) -> dict[str, Any
     """Put the load on the peer; its own figures, and what client and servers took. Raises LoadFailed."""
     with LoadProcess(order, packages, peer.directory / "load.log") as load:
         load_before = load.wait_for("begin", _SLACK_S)
-        servers_before = _cpu_s(peer.supervisor.pids().values())
+        servers_before = cpu_s(peer.supervisor.pids().values())
         with _MemoryWatch(peer, load.process.pid) as memory:
             found = load.wait_for("end", order.seconds + _SLACK_S)
-        servers_s = _cpu_s(peer.supervisor.pids().values()) - servers_before
+        servers_s = cpu_s(peer.supervisor.pids().values()) - servers_before
     client_s = found.pop("cpu_s") - load_before["cpu_s"]
     del found["event"]
     return found | {
@@ -138,14 +138,14 @@ class _MemoryWatch:
 
     def _run(self) -> None:
         while True:
-            self.client_peak_bytes = max(self.client_peak_bytes, _anonymous_bytes(self._client))
-            servers_bytes = sum(map(_anonymous_bytes, self._peer.supervisor.pids().values()))
+            self.client_peak_bytes = max(self.client_peak_bytes, anonymous_bytes(self._client))
+            servers_bytes = sum(map(anonymous_bytes, self._peer.supervisor.pids().values()))
             self.servers_peak_bytes = max(self.servers_peak_bytes, servers_bytes)
             if self._ending.wait(_LOOK_EVERY_S):
                 return
 
 
-def _cpu_s(pids: Iterable[int]) -> float:
+def cpu_s(pids: Iterable[int]) -> float:
     """User and system time of the living ones, all threads (proc(5), stat fields 14 and 15)."""
     total = 0
     for pid in pids:
@@ -157,7 +157,8 @@ def _cpu_s(pids: Iterable[int]) -> float:
     return total / _TICKS_PER_S
 
 
-def _anonymous_bytes(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
+    """The resident part that no file stands behind; 0 of a process that has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
