@@ -238,6 +238,8 @@ class CursorKeeper:
                 pass
 
     async def _report_once(self) -> bool:
+        """Report each once. False: some are to be reported again."""
+        is_done = True
         for record in self._broker.links():
             # A member that is still refilling reports nothing.
             if record.end is None or not record.has_cursors:
@@ -256,9 +258,10 @@ class CursorKeeper:
                     if isinstance(error, (Unreachable, DeadlineOver)):
                         return False
                     if error.can_retry:
+                        is_done = False
                         continue
                 self._reported.add(report)
-        return True
+        return is_done
 
     async def _report(self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation) -> None:
         me = self._broker.incarnation

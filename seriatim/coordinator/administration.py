@@ -48,15 +48,25 @@ class Operations:
     ) -> tuple[ChainDocument, ChainVersion]:
         """Read, change by a transition of the core, write by compare-and-set; again where the chain changed meanwhile.
 
-        A transition that changes nothing writes nothing. Raises what it raises, and Waiting.
+        A transition that changes nothing writes nothing, so no compare-and-set would tell that what was read is old, as it
+        can be where a ZooKeeper server is behind: then, and before anything is refused, it is read again, behind all that
+        was written until now. Raises what the transition raises, and Waiting.
         """
+        is_present = False
         for _ in range(MAX_CONFLICTS):
             document, version = await self._store.read_chain(queue_id)
-            if document.is_deleted:
-                raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name)
-            changed = transition(document)
+            try:
+                changed = _changed(document, transition)
+            except SeriatimError:
+                if is_present:
+                    raise
+                changed = document
             if changed == document:
-                return document, version
+                if is_present:
+                    return document, version
+                await self._store.catch_up()
+                is_present = True
+                continue
             written = await self._store.write_chain(changed, version)
             if written is not None:
                 _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
@@ -112,7 +122,7 @@ class Operations:
         if last is not None and last.state in chain.LIVE:
             registry = await self._store.look_up_registry()
             others = [one for one in document.send_list if one != last.group and not registry.send_obstacle(one)]
-            if not others and not readmission.eligible(document, registry):
+            if not others and not chain.back_at_once(document, registry):
                 reasons = chain.obstacles(document, registry, {})
                 raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
@@ -267,6 +277,12 @@ class Operations:
                 raise reply
         by_place = {side.name.member: side for side in sides}
         return {place: seal.judged(link, by_place[place], answer) for place, answer in answers.items()}
+
+
+def _changed(document: ChainDocument, transition: Callable[[ChainDocument], ChainDocument]) -> ChainDocument:
+    if document.is_deleted:
+        raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name)
+    return transition(document)
 
 
 def _check_nothing_better(document: ChainDocument, link: Link, answers: dict[str, SealAnswer]) -> None:

@@ -114,6 +114,10 @@ class Store:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         return chain_document.decode(data), ChainVersion(version)
 
+    async def catch_up(self) -> None:
+        """Whatever is read after this is as new as now, also where this session's ZooKeeper server was behind."""
+        await self.session.sync(self.paths.queues)
+
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
         """Compare-and-set. None: somebody changed it first, nothing was written."""
         try:

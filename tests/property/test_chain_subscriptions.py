@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seriatim.coordinator.core import invariants, subscriptions
 from seriatim.coordinator.core.chain import point_before
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription
+from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
 from seriatim.protocol.names import Epoch, Index, SubscriptionId
 from tests.property.chain_world import World, send_call
 
@@ -75,11 +75,11 @@ def test_whatever_is_sought_and_drained_the_lists_stay_in_order(sizes: list[int]
         )
 
 
-def test_only_a_sealed_head_can_be_drained() -> None:
+def test_only_a_sealed_head_can_be_drained_and_whoever_reports_another_link_comes_again() -> None:
     world = world_with([1, 1])
     document = subscriptions.created(world.document, "s", subscriptions.located(world.document, "earliest", None), 0)
     for epoch in (2,):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(Waiting):
             subscriptions.drained(document, SubscriptionId(1), document.subscriptions[0].generation, Epoch(epoch))
 
 

@@ -127,19 +127,14 @@ class Holdings:
             self._vouched[document.queue_id, group].append(Vouched(self._loop.now_s, incarnations, obstacle))
 
     def changed(self, before: ChainDocument | None, after: ChainDocument) -> None:
-        """The chain was written: whoever is listed again must hold all of the group's links, and no backlog.
-
-        Where no group was left, the next sender's call goes by what members said last: a process that served a link may
-        have said it before that link's end was recorded, and then it is told at once.
-        """
+        """The chain was written: whoever is listed again must hold all of the group's links, and no backlog."""
         if before is None:
             return
         self._check_claims(before, after)
-        is_urgent = after.next_epoch > before.next_epoch
         for group in _entering(before, after):
             vouched = self._vouched.pop((after.queue_id, group), [])
             recent = [one for one in vouched if one.at_s > self._loop.now_s - REMEMBERED_S]
-            obstacles = [one.obstacle or self._lacking(after, group, one.incarnations, is_urgent) for one in recent]
+            obstacles = [one.obstacle or self._lacking(after, group, one.incarnations) for one in recent]
             if "" not in obstacles:
                 self._tell(f"6: {group} is listed again: {obstacles[-1] if obstacles else 'nobody looked at it'}")
             unread = [link.epoch for link in after.links if link.group == group and link.epoch < before.next_epoch]
@@ -164,13 +159,10 @@ class Holdings:
     def _table(self, incarnation: Incarnation) -> Table:
         return self._disks[incarnation.disk_id].table
 
-    def _lacking(
-        self, document: ChainDocument, group: str, incarnations: tuple[Incarnation, ...], is_urgent: bool
-    ) -> str:
+    def _lacking(self, document: ChainDocument, group: str, incarnations: tuple[Incarnation, ...]) -> str:
         for incarnation in incarnations:
             for link in _missing(document, group, self._table(incarnation)):
-                if not is_urgent or incarnation not in (link.master.incarnation, link.slave.incarnation):
-                    return f"{incarnation} lacks link {link.epoch}, or a part of it"
+                return f"{incarnation} lacks link {link.epoch}, or a part of it"
         return ""
 
 

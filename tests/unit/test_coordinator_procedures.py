@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.coordinator.core import acquire_read, acquire_send, chain, close_link, invariants, seal, subscriptions
+from seriatim.coordinator.core import (
+    acquire_read,
+    acquire_send,
+    chain,
+    close_link,
+    invariants,
+    readmission,
+    seal,
+    subscriptions,
+)
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
@@ -43,7 +52,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
-from seriatim.protocol.chain import ChainDocument, Durability, LinkState
+from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit
 from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
@@ -400,15 +409,25 @@ def test_h13_a_dead_group_that_was_only_tried_leaves_nothing_to_wait_for():
 
 
 def test_h14_sending_goes_on_past_unread_links_where_the_queue_allows_it(world):
-    from seriatim.coordinator.core import readmission
-    from seriatim.protocol.chain import Readmit
-
     world.append(Epoch(1), 2)
     send_call(world, token=1, failed_epoch=1).finish()
     drained_only = world.document
     in_sync = replace(drained_only, settings=replace(drained_only.settings, readmit=Readmit.IN_SYNC))
     assert readmission.eligible(drained_only, world.registry()) == ()
     assert readmission.eligible(in_sync, world.registry()) == ("g1",)
+
+
+def test_where_no_group_is_left_only_one_comes_back_whose_members_are_known_to_hold_its_links(world):
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    alone = replace(world.document, settings=replace(world.document.settings, readmit=Readmit.IN_SYNC))
+    link = alone.links[0]
+    one_answer = replace(link, certificate=replace(link.certificate, marks_on_two={}))
+    doubtful = replace(alone, links=(one_answer, *alone.links[1:]), send_list=())
+    assert chain.back_at_once(replace(alone, send_list=("g2", "g3")), world.registry()) == ("g1",)
+    assert readmission.eligible(doubtful, world.registry())[0] == "g1"
+    assert "g1" not in chain.back_at_once(doubtful, world.registry())
+    assert chain.obstacles(doubtful, world.registry(), {})["g1"] == "its members are asked for link 1"
 
 
 def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read(world):

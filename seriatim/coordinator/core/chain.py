@@ -17,6 +17,7 @@ from seriatim.protocol.chain import (
     ChainDocument,
     ChainMember,
     Dropped,
+    Durability,
     Link,
     LinkState,
     QueueSettings,
@@ -184,7 +185,7 @@ def next_link(document: ChainDocument, registry: Registry, *, avoid: Mapping[str
     able = tuple(one for one in document.send_list if one not in avoid and not registry.send_obstacle(one))
     changed = replace(document, send_list=able)
     if not able:
-        back = tuple(one for one in readmission.eligible(changed, registry) if one not in avoid)
+        back = tuple(one for one in back_at_once(changed, registry) if one not in avoid)
         if not back:
             raise Waiting("no group can take records", reasons=obstacles(document, registry, avoid))
         for group in back:
@@ -217,6 +218,31 @@ def next_link(document: ChainDocument, registry: Registry, *, avoid: Mapping[str
     )
 
 
+def back_at_once(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
+    """The groups that may be put at the send list's tail without asking their members what they hold.
+
+    That a member is in sync may have been said before the end of its last link was recorded (invariant 6).
+    """
+    return tuple(one for one in readmission.eligible(document, registry) if not _unproven(document, one))
+
+
+def _unproven(document: ChainDocument, group: str) -> tuple[Epoch, ...]:
+    """The links on a group of which the chain doesn't tell that both members hold them to the end."""
+    return tuple(
+        link.epoch for link, before in points(document) if link.group == group and not _is_on_two(link, before)
+    )
+
+
+def _is_on_two(link: Link, before: ChainPoint) -> bool:
+    certificate = link.certificate
+    if certificate is None:
+        return False
+    if certificate.end > 0 and certificate.durability in (Durability.ASYNC, Durability.MEMORY):
+        return False  # what two had, one may have lost since
+    new = {source: seq for source, seq in certificate.marks.items() if before.marks.get(source, -1) < seq}
+    return all(certificate.marks_on_two.get(source, -1) >= seq for source, seq in new.items())
+
+
 def next_group(document: ChainDocument, registry: Registry) -> str:
     """Where a switch would lead now: the first group behind the one that serves which can take records; else empty."""
     last = document.last_link
@@ -230,7 +256,9 @@ def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, s
     for group in readmission.candidates(document, registry) or ("any group",):
         why = avoid.get(group) or registry.send_obstacle(group)
         if not why and group not in document.send_list:
-            why = readmission.obstacle(document, registry, group)
+            unproven = _unproven(document, group)
+            links = ", ".join(f"link {epoch}" for epoch in unproven)
+            why = readmission.obstacle(document, registry, group) or (links and f"its members are asked for {links}")
         if why:
             reasons[group] = why
     return reasons

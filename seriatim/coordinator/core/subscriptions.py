@@ -157,18 +157,20 @@ def drained(
 ) -> ChainDocument:
     """The cursor is at the end of link `epoch`: it leaves the head of the consume list (invariant 5).
 
-    Reported twice, for a subscription that is gone, or from before a seek (H9), it changes nothing. Raises
-    InvalidArgument for a link that isn't sealed or isn't the head.
+    Reported twice, for a subscription that is gone, or from before a seek (H9), it changes nothing. Raises Waiting for
+    a link that isn't sealed or isn't the head: the member has to report it again.
     """
     subscription = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
     if subscription is None or generation != subscription.generation or epoch not in subscription.consume_list:
         return document
     link = document.link(epoch)
     if subscription.consume_list[0] != epoch or link is None or link.state is not LinkState.SEALED:
-        raise InvalidArgument(
-            f"link {epoch} can't be drained: it isn't a sealed head of {subscription.name}'s consume list",
+        reason = f"it isn't a sealed head of {subscription.name}'s consume list"
+        raise Waiting(
+            f"link {epoch} can't be drained yet: {reason}",
             queue=document.name,
             epoch=epoch,
+            reasons={f"link {epoch}": reason},
         )
     changed = replace(subscription, consume_list=subscription.consume_list[1:])
     return without_empty_heads(_with(document, changed))
