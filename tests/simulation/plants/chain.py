@@ -8,15 +8,14 @@ from typing import Any
 
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.coordinator.core import acquire_read, acquire_send, background, chain, closing, readmission, subscriptions
+from seriatim.coordinator.core import acquire_read, acquire_send, background, chain, closing, readmission
 from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, encode
-from seriatim.protocol.errors import InvalidArgument, Waiting
 from seriatim.protocol.names import ChainVersion, Index, Offset, QueueId
-from tests.simulation.plants.plant import Maker, Plant, changed, instead, together
+from tests.simulation.plants.plant import Maker, Plant, changed, together
 from tests.simulation.schedule import Shape
 
 # ---- who comes back
@@ -38,18 +37,6 @@ def _obstacle(*, sync: bool = True, connection: bool = True, backlog: bool = Tru
         return found
 
     return changed(readmission, "obstacle", obstacle)
-
-
-async def _nothing(*_: Any) -> None:
-    """Catches up with nobody."""
-
-
-def _refused_for_good(right: Any, *arguments: Any) -> ChainDocument:
-    try:
-        document: ChainDocument = right(*arguments)
-    except Waiting as waiting:
-        raise InvalidArgument(waiting.message) from waiting
-    return document
 
 
 # ---- two writes
@@ -300,14 +287,6 @@ PLANTS: tuple[Plant, ...] = (
             kinds=("isolate", "kill"), settings=pb.QueueSettings(durability="sync", readmit="in-sync"), groups=(2,)
         ),
         finds="6:",
-    ),
-    Plant(
-        "an old read believed",
-        "what a ZooKeeper server shows that is behind is believed, and by it the report of a drained link is refused for good",
-        together(instead(Store, "catch_up", _nothing), changed(subscriptions, "drained", _refused_for_good)),
-        within=300,
-        shape=Shape(kinds=("cut off a ZooKeeper server", "seek", "rotate", "kill"), faults=(3, 6)),
-        finds="12:",
     ),
     Plant(
         "readmitted unconnected",
