@@ -72,6 +72,12 @@ class Broker:
     def links(self) -> list[LinkRecord]:
         return [link if isinstance(link, LinkRecord) else link.record for link in self._links.values()]
 
+    def is_sealed(self, key: LinkKey) -> bool:
+        """Whether the link takes no more records here; nothing is loaded for the answer."""
+        link = self._links.get(key)
+        record = link.record if isinstance(link, LinkRunner) else link
+        return record is not None and record.is_sealed
+
     def find(self, key: LinkKey) -> LinkRunner | None:
         """The link, loaded from the disk when it is first asked for."""
         link = self._links.get(key)
@@ -139,12 +145,16 @@ class Broker:
         if cluster != self.cluster:
             raise WrongCluster(f"this is a broker of cluster {self.cluster!r}, not of {cluster!r}")
 
+    def check_addressed(self, cluster: str, to: pb.Incarnation) -> None:
+        """Raises WrongCluster, and WrongIncarnation where another process is meant (H25)."""
+        self.check_cluster(cluster)
+        meant = Incarnation(to.disk_id, to.start)
+        if meant != self.incarnation:
+            raise WrongIncarnation(f"this is {self.incarnation}, not {meant}", incarnation=str(self.incarnation))
+
     def check_name(self, name: pb.LinkName) -> LinkKey:
         """The link that a request names. Raises WrongCluster, and WrongIncarnation where another process is meant (H25)."""
-        self.check_cluster(name.cluster)
-        to = Incarnation(name.to.disk_id, name.to.start)
-        if to != self.incarnation:
-            raise WrongIncarnation(f"this is {self.incarnation}, not {to}", incarnation=str(self.incarnation))
+        self.check_addressed(name.cluster, name.to)
         return QueueId(name.queue_id), Epoch(name.epoch)
 
     def side_of(self, member: pb.LinkMember) -> bool:

@@ -183,9 +183,7 @@ class BrokerService(BrokerServicer):
     @answers_errors
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:
         broker = self._broker
-        broker.check_cluster(request.cluster)
-        if _incarnation(request.to) != broker.incarnation:
-            raise WrongIncarnation(f"this is {broker.incarnation}", incarnation=str(broker.incarnation))
+        broker.check_addressed(request.cluster, request.to)
         for record in broker.links():
             if record.queue_id == request.queue_id and (request.below_epoch == 0 or record.epoch < request.below_epoch):
                 await broker.drop(record.key)
@@ -259,6 +257,13 @@ class BrokerService(BrokerServicer):
                 if one.index is not None
             ],
         )
+
+    @answers_errors
+    async def FindSealed(self, request: pb.FindSealedRequest, context: Any) -> pb.FindSealedReply:
+        self._broker.check_addressed(request.cluster, request.to)
+        keys = ((QueueId(one.queue_id), Epoch(one.epoch)) for one in request.links)
+        sealed = (key for key in keys if self._broker.is_sealed(key))
+        return pb.FindSealedReply(sealed=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in sealed])
 
     @answers_errors
     async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # reads and writes

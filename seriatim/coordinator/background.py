@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 from seriatim.coordinator.core import background, close_link
@@ -23,7 +23,7 @@ from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
-from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Epoch, MemberName, QueueId
@@ -157,29 +157,22 @@ class BackgroundWork:
         return False
 
     async def _ask_for_seals(self) -> None:
-        """Which open links a member has sealed by itself, without having been registered anew (H18)."""
-        asked = [
-            (seen.document, link, side.name)
-            for seen in self._store.chains.values()
-            for link in seen.document.links
-            if link.state is LinkState.OPEN
-            for side in (link.master, link.slave)
-            if self._store.registry.is_present(side)
-        ]
-        answers = await asyncio.gather(*(self._is_sealed(*one) for one in asked))
-        pairs = zip(asked, answers, strict=True)
-        self._sealed = frozenset(
-            (document.queue_id, link.epoch) for (document, link, _), is_sealed in pairs if is_sealed
-        )
+        """Which open links a member has sealed by itself, without having been registered anew (H18); one call for each member."""
+        asked: dict[MemberName, list[tuple[QueueId, Epoch]]] = {}
+        for seen in self._store.chains.values():
+            for link in seen.document.links:
+                if link.state is LinkState.OPEN:
+                    for side in (link.master, link.slave):
+                        if self._store.registry.is_present(side):
+                            asked.setdefault(side.name, []).append((seen.document.queue_id, link.epoch))
+        answers = await asyncio.gather(*(self._sealed_at(member, links) for member, links in asked.items()))
+        self._sealed = frozenset().union(*answers)
 
-    def _is_sealed(self, document: ChainDocument, link: Link, member: MemberName) -> Awaitable[bool]:
-        async def ask() -> bool:
-            try:
-                return (await self._members.describe_link(document.queue_id, link, member)).is_sealed
-            except SeriatimError:
-                return False  # no answer says nothing; its session will tell
-
-        return ask()
+    async def _sealed_at(self, member: MemberName, links: list[tuple[QueueId, Epoch]]) -> set[tuple[QueueId, Epoch]]:
+        try:
+            return await self._members.find_sealed(links, member)
+        except SeriatimError:
+            return set()  # no answer says nothing; its session will tell
 
 
 def _key(action: Action) -> object:

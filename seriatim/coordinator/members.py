@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -146,6 +147,19 @@ class Members:
         state = self._state(member)
         request = pb.DescribeLinkRequest(link=self._name(queue_id, link.epoch, state.incarnation))
         return await rpc.call(self._stub(state).DescribeLink, request, self._describe_timeout_s, str(member))
+
+    async def find_sealed(
+        self, links: Iterable[tuple[QueueId, Epoch]], member: MemberName
+    ) -> set[tuple[QueueId, Epoch]]:
+        """Which of these links the member at the place now has sealed."""
+        state = self._state(member)
+        request = pb.FindSealedRequest(
+            cluster=self._store.cluster,
+            to=messages.incarnation(state.incarnation),
+            links=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in links],
+        )
+        reply = await rpc.call(self._stub(state).FindSealed, request, self._describe_timeout_s, str(member))
+        return {(QueueId(one.queue_id), Epoch(one.epoch)) for one in reply.sealed}
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))

@@ -1072,6 +1072,77 @@ class DescribeLinkReply(_message.Message):
 Global___DescribeLinkReply: _TypeAlias = DescribeLinkReply  # noqa: Y015
 
 @_typing.final
+class LinkKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkKey: _TypeAlias = LinkKey  # noqa: Y015
+
+@_typing.final
+class FindSealedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    @_builtins.property
+    def to(self) -> Global___Incarnation: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkKey]: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        to: Global___Incarnation | None = ...,
+        links: _abc.Iterable[Global___LinkKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "links", b"links", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSealedRequest: _TypeAlias = FindSealedRequest  # noqa: Y015
+
+@_typing.final
+class FindSealedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEALED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sealed(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkKey]:
+        """of those asked for; one that is unknown here isn't"""
+
+    def __init__(
+        self,
+        *,
+        sealed: _abc.Iterable[Global___LinkKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sealed", b"sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSealedReply: _TypeAlias = FindSealedReply  # noqa: Y015
+
+@_typing.final
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

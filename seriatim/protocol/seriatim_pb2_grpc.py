@@ -96,6 +96,11 @@ class BrokerStub:
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.FromString,
                 _registered_method=True)
+        self.FindSealed = channel.unary_unary(
+                '/seriatim.v1.Broker/FindSealed',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedReply.FromString,
+                _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/seriatim.v1.Broker/Connect',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.ConnectRequest.SerializeToString,
@@ -192,6 +197,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindSealed(self, request, context):
+        """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Connect(self, request_iterator, context):
         """Whether the peer can be reached: members keep one such stream open to each other.
         """
@@ -261,6 +273,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.DescribeLink,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.SerializeToString,
+            ),
+            'FindSealed': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindSealed,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedReply.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
@@ -594,6 +611,33 @@ class Broker:
             '/seriatim.v1.Broker/DescribeLink',
             seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.SerializeToString,
             seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindSealed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Broker/FindSealed',
+            seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.FindSealedReply.FromString,
             options,
             channel_credentials,
             insecure,

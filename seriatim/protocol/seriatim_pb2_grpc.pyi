@@ -59,6 +59,8 @@ class BrokerStub:
     """Member to member, while resyncing: every cursor of a link."""
     DescribeLink: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinkRequest, _seriatim_pb2.DescribeLinkReply]
     """For status: what this member holds of a link."""
+    FindSealed: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]
+    """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
     Connect: _grpc.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]
     """Whether the peer can be reached: members keep one such stream open to each other."""
 
@@ -91,6 +93,8 @@ class BrokerAsyncStub(BrokerStub):
     """Member to member, while resyncing: every cursor of a link."""
     DescribeLink: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinkRequest, _seriatim_pb2.DescribeLinkReply]  # type: ignore[assignment]
     """For status: what this member holds of a link."""
+    FindSealed: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]  # type: ignore[assignment]
+    """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
     Connect: _aio.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]  # type: ignore[assignment]
     """Whether the peer can be reached: members keep one such stream open to each other."""
 
@@ -192,6 +196,14 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_seriatim_pb2.DescribeLinkReply, _abc.Awaitable[_seriatim_pb2.DescribeLinkReply]]:
         """For status: what this member holds of a link."""
+
+    @_abc_1.abstractmethod
+    def FindSealed(
+        self,
+        request: _seriatim_pb2.FindSealedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.FindSealedReply, _abc.Awaitable[_seriatim_pb2.FindSealedReply]]:
+        """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
 
     @_abc_1.abstractmethod
     def Connect(

@@ -34,10 +34,11 @@ from seriatim.protocol.errors import (
     WrongIncarnation,
     WrongIndex,
 )
-from seriatim.protocol.names import Epoch
+from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
 from tests.integration.broker_members import (
     QUEUE,
+    Member,
     Members,
     as_sent,
     batches,
@@ -466,6 +467,25 @@ def test_dropped_links_are_gone(run: Callable[..., None]) -> None:
                 await group.fetch(member)
             described = await member.stub.DescribeLink(pb.DescribeLinkRequest(link=group.name(1, member.incarnation)))
             assert not described.is_known
+
+    run(scenario)
+
+
+def test_h18_one_call_tells_which_of_many_links_are_sealed(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        for epoch in (1, 2):
+            await group.open(epoch)
+        await group.seal(group.a, 1)
+        asked = [pb.LinkKey(queue_id=QUEUE, epoch=epoch) for epoch in (1, 2, 3)]
+
+        async def sealed(member: Member, to: Incarnation) -> list[pb.LinkKey]:
+            request = pb.FindSealedRequest(cluster=group.paths.cluster, to=message(to), links=asked)
+            return list((await call(member.stub.FindSealed, request, 2)).sealed)
+
+        assert await sealed(group.a, group.a.incarnation) == asked[:1]
+        assert await sealed(group.b, group.b.incarnation) == []
+        with pytest.raises(WrongIncarnation):
+            await sealed(group.a, group.b.incarnation)
 
     run(scenario)
 
