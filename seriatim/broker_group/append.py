@@ -16,6 +16,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
 from seriatim.protocol import batch, errors
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -99,7 +100,7 @@ class AppendStream:
 
     async def _opened(self) -> tuple[LinkRunner, Token]:
         message = await read(self._context)
-        if message is None or message.WhichOneof("kind") != "open":
+        if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
             raise MalformedFrame("an Append stream starts with what it is for")
         runner = self._broker.link(self._broker.check_name(message.open.link))
         record = runner.record
@@ -125,9 +126,9 @@ class AppendStream:
             if self._error is not None:
                 continue  # ended: nothing more is taken
             try:
-                if message.WhichOneof("kind") != "batch":
+                if not isinstance(message, BatchMessage):
                     raise MalformedFrame("an Append stream goes on with batches")
-                error = take(self._broker, runner, message.batch, token)
+                error = take(self._broker, runner, message, token)
             except SeriatimError as malformed:
                 error = malformed
             if error is not None:
@@ -160,7 +161,7 @@ class AppendStream:
                 return
 
 
-def take(broker: Broker, runner: LinkRunner, message: pb.Batch, token: Token | None) -> SeriatimError | None:
+def take(broker: Broker, runner: LinkRunner, message: BatchMessage, token: Token | None) -> SeriatimError | None:
     """Check a batch that arrived and feed it to the link. Returns the error with which it was refused; raises what is wrong with its bytes."""
     encoded = batch.parse(message.header, message.payload)
     header = encoded.header

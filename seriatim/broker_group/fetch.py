@@ -12,6 +12,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import (
     BadChecksum,
     InvalidArgument,
@@ -108,8 +109,7 @@ class FetchStream:
                 self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
                 self._credit_bytes -= encoded.size_bytes
                 index = encoded.header.end_index
-                message = pb.Batch(header=encoded.header_bytes, payload=encoded.payload)
-                await self._context.write(pb.FetchReply(batch=message, committed_index=runner.state.committed.index))
+                await self._context.write(BatchMessage.of(encoded, runner.state.committed.index))
             if runner.record.end is not None and index >= runner.record.end:
                 await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return

@@ -16,8 +16,8 @@ import grpc.aio
 from seriatim.broker_group.streams import read
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.names import Incarnation
-from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
 _log = log.logger("broker.peer")
 
@@ -44,7 +44,7 @@ class Peer:
         """A stub for an address; one channel each."""
         if address not in self._stubs:
             self._channels[address] = rpc.channel(address)
-            self._stubs[address] = BrokerStub(self._channels[address])
+            self._stubs[address] = BatchStub(self._channels[address])
         return self._stubs[address]
 
     @property

@@ -19,11 +19,11 @@ from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import add_broker
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName
-from seriatim.protocol.seriatim_pb2_grpc import add_BrokerServicer_to_server
 from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
 
 _log = log.logger("broker.process")
@@ -95,7 +95,7 @@ async def _serve(
     resyncer.changed = membership.registration_changed
     service = BrokerService(broker, keeper, membership)
     membership.seal = service.seal
-    add_BrokerServicer_to_server(service, server)
+    add_broker(service, server)
 
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease it takes no records."""

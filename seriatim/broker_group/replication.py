@@ -21,6 +21,7 @@ from seriatim.broker_group.streams import read
 from seriatim.protocol import batch, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
 
@@ -128,7 +129,7 @@ class SlaveStream:
             sent = index
             while sent < mine:
                 for encoded in self._store.batches(runner.key, sent, mine, COPY_BYTES):
-                    await call.write(pb.ReplicateRequest(batch=_wire(encoded)))
+                    await call.write(BatchMessage.of(encoded))
                     sent = encoded.header.end_index
             while index < mine:
                 reply = await read(call)
@@ -158,7 +159,7 @@ class SlaveStream:
             while self._outgoing:
                 encoded = self._outgoing.popleft()
                 self._committed_told = committed = self._committed
-                await call.write(pb.ReplicateRequest(batch=_wire(encoded), committed_index=committed))
+                await call.write(BatchMessage.of(encoded, committed))
             if self._committed > self._committed_told:
                 self._committed_told = self._committed
                 await call.write(pb.ReplicateRequest(committed_index=self._committed_told))
@@ -225,7 +226,3 @@ def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
         epoch=record.epoch,
         to=pb.Incarnation(disk_id=to.disk_id, start=to.start),
     )
-
-
-def _wire(encoded: EncodedBatch) -> pb.Batch:
-    return pb.Batch(header=encoded.header_bytes, payload=encoded.payload)

@@ -20,6 +20,7 @@ from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_co
 from seriatim.broker_group.streams import read
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -64,7 +65,7 @@ class BrokerService(BrokerServicer):
     @answers_errors
     async def Replicate(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
         message = await read(context)
-        if message is None or message.WhichOneof("kind") != "open":
+        if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
             raise MalformedFrame("a Replicate stream starts with what it is for")
         runner = await self._broker.until_opened(self._broker.check_name(message.open.link), OPENING_S)
         record, master = runner.record, _incarnation(message.open.from_master)
@@ -96,8 +97,8 @@ class BrokerService(BrokerServicer):
             message = await read(context)
             if message is None or stream.error is not None:
                 return
-            if message.WhichOneof("kind") == "batch":
-                error = take(self._broker, runner, message.batch, None)
+            if isinstance(message, BatchMessage):
+                error = take(self._broker, runner, message, None)
                 if error is not None:
                     raise error
             if message.committed_index > runner.state.committed.index:
@@ -170,7 +171,7 @@ class BrokerService(BrokerServicer):
             raise MemberBehind(f"this member has records up to {runner.state.durable}", epoch=runner.record.epoch)
         while index < end:
             for encoded in await asyncio.to_thread(self._read, runner, index, end):
-                await context.write(pb.Batch(header=encoded.header_bytes, payload=encoded.payload))
+                await context.write(BatchMessage.of(encoded))
                 index = encoded.header.end_index
 
     def _read(self, runner: LinkRunner, index: Index, end: Index) -> Any:

@@ -28,6 +28,7 @@ from seriatim.consumer.transport import FetchStream, Members
 from seriatim.consumer.views import link_name
 from seriatim.protocol import batch, log
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
@@ -162,15 +163,15 @@ class Fetcher:
         await asyncio.gather(*(task for _, task in streams), return_exceptions=True)
 
 
-def _event(fetch_id: int, reply: pb.FetchReply) -> StartArrived | BatchArrived | EndReached | Heard:
+def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchArrived | EndReached | Heard:
     """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
+    if isinstance(reply, BatchMessage):
+        arrived = batch.parse(reply.header, reply.payload)
+        return BatchArrived(fetch_id, arrived, Index(reply.committed_index))
     match reply.WhichOneof("kind"):
-        case "batch":
-            arrived = batch.parse(reply.batch.header, reply.batch.payload)
-            return BatchArrived(fetch_id, arrived, Index(reply.committed_index))
         case "start":
             return StartArrived(fetch_id, Index(reply.start.index), dict(reply.start.marks))
         case "end":
             return EndReached(fetch_id, Index(reply.end))
-        case None:
+        case _:
             return Heard(fetch_id)

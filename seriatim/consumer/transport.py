@@ -11,7 +11,7 @@ import grpc.aio
 
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+from seriatim.protocol.batch_streams import BatchMessage, BatchStub
 
 
 class Members:
@@ -19,12 +19,12 @@ class Members:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, BrokerStub] = {}
+        self._stubs: dict[str, BatchStub] = {}
 
-    def stub(self, address: str) -> BrokerStub:
+    def stub(self, address: str) -> BatchStub:
         if address not in self._stubs:
             self._channels[address] = rpc.channel(address)
-            self._stubs[address] = BrokerStub(self._channels[address])
+            self._stubs[address] = BatchStub(self._channels[address])
         return self._stubs[address]
 
     def connect(self, addresses: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class FetchStream:
     Iterate it for the replies. Raises SeriatimErrors.
     """
 
-    def __init__(self, stub: BrokerStub, address: str, opening: pb.FetchOpen) -> None:
+    def __init__(self, stub: BatchStub, address: str, opening: pb.FetchOpen) -> None:
         self._address = address
         self._requests: asyncio.Queue[pb.FetchRequest | None] = asyncio.Queue()
         self._requests.put_nowait(pb.FetchRequest(open=opening))
@@ -64,7 +64,7 @@ class FetchStream:
         self._requests.put_nowait(None)
         self._call.cancel()
 
-    async def replies(self) -> AsyncIterator[pb.FetchReply]:
+    async def replies(self) -> AsyncIterator[pb.FetchReply | BatchMessage]:
         try:
             async for reply in self._call:
                 yield reply

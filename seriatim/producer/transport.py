@@ -12,10 +12,10 @@ import grpc.aio
 
 from seriatim.protocol import rpc
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch_streams import BatchMessage, BatchStub
 from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
-from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest, Batch
-from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest
 
 
 class AppendStream:
@@ -45,7 +45,7 @@ class AppendStream:
 
     async def run(self) -> None:
         """Send and listen until the stream ends or this task is cancelled."""
-        call: Any = cast(Any, BrokerStub(self._channel)).Append()
+        call: Any = cast(Any, BatchStub(self._channel)).Append()
         writer = asyncio.create_task(self._write(call))
         try:
             error: SeriatimError = Unreachable("the master ended the stream")
@@ -69,7 +69,7 @@ class AppendStream:
             while True:
                 while self._unsent:
                     batch = self._unsent.popleft()
-                    await call.write(AppendRequest(batch=Batch(header=batch.header_bytes, payload=batch.payload)))
+                    await call.write(BatchMessage.of(batch))
                 self._has_unsent.clear()
                 await self._has_unsent.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -12,11 +12,13 @@ import inspect
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from seriatim.protocol.batch_streams import BatchMessage
 from tests.simulation.loop import Host, Process, SimulatedLoop
 
 KEEPALIVE_S = 5.0
@@ -178,15 +180,12 @@ class Network:
 
     def carried(self, message: Any) -> Any:
         """What arrives of a request: mostly the same."""
-        if not self.damages or getattr(message, "batch", None) is None or not message.batch.payload:
+        if not self.damages or not isinstance(message, BatchMessage):
             return message
         self.damages -= 1
-        arriving = type(message)()
-        arriving.CopyFrom(message)
-        payload = bytearray(message.batch.payload)
+        payload = bytearray(message.payload)
         payload[self.chance.randrange(len(payload))] ^= 1 << self.chance.randrange(8)
-        arriving.batch.payload = bytes(payload)
-        return arriving
+        return replace(message, payload=bytes(payload))
 
     def forget(self, connection: Connection) -> None:
         client, server = connection.ends

@@ -76,7 +76,7 @@ def _is_cut(write: Any) -> bool:
 async def _reads_on(_: Any, stream: AppendStream, runner: LinkRunner, token: Any) -> None:
     while (message := await read(stream._context)) is not None:
         with contextlib.suppress(SeriatimError):
-            take(stream._broker, runner, message.batch, token)
+            take(stream._broker, runner, message, token)
 
 
 def _takes_in_the_order_of_arrival(right: Any, state: Any, event: replica_events.BatchArrived) -> Any:
