@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-from seriatim.broker_group.store import LinkKey
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.names import Index
 

@@ -12,7 +12,7 @@ from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
-from seriatim.broker_group.core.link_record import LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.replica_events import (
     Opened,
@@ -20,7 +20,7 @@ from seriatim.broker_group.core.replica_events import (
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
-from seriatim.broker_group.store import LinkKey, Store
+from seriatim.broker_group.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Durability
@@ -56,7 +56,7 @@ class Broker:
         self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()
-        self.damaged: set[tuple[LinkKey, Index]] = set()
+        self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {record.key: record for record in store.links()}
@@ -134,6 +134,8 @@ class Broker:
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
+        if key not in self._links:
+            return  # dropped while it was read
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
         self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")

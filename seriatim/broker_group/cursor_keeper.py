@@ -14,9 +14,9 @@ from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
-from seriatim.broker_group.store import LinkKey
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (

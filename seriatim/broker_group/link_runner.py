@@ -13,10 +13,11 @@ from typing import Final, Protocol, assert_never
 
 from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import replica, replica_events
-from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.broker_group.core.resync import Holding
-from seriatim.broker_group.store import LinkKey, Store, StoredPosition
+from seriatim.broker_group.layout import StoredPosition
+from seriatim.broker_group.store import Store
 from seriatim.protocol import log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import DiskFailed, SeriatimError, UnknownLink

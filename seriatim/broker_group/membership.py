@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
-from seriatim.broker_group.core.link_record import LinkRecord
-from seriatim.broker_group.store import LinkKey
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.protocol import chain, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState

@@ -16,7 +16,7 @@ from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.service import BrokerService
-from seriatim.broker_group.store import open_store
+from seriatim.broker_group.store import SEGMENT_BYTES, open_store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import add_broker
@@ -37,6 +37,7 @@ class BrokerSettings:
 
     `advertise_outside`: the one that reaches it from outside of the cluster's network, for clients that ask there.
     `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
+    `segment_bytes`: batches from this size on lie in segment files, smaller ones in RocksDB.
     """
 
     zookeeper: str
@@ -49,6 +50,7 @@ class BrokerSettings:
     advertise_outside: str = ""
     session_timeout_ms: int = 4000
     reserve_mb: int = 256
+    segment_bytes: int = SEGMENT_BYTES
 
 
 async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
@@ -60,7 +62,7 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
     if settings.member not in ("a", "b"):
         raise InvalidArgument(f"a member of a group is a or b, not {settings.member!r}")
     name = MemberName(settings.group, settings.member)
-    store = open_store(settings.dir, f"{settings.cluster}/{name}")
+    store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
     try:
         session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
         await session.start()

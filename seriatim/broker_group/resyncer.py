@@ -15,11 +15,11 @@ import grpc.aio
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import resync
-from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
 from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
-from seriatim.broker_group.store import LinkKey, StoredPosition
 from seriatim.protocol import batch, chain, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch

@@ -1,9 +1,12 @@
-"""A member's disk: RocksDB, and nothing else of Seriatim imports it.
+"""A member's disk: RocksDB, and nothing else of Seriatim imports it; beside it the files of `segments`.
 
-Keys, big-endian so that they sort: `B` queue epoch first-index → the batch, header and payload end to end (large ones go to
-blob files); `P` queue epoch end-index → committed index, size, hash and marks after that batch; `L` queue epoch → link record;
-`C` queue epoch subscription → cursor; `M` name → identity of the disk. A batch and its position are one atomic write,
-and so are an end and the cut that it asks for.
+Keys, big-endian so that they sort: `B` queue epoch first-index → the batch, header and payload end to end, or its place in the
+link's segment file; `P` queue epoch end-index → committed index, size, hash and marks after that batch; `L` queue epoch → link
+record; `S` queue epoch → how far the link's segment file is used; `C` queue epoch subscription → cursor; `M` name → identity of
+the disk. A batch, or its place, and its position are one atomic write, and so are an end and the cut that it asks for.
+
+A batch goes to the segment file where it is large and its link is `sync`; elsewhere RocksDB's log is what decides
+when it is flushed, and in `memory` whether at all.
 
 How writes become durable without holding up the loop: see `writer` and `log_files`. Reads hold the interpreter lock
 for as long as they take, so they are kept short: at most a few batches a call.
@@ -15,68 +18,70 @@ import asyncio
 import fcntl
 import json
 import os
-import struct
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import rocksdict
 
+from seriatim.broker_group import layout
 from seriatim.broker_group.core import cursors, link_record
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position
+from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
+from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
+from seriatim.broker_group.segments import MAGIC, LargeBatch, Place, SegmentFiles
 from seriatim.broker_group.writer import Deletion, Done, Write, Writer
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
-from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame
-from seriatim.protocol.names import Epoch, Incarnation, Index, QueueId, SubscriptionId
+from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame, SeriatimError
+from seriatim.protocol.names import Incarnation, Index, SubscriptionId
 
-LinkKey = tuple[QueueId, Epoch]
+FORMAT: Final = 2
+"""Of the directory. 1 had no segment files, and is read."""
 
+SEGMENT_BYTES: Final = 16 * 1024
+"""Batches from this size on go to segment files: below it a second file to flush costs more than it saves."""
+_LAST: Final = Index((1 << 64) - 1)
 BLOB_BYTES: Final = 4096
 MEMORY_BYTES: Final = 64 * 1024 * 1024
-_POSITION = struct.Struct(">QQ32s")
-_LAST = (1 << 64) - 1
-
-
-def _key(kind: bytes, link: LinkKey, number: int | None = None) -> bytes:
-    name = kind + link[0].to_bytes(8, "big") + link[1].to_bytes(8, "big")
-    return name if number is None else name + number.to_bytes(8, "big")
-
-
-def _after(kind: bytes, link: LinkKey) -> bytes:
-    """The first key behind all of a link's."""
-    return _key(kind, (link[0], Epoch(link[1] + 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPosition:
-    """A position, what was known to be committed when its batch was written, and the size of all batches before it."""
-
-    position: Position
-    committed_index: Index
-    size_bytes: int
 
 
 class Store:
     """One member's disk. Made by `open_store`; used from the loop's thread."""
 
-    def __init__(self, directory: Path, database: rocksdict.Rdict, lock: int, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        database: rocksdict.Rdict,
+        segments: SegmentFiles,
+        lock: int,
+        incarnation: Incarnation,
+        segment_bytes: int,
+    ) -> None:
         self.directory = directory
         self.incarnation = incarnation
         self._database = database
+        self._segments = segments
+        self._segment_bytes = segment_bytes
         self._lock = lock
         self._logs = LogFiles(directory / "data")
-        self._writer = Writer(_Sink(database, self._logs), asyncio.get_running_loop())
+        self._writer = Writer(_Sink(database, self._logs, segments), asyncio.get_running_loop())
 
     @property
     def pending_bytes(self) -> int:
         """Submitted and not complete."""
         return self._writer.pending_bytes
+
+    def forget_orphans(self) -> None:
+        """Remove the segment files in which no place was ever given, or is any more, after a crash. Raises DiskFailed."""
+        try:
+            self._segments.keep_only({link for link, _ in self._segments_used()})
+        except OSError as error:
+            raise DiskFailed(f"can't remove segment files in {self.directory}: {error.strerror}") from error
 
     def free_bytes(self) -> int:
         found = os.statvfs(self.directory)
@@ -88,6 +93,7 @@ class Store:
     def _close(self) -> None:
         self._writer.close()
         self._logs.close()
+        self._segments.close()
         self._database.close()
         os.close(self._lock)
 
@@ -98,19 +104,25 @@ class Store:
         link, position = record.key, stored.position
         durability = record.durability
         flush_s = record.flush_ms / 1000
-        value = b"".join((encoded.header_bytes, encoded.payload))
+        key, size_bytes = layout.key(b"B", link, encoded.header.first_index), encoded.size_bytes
+        puts: tuple[tuple[bytes, bytes], ...] = (
+            (layout.key(b"P", link, position.index), layout.encode_position(stored)),
+        )
+        large = None
+        if durability is Durability.SYNC and size_bytes >= self._segment_bytes:
+            large = LargeBatch(link, key, encoded.header_bytes, encoded.payload)
+        else:
+            puts = ((key, b"".join((encoded.header_bytes, encoded.payload))), *puts)
         self._writer.submit(
             Write(
-                puts=(
-                    (_key(b"B", link, encoded.header.first_index), value),
-                    (_key(b"P", link, position.index), _encode_position(stored)),
-                ),
+                puts=puts,
                 done=done,
                 tag=position.index,
                 flush_within_s={Durability.SYNC: 0.0, Durability.MEMORY: None}.get(durability, flush_s),
                 waits_for_flush=durability in (Durability.SYNC, Durability.INTERVAL),
                 uses_log=durability is not Durability.MEMORY,
-                size_bytes=len(value),
+                size_bytes=size_bytes,
+                batch=large,
             )
         )
 
@@ -118,35 +130,47 @@ class Store:
         """Write a link's record; `done` when it is flushed, and with it all that was written before."""
         empties_memory = record.is_sealed and record.durability is Durability.MEMORY
         value = link_record.encode(record)
-        self._writer.submit(Write(((_key(b"L", record.key), value),), done, empties_memory=empties_memory))
+        self._writer.submit(Write(((layout.key(b"L", record.key), value),), done, empties_memory=empties_memory))
 
     async def keep_link(self, record: LinkRecord) -> None:
         """Write a link's record and wait until it is flushed. Raises DiskFailed."""
-        await self._wait(((_key(b"L", record.key), link_record.encode(record)),))
+        await self._wait(((layout.key(b"L", record.key), link_record.encode(record)),))
 
     async def keep_cursor(self, link: LinkKey, cursor: CursorRecord) -> None:
         """Write a cursor and wait until it is flushed. Raises DiskFailed."""
-        await self._wait(((_key(b"C", link, cursor.subscription_id), cursors.encode(cursor)),))
+        await self._wait(((layout.key(b"C", link, cursor.subscription_id), cursors.encode(cursor)),))
 
     async def cut(self, record: LinkRecord, end: Index) -> None:
-        """In one write: the record, and no batch or position at or beyond `end`. Raises DiskFailed."""
+        """In one write: the record, and no batch or position at or beyond `end`. Raises DiskFailed.
+
+        What of a segment file isn't used any more stays in it, as much as was in flight, unless nothing is kept.
+        """
         link = record.key
-        deletions = (
-            Deletion(_key(b"B", link, end), _after(b"B", link)),
-            Deletion(_key(b"P", link, end + 1), _after(b"P", link)),
+        deletions: tuple[Deletion, ...] = (
+            Deletion(layout.key(b"B", link, end), layout.after(b"B", link)),
+            Deletion(layout.key(b"P", link, end + 1), layout.after(b"P", link)),
         )
-        await self._wait(((_key(b"L", link), link_record.encode(record)),), deletions)
+        if end == 0:
+            deletions = (*deletions, Deletion(layout.key(b"S", link), layout.after(b"S", link)))
+        await self._wait(((layout.key(b"L", link), link_record.encode(record)),), deletions, None if end else link)
 
     async def drop(self, link: LinkKey) -> None:
         """Forget a link: batches, positions, cursors and record. Raises DiskFailed."""
-        deletions = tuple(Deletion(_key(kind, link), _after(kind, link)) for kind in (b"B", b"P", b"C", b"L"))
-        await self._wait((), deletions)
+        deletions = tuple(
+            Deletion(layout.key(kind, link), layout.after(kind, link)) for kind in (b"B", b"P", b"C", b"L", b"S")
+        )
+        await self._wait((), deletions, link)
 
     async def flushed(self) -> None:
         """Wait until all that was written before is flushed. Raises DiskFailed."""
         await self._wait(())
 
-    async def _wait(self, puts: tuple[tuple[bytes, bytes], ...], deletions: tuple[Deletion, ...] = ()) -> None:
+    async def _wait(
+        self,
+        puts: tuple[tuple[bytes, bytes], ...],
+        deletions: tuple[Deletion, ...] = (),
+        empties: LinkKey | None = None,
+    ) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(_: int, error: DiskFailed | None) -> None:
@@ -157,7 +181,7 @@ class Store:
             else:
                 future.set_exception(error)
 
-        self._writer.submit(Write(puts, done, deletions=deletions))
+        self._writer.submit(Write(puts, done, deletions=deletions, empties=empties))
         await future
 
     # ---- reading; each raises DiskFailed where the disk can't be read
@@ -167,32 +191,32 @@ class Store:
         return [link_record.decode(value) for _, value in self._scan(b"L", b"M")]
 
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
-        return [cursors.decode(value) for _, value in self._scan(_key(b"C", link), _after(b"C", link))]
+        return [cursors.decode(value) for _, value in self._scan(layout.key(b"C", link), layout.after(b"C", link))]
 
     def cursor(self, link: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
-        value = self._get(_key(b"C", link, subscription_id))
+        value = self._get(layout.key(b"C", link, subscription_id))
         return None if value is None else cursors.decode(value)
 
     def last_position(self, link: LinkKey) -> StoredPosition:
         """After the link's last batch; START for none."""
-        return self.position_before(link, Index(_LAST))
+        return self.position_before(link, _LAST)
 
     def position_before(self, link: LinkKey, index: Index) -> StoredPosition:
         """The last position at or before `index`."""
-        found = self._seek_back(_key(b"P", link, index), _key(b"P", link))
-        return StoredPosition(START, Index(0), 0) if found is None else _decode_position(*found)
+        found = self._seek_back(layout.key(b"P", link, index), layout.key(b"P", link))
+        return StoredPosition(START, Index(0), 0) if found is None else layout.decode_position(*found)
 
     def position_at(self, link: LinkKey, index: Index) -> Position | None:
         """The position at exactly `index`; None where no batch ends there."""
         if index == 0:
             return START
-        value = self._get(_key(b"P", link, index))
-        return None if value is None else _decode_position(_key(b"P", link, index), value).position
+        value = self._get(layout.key(b"P", link, index))
+        return None if value is None else layout.decode_position(layout.key(b"P", link, index), value).position
 
     def positions(self, link: LinkKey, after: Index) -> list[Position]:
         """All positions behind `after`, in rising order."""
-        found = self._scan(_key(b"P", link, after + 1), _after(b"P", link))
-        return [_decode_position(key, value).position for key, value in found]
+        found = self._scan(layout.key(b"P", link, after + 1), layout.after(b"P", link))
+        return [layout.decode_position(key, value).position for key, value in found]
 
     def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
         """Batches from the one that holds `from_index` on, all below `end`, until `limit_bytes` are reached (at least one).
@@ -206,10 +230,10 @@ class Store:
         start = self.position_before(link, from_index).position.index
         found: list[EncodedBatch] = []
         size_bytes, expected = 0, int(start)
-        for key, value in self._scan(_key(b"B", link, start), _key(b"B", link, end)):
-            index = int.from_bytes(key[-8:], "big")
+        for key, value in self._scan(layout.key(b"B", link, start), layout.key(b"B", link, end)):
+            index = layout.number_of(key)
             try:
-                encoded = batch.parse(*batch.split(value))
+                encoded = batch.parse(*self._parts(link, value))
                 _check_place(encoded, index, expected)
             except (BadChecksum, MalformedFrame) as error:
                 if found:
@@ -230,10 +254,39 @@ class Store:
             )
         return found
 
+    def _parts(self, link: LinkKey, value: bytes) -> tuple[bytes, bytes]:
+        """Header and payload of a stored batch. Raises BadChecksum or MalformedFrame where its bytes can't be had."""
+        if value[: len(MAGIC)] != MAGIC:
+            return batch.split(value)
+        found = self._segments.read(link, Place.decode(value))
+        if found is None:
+            raise BadChecksum("its bytes aren't where they were written")
+        return found
+
+    def lost(self) -> list[tuple[LinkKey, Index]]:
+        """Batches that are surely gone: their place is beyond what there is of the link's segment file.
+
+        All others are checked when they are read.
+        """
+        found: list[tuple[LinkKey, Index]] = []
+        for link, used_bytes in self._segments_used():
+            size_bytes = self._segments.size_bytes(link)
+            if size_bytes >= used_bytes:
+                continue
+            for batch_key, stored in self._scan(layout.key(b"B", link), layout.after(b"B", link)):
+                if stored[: len(MAGIC)] == MAGIC and Place.decode(stored).end > size_bytes:
+                    found.append((link, layout.number_of(batch_key)))
+        return found
+
+    def _segments_used(self) -> Iterator[tuple[LinkKey, int]]:
+        """How far the segment file of each link that has one is used."""
+        for key, value in self._scan(b"S", b"T"):
+            yield layout.link_of(key), int.from_bytes(value, "big")
+
     def repair(self, link: LinkKey, encoded: EncodedBatch, done: Done) -> None:
         """Write a batch again, as the peer has it; its position is there already."""
         value = b"".join((encoded.header_bytes, encoded.payload))
-        key = _key(b"B", link, encoded.header.first_index)
+        key = layout.key(b"B", link, encoded.header.first_index)
         self._writer.submit(Write(((key, value),), done, size_bytes=len(value)))
 
     def _get(self, key: bytes) -> bytes | None:
@@ -277,11 +330,28 @@ def _check_place(encoded: EncodedBatch, index: int, expected: int) -> None:
 class _Sink:
     """RocksDB, as the writer's thread sees it."""
 
-    def __init__(self, database: rocksdict.Rdict, logs: LogFiles) -> None:
+    def __init__(self, database: rocksdict.Rdict, logs: LogFiles, segments: SegmentFiles) -> None:
         self._database = database
         self._logs = logs
+        self._segments = segments
         self._unlogged = rocksdict.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment] # the stub calls it a method
+
+    def placed(self, writes: Sequence[Write]) -> list[Write]:
+        large = [write.batch for write in writes if write.batch is not None]
+        if not large:
+            return list(writes)
+        places = iter(self._segments.append(large))
+        self._segments.sync()
+        found = []
+        for write in writes:
+            one = write
+            if write.batch is not None:
+                place = next(places)
+                used = (layout.key(b"S", write.batch.link), place.end.to_bytes(8, "big"))
+                one = replace(write, puts=((write.batch.key, place.encode()), *write.puts, used))
+            found.append(one)
+        return found
 
     def write(self, writes: Sequence[Write], *, uses_log: bool) -> None:
         changes = rocksdict.WriteBatch(raw_mode=True)
@@ -298,25 +368,16 @@ class _Sink:
     def empty_memory(self) -> None:
         self._database.flush(True)
 
-
-def _encode_position(stored: StoredPosition) -> bytes:
-    marks = json.dumps(dict(stored.position.marks), separators=(",", ":")).encode()
-    return _POSITION.pack(stored.committed_index, stored.size_bytes, stored.position.hash) + marks
+    def remove_segments(self, link: LinkKey) -> None:
+        self._segments.remove(link)
 
 
-def _decode_position(key: bytes, value: bytes) -> StoredPosition:
-    committed_index, size_bytes, digest = _POSITION.unpack_from(value)
-    index = Index(int.from_bytes(key[-8:], "big"))
-    return StoredPosition(
-        Position(index, digest, json.loads(value[_POSITION.size :])), Index(committed_index), size_bytes
-    )
-
-
-def open_store(directory: Path, place: str) -> Store:
+def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) -> Store:
     """Open a member's directory, making it where it isn't there, and begin a new start on it.
 
     `place`: cluster, group and member; a directory serves one place for ever. The start is on disk before anything else
-    is done. Raises InvalidArgument where another process has it, or where it belongs to another place; DiskFailed where it can't be read.
+    is done. `segment_bytes`: batches from this size on go to segment files. Raises InvalidArgument where another process
+    has it, or where it belongs to another place or a newer version; DiskFailed where it can't be read.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -335,15 +396,37 @@ def open_store(directory: Path, place: str) -> Store:
         raise DiskFailed(f"can't open the data in {directory}: {error}") from error
     found = database.get(b"Midentity")
     identity: dict[str, Any] = json.loads(found) if found else {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
-    if identity["place"] != place:
+    try:
+        _check_identity(directory, identity, place)
+        identity |= {"start": identity["start"] + 1, "format": FORMAT}
+        synced = rocksdict.WriteOptions()
+        synced.sync = True
+        database.put(b"Midentity", json.dumps(identity).encode(), synced)
+        incarnation = Incarnation(identity["disk_id"], identity["start"])
+        store = Store(directory, database, _segments(directory), lock, incarnation, segment_bytes)
+        store.forget_orphans()
+    except SeriatimError:
         database.close()
         os.close(lock)
+        raise
+    return store
+
+
+def _check_identity(directory: Path, identity: dict[str, Any], place: str) -> None:
+    if identity["place"] != place:
         raise InvalidArgument(f"the directory {directory} belongs to {identity['place']}, not to {place}")
-    identity["start"] += 1
-    synced = rocksdict.WriteOptions()
-    synced.sync = True
-    database.put(b"Midentity", json.dumps(identity).encode(), synced)
-    return Store(directory, database, lock, Incarnation(identity["disk_id"], identity["start"]))
+    if identity.get("format", 1) > FORMAT:
+        raise InvalidArgument(
+            f"the directory {directory} has format {identity['format']}, and this version knows none above {FORMAT}: "
+            "start the version that wrote it, or a newer one"
+        )
+
+
+def _segments(directory: Path) -> SegmentFiles:
+    try:
+        return SegmentFiles(directory / "segments")
+    except OSError as error:
+        raise DiskFailed(f"can't open the segment files in {directory}: {error.strerror}") from error
 
 
 def _options() -> rocksdict.Options:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from seriatim.broker_group.core.link_record import LinkKey
+from seriatim.broker_group.segments import LargeBatch
 from seriatim.protocol import log
 from seriatim.protocol.errors import DiskFailed
 
@@ -40,6 +42,8 @@ class Write:
 
     `flush_within_s`: 0 at once; None: never for its own sake. `waits_for_flush`: complete only then.
     `uses_log`: False for what may be lost with the process. `empties_memory`: also what wasn't logged goes to disk.
+    `batch`: bytes that are to lie in a segment file; `puts` get their place when they are durable there, not before.
+    `empties`: a link whose segment file goes away once this is durable.
     """
 
     puts: tuple[tuple[bytes, bytes], ...]
@@ -51,16 +55,24 @@ class Write:
     uses_log: bool = True
     empties_memory: bool = False
     size_bytes: int = 0
+    batch: LargeBatch | None = None
+    empties: LinkKey | None = None
 
 
 class Sink(Protocol):
     """What the thread writes to. Called from that thread only."""
+
+    def placed(self, writes: Sequence[Write]) -> list[Write]:
+        """The same writes, with the places of batches that are durable in segment files."""
+        ...
 
     def write(self, writes: Sequence[Write], *, uses_log: bool) -> None: ...
 
     def flush(self) -> None: ...
 
     def empty_memory(self) -> None: ...
+
+    def remove_segments(self, link: LinkKey) -> None: ...
 
 
 class Writer:
@@ -102,11 +114,12 @@ class Writer:
                 writes = list(self._queue)
                 self._queue.clear()
                 is_closing = self._is_closing
-            try:
-                self._serve(writes, is_last=is_closing)
-            except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
-                _log.exception("write failed")
-                self._fail(writes, error)
+            for run in _runs(writes):
+                try:
+                    self._serve(run, is_last=is_closing)
+                except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
+                    _log.exception("write failed")
+                    self._fail(run, error)
             if is_closing:
                 return
 
@@ -115,7 +128,7 @@ class Writer:
             self._tell([*self._unflushed, *writes], self._failure)
             self._unflushed = []
             return
-        for group in _groups(writes):
+        for group in _groups(self._sink.placed(writes)):
             self._sink.write(group, uses_log=group[0].uses_log)
         now_s = time.monotonic()
         for write in writes:
@@ -129,6 +142,9 @@ class Writer:
         if self._due_s is not None and (is_last or self._due_s <= time.monotonic()):
             self._sink.flush()
             self._due_s = None
+            for write in writes:
+                if write.empties is not None:
+                    self._sink.remove_segments(write.empties)
             self._tell(self._unflushed, None)
             self._unflushed = []
 
@@ -152,15 +168,26 @@ class Writer:
             done(tag, error)
 
 
+def _runs(writes: list[Write]) -> list[list[Write]]:
+    """Cut behind each write that empties a link: what follows for the same link goes to a new file. At least one run."""
+    runs: list[list[Write]] = [[]]
+    for write in writes:
+        runs[-1].append(write)
+        if write.empties is not None:
+            runs.append([])
+    return runs if runs[-1] or len(runs) == 1 else runs[:-1]
+
+
 def _groups(writes: Sequence[Write]) -> list[list[Write]]:
     """Runs of writes of one kind, none over GROUP_BYTES but for a single larger write."""
     groups: list[list[Write]] = []
     size_bytes = 0
     for write in writes:
-        if groups and groups[-1][0].uses_log is write.uses_log and size_bytes + write.size_bytes <= GROUP_BYTES:
+        of_this_bytes = write.size_bytes if write.batch is None else 0
+        if groups and groups[-1][0].uses_log is write.uses_log and size_bytes + of_this_bytes <= GROUP_BYTES:
             groups[-1].append(write)
-            size_bytes += write.size_bytes
+            size_bytes += of_this_bytes
         else:
             groups.append([write])
-            size_bytes = write.size_bytes
+            size_bytes = of_this_bytes
     return groups

@@ -29,6 +29,8 @@ SESSION_S = 1.5
 _PORT = 7000
 _START_S = 120.0
 _NAME = "faults"
+_SEGMENT_BYTES = {"a": 1, "b": 400}
+"""On one member all batches lie in segment files, on the other some: those of the workload have a few hundred bytes."""
 
 
 def members(groups: Iterable[str]) -> tuple[str, ...]:
@@ -141,7 +143,7 @@ class FaultCluster:
             if name not in COORDINATORS:
                 disk, (group, member) = self.disks[name], name.split("-")
                 own = ("broker", "--group", group, "--member", member, "--dir", str(disk.path))
-                own = (*own, "--reserve-mb", str(RESERVE_MB))
+                own = (*own, "--reserve-mb", str(RESERVE_MB), "--segment-bytes", str(_SEGMENT_BYTES[member]))
                 environment |= disk.environment
             command = (sys.executable, "-m", "seriatim.cli.main", *own, *common)
         return ProcessSpec(name, self.network.entered(name, command), environment=environment)

@@ -1,7 +1,7 @@
 """A member's disk: a real file system of limited size in an image of its own, which can be harmed in every way.
 
 Full, by real bytes; failing or slow, by the library of `faulty_disk.c` under the broker; damaged, by flipped bits in the
-files of the database; blank, by removal.
+files of the database and in segment files; blank, by removal.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Disk:
     def flip(self, chance: random.Random, needles: tuple[bytes, ...], most: int = 3) -> list[str]:
         """Flip a bit in up to `most` places where stored records lie (found by a needle); says where."""
         places = []
-        for path in sorted((self.path / "data").iterdir()):
-            if path.suffix not in {".log", ".sst", ".blob"}:
+        for path in sorted((*(self.path / "data").iterdir(), *(self.path / "segments").iterdir())):
+            if path.suffix not in {".log", ".sst", ".blob", ".segment"}:
                 continue
             content = path.read_bytes()
             for needle in needles:

@@ -282,6 +282,10 @@ class Appending:
                 await self._call.write(pb.AppendRequest(batch=message))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return
+            except asyncio.CancelledError:
+                if self._call.cancelled():  # by the reading side, which was told why
+                    return
+                raise
             self.sent_index = one.header.end_index
 
     async def _read(self) -> None:
@@ -357,8 +361,8 @@ async def members(zookeeper: str, cluster: str, directory: Path, *flags: str) ->
     group = Members(
         session,
         Paths(cluster),
-        Member(zookeeper, cluster, "a", directory / "a", *flags),
-        Member(zookeeper, cluster, "b", directory / "b", *flags),
+        Member(zookeeper, cluster, "a", directory / "a", "--segment-bytes", "1", *flags),
+        Member(zookeeper, cluster, "b", directory / "b", "--segment-bytes", "1500", *flags),
     )
     await group.start()
     return group

@@ -298,7 +298,7 @@ def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callabl
     async def scenario(group: Members) -> None:
         await group.open()
         stream = await group.append(group.a).open()
-        sending = asyncio.ensure_future(stream.send(batches(6000)))
+        sending = asyncio.ensure_future(stream.send(batches(12_000)))
         await stream.until_acknowledged(100)
         master, slave = group.chain_members[Epoch(1)]
         for member in (group.a, group.b) * 3:
@@ -310,7 +310,7 @@ def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callabl
             assert 0 < reply.next.index <= stream.sent_index + 10  # one may be on its way
             assert not sending.done()
         await sending
-        await stream.until_acknowledged(60_000)
+        await stream.until_acknowledged(120_000, timeout_s=15)
         await stream.close()
 
     run(scenario)
@@ -574,6 +574,43 @@ def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(
                 return False
 
         await until(is_mended)
+        await group.whole()
+
+    run(scenario)
+
+
+def test_a_lost_segment_file_is_no_whole_answer_and_is_filled_again_from_the_peer(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sent = batches(5, size_bytes=1000)
+        await stream.send(sent)
+        await stream.until_acknowledged(50)
+        await stream.close()
+        await group.b.kill()
+        (file,) = (tmp_path / "b" / "segments").iterdir()
+        file.unlink()
+        group.a.process.send_signal(signal.SIGSTOP)  # nothing can be had from it
+        group.b.launch()
+        await group.b.ready()
+        await group.registered(lambda _, b: b.incarnation.start == 2)
+        assert (await group.seal(group.b)).answer == pb.SealReply.PARTIAL
+        group.a.process.send_signal(signal.SIGCONT)
+        await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
+        end = (await group.seal(group.a)).positions[-1]
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+        await group.write_chain(end)
+
+        async def is_filled() -> bool:
+            try:
+                return sent_batches(await group.fetch(group.b)) == as_sent(sent)
+            except BadChecksum:
+                return False
+
+        await until(is_filled)
         await group.whole()
 
     run(scenario)

@@ -1,9 +1,12 @@
-"""One contract for the store: the real RocksDB and a simple one in memory; and what survives SIGKILL."""
+"""One contract for the store: the real one, with batches in RocksDB and in segment files, and a simple one in memory; and what survives SIGKILL."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -12,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rocksdict
 
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position
+from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
+from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
-from seriatim.broker_group.store import LinkKey, Store, StoredPosition, open_store
+from seriatim.broker_group.store import Store, open_store
 from seriatim.broker_group.writer import Write, Writer
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
@@ -113,11 +118,14 @@ class MemoryStore:
         return found
 
 
-@pytest.fixture(params=["memory", "rocksdb"])
+@pytest.fixture(params=["memory", "rocksdb", "segments", "both"])
 def on_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
     def run(scenario: Callable[[Any], Awaitable[None]]) -> None:
         async def opened() -> None:
-            store = MemoryStore() if request.param == "memory" else open_store(tmp_path, "c/g1-a")
+            store: Any = MemoryStore()
+            if request.param != "memory":
+                segment_bytes = {"rocksdb": 1 << 40, "segments": 1, "both": 1100}[request.param]
+                store = open_store(tmp_path, "c/g1-a", segment_bytes)
             try:
                 await scenario(store)
             finally:
@@ -233,6 +241,7 @@ def test_a_damaged_batch_is_never_not_there_and_can_be_mended(on_store: Callable
         store.repair(RECORD.key, bad, lambda *_: None)
         await store.flushed()
         if isinstance(store, Store):
+            assert store.lost() == []
             assert as_sent(store.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(sent[:1])
             with pytest.raises(BadChecksum):
                 store.batches(RECORD.key, Index(10), Index(30), 1 << 20)
@@ -244,6 +253,150 @@ def test_a_damaged_batch_is_never_not_there_and_can_be_mended(on_store: Callable
 
 
 # ---- the disk
+
+
+def on_disk(scenario: Callable[[Store], Awaitable[None]], directory: Path) -> None:
+    """Run it on a store all of whose batches go to segment files."""
+
+    async def opened() -> None:
+        store = open_store(directory, "c/g1-a", segment_bytes=1)
+        try:
+            await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(opened())
+
+
+SEGMENT = "segments/1-2.segment"
+
+
+async def filled(store: Store) -> None:
+    await store.keep_link(RECORD)
+    await fill(store, RECORD, batches(3))
+
+
+@pytest.mark.parametrize("place", ["header", "payload"])
+def test_a_flipped_bit_in_a_segment_file_is_damage_and_no_end(tmp_path: Path, place: str) -> None:
+    on_disk(filled, tmp_path)
+    sent = batches(3)
+    for at, one in enumerate(sent):
+        damaged = bytearray((tmp_path / SEGMENT).read_bytes())
+        found = damaged.index(one.header_bytes if place == "header" else one.payload)
+        damaged[found + 20] ^= 4
+        (tmp_path / SEGMENT).write_bytes(damaged)
+
+        async def scenario(store: Store, at: int = at, one: EncodedBatch = one) -> None:
+            assert store.last_position(RECORD.key).position.index == 30
+            with pytest.raises(BadChecksum, match=f"at index {at * 10} "):
+                store.batches(RECORD.key, Index(at * 10), Index(30), 1 << 20)
+            store.repair(RECORD.key, one, lambda *_: None)
+            await store.flushed()
+            assert as_sent(store.batches(RECORD.key, Index(0), Index(at * 10 + 10), 1 << 20)) == as_sent(sent[: at + 1])
+
+        on_disk(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a part"])
+def test_a_lost_segment_file_is_known_at_the_start(tmp_path: Path, left: str) -> None:
+    on_disk(filled, tmp_path)
+    path = tmp_path / SEGMENT
+    if left == "nothing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size * 2 // 3 - 1)
+    lost = [(RECORD.key, Index(index)) for index in ([0, 10, 20] if left == "nothing" else [10, 20])]
+
+    async def scenario(store: Store) -> None:
+        assert store.lost() == lost
+        with pytest.raises(BadChecksum):
+            store.batches(RECORD.key, Index(10), Index(30), 1 << 20)
+        for _, index in lost:
+            store.repair(RECORD.key, batches(3)[index // 10], lambda *_: None)
+        await store.flushed()
+        assert store.lost() == []
+        assert as_sent(store.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(batches(3))
+
+    on_disk(scenario, tmp_path)
+
+
+def test_a_link_s_file_goes_with_it(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        for record in (RECORD, OTHER):
+            await store.keep_link(record)
+            await fill(store, record, batches(2))
+        await store.drop(OTHER.key)
+        assert [path.name for path in (tmp_path / "segments").iterdir()] == ["1-2.segment"]
+        await store.cut(RECORD, Index(0))
+        assert list((tmp_path / "segments").iterdir()) == []
+
+    on_disk(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.ASYNC, Durability.MEMORY])
+def test_other_durabilities_keep_their_batches_in_the_database(tmp_path: Path, durability: Durability) -> None:
+    async def scenario(store: Store) -> None:
+        await fill(store, replace(RECORD, durability=durability, flush_ms=10), batches(3))
+        assert list((tmp_path / "segments").iterdir()) == []
+
+    on_disk(scenario, tmp_path)
+
+
+def test_a_full_disk_fails_the_write_and_harms_nothing_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store) -> None:
+        await filled(store)
+        real = os.write
+
+        def full(_descriptor: int, parts: list[bytes]) -> int:
+            real(_descriptor, parts[0])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", full)
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            position = replace(store.last_position(RECORD.key).position, index=Index(40))
+            stored = StoredPosition(position, Index(30), 0)
+            (one,) = batches(1, first_index=30)
+            store.append(RECORD, one, stored, lambda *found: told.set_result(found))
+            assert isinstance((await told)[1], DiskFailed)
+        with pytest.raises(DiskFailed, match="No space left"):
+            await store.flushed()
+
+    async def afterwards(store: Store) -> None:
+        assert store.last_position(RECORD.key).position.index == 30
+        await fill(store, RECORD, batches(1, first_index=30))
+        assert as_sent(store.batches(RECORD.key, Index(0), Index(40), 1 << 20)) == as_sent(batches(4))
+
+    on_disk(scenario, tmp_path)
+    on_disk(afterwards, tmp_path)
+
+
+def test_a_directory_of_a_newer_version_is_refused_and_of_the_first_is_read(tmp_path: Path) -> None:
+    def become(identity: dict[str, Any]) -> None:
+        database = rocksdict.Rdict(str(tmp_path / "data"), rocksdict.Options(raw_mode=True))
+        found = json.loads(database[b"Midentity"])
+        found.pop("format", None)
+        database[b"Midentity"] = json.dumps(found | identity).encode()
+        database.close()
+
+    async def in_the_database() -> None:
+        store = open_store(tmp_path, "c/g1-a", 1 << 40)
+        await filled(store)
+        await store.close()
+
+    async def scenario(store: Store) -> None:
+        await fill(store, RECORD, batches(2, first_index=30))
+        assert as_sent(store.batches(RECORD.key, Index(0), Index(50), 1 << 20)) == as_sent(batches(5))
+
+    asyncio.run(in_the_database())
+    shutil.rmtree(tmp_path / "segments")
+    become({})
+    on_disk(scenario, tmp_path)
+    become({"format": 3})
+    with pytest.raises(InvalidArgument, match="format 3"):
+        open_store(tmp_path, "c/g1-a")
 
 
 def test_each_start_is_another_and_a_directory_has_one_place(tmp_path: Path) -> None:
@@ -349,6 +502,9 @@ def test_a_disk_that_failed_once_is_not_trusted_again() -> None:
         def __init__(self) -> None:
             self.is_broken = True
             self.written = 0
+
+        def placed(self, writes: Any) -> Any:
+            return writes
 
         def write(self, writes: Any, *, uses_log: bool) -> None:
             self.written += len(writes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,6 +261,7 @@ class SimulatedStore(Store):
         self.incarnation = Incarnation(disk.disk_id, disk.starts)
         self._disk = disk
         self._database = disk  # type: ignore[assignment]
+        self._segment_bytes = sys.maxsize  # all batches are in the database
         self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
 
     def free_bytes(self) -> int:

@@ -334,7 +334,7 @@ def installed(world: World) -> Iterator[None]:
     def session(hosts: str, timeout_s: float) -> SimulatedSession:
         return SimulatedSession(world.ensemble, world._is_cut_from_zookeeper, hosts, timeout_s)
 
-    def open_store(_: Path, place: str) -> Any:
+    def open_store(_: Path, place: str, _segment_bytes: int) -> Any:
         del place
         process = loop.process
         assert process is not None

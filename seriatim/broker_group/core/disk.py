@@ -21,6 +21,6 @@ def seen(room: Room, free_bytes: int) -> Room:
 
 
 def taken(room: Room, size_bytes: int) -> Room:
-    """A batch was taken: twice its size, because it goes to the log first and to its table or blob file later."""
+    """A batch was taken: twice its size, because a small one goes to the log first and to its table or blob file later."""
     free_bytes = room.free_bytes - 2 * size_bytes
     return replace(room, free_bytes=free_bytes, has_room=room.has_room and free_bytes > room.reserve_bytes)

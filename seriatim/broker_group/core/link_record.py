@@ -12,6 +12,8 @@ from seriatim.protocol.chain import Durability
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
+LinkKey = tuple[QueueId, Epoch]
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -71,7 +73,7 @@ class LinkRecord:
     has_cursors: bool = False
 
     @property
-    def key(self) -> tuple[QueueId, Epoch]:
+    def key(self) -> LinkKey:
         return self.queue_id, self.epoch
 
     @property
