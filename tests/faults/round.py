@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 from seriatim.cli.embedded.errors import StartFailed
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
@@ -181,8 +183,8 @@ class Round:
     # ------------------------------------------------------------------------------------------------------ watching
 
     def follow(self) -> None:
-        """Take in what the workload has recorded."""
-        for name, tail in self._tails.items():
+        """Take in what the workload has recorded; of readers first: what one has, its sender had recorded before."""
+        for name, tail in sorted(self._tails.items(), key=lambda item: item[0] in SENDERS):
             for event in tail.follow():
                 self.events.append(event)
                 if isinstance(event, Acknowledged):
@@ -274,6 +276,18 @@ class Round:
             found = min((one for one in self._bases if one >= epoch), default=None)
             base = 0 if found is None else self._bases[found]
             yield Positioned(subscription, generation, base + (index if found == epoch else 0), 0.0)
+
+    def is_readable(self) -> bool:
+        """Whether both members can read all that they hold of the queue. What one can't read, it mends after this."""
+        view = self.view()
+        for link in view.links:
+            if not link.has_end:
+                link.end = link.committed_index
+        try:
+            self._loop.run_until_complete(copies_of(view, [link for link in view.links if link.end]))
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     def _forgeries(self) -> list[str]:
         """What both copies of each sealed link lack of what its certificate says."""
