@@ -85,7 +85,7 @@ class Nemesis:
         self._killed: set[str] = set()
         self._distrusted: set[str] = set()
         self._damaged: set[str] = set()  # whose disk may be refused at a start, because of flipped bits
-        self._has_flipped = False
+        self._unread: set[str] = set()  # whose damage nobody has read yet
         self._drained: set[str] = set()
         self._has_spare = False
         self._left: set[str] = set()  # spare members that hold records of this round, and are stopped
@@ -121,10 +121,10 @@ class Nemesis:
             return len(self._cluster.zookeeper_modes()) == len(ZOOKEEPERS) and scene.is_whole(members, groups)
 
         scene.wait_until(is_whole, "all servers run, all members are whole, all groups are on the send list")
-        if self._has_flipped:
+        if self._unread:
             # Damage that nobody has read yet is one copy less: with the next fault on the other copy there would be none.
-            scene.wait_until(scene.is_readable, "what was damaged is found and mended")
-            self._has_flipped = False
+            scene.wait_until(lambda: scene.is_readable(self._unread), "what was damaged is found and mended")
+            self._unread.clear()
         scene.wait_for_clients()
         scene.wait_for_progress("after healing")
 
@@ -220,7 +220,7 @@ class Nemesis:
         for name in names:
             flipped = self._cluster.disks[name].flip(self._chance, values)
             self._damaged.add(name)
-            self._has_flipped = True
+            self._unread.add(name)
             fault.note += f"{name}: flipped {', '.join(flipped) or 'nothing: no records on this disk'}; "
 
     # ------------------------------------------------------------------------------------------------------ people

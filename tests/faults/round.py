@@ -7,7 +7,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,14 +277,14 @@ class Round:
             base = 0 if found is None else self._bases[found]
             yield Positioned(subscription, generation, base + (index if found == epoch else 0), 0.0)
 
-    def is_readable(self) -> bool:
-        """Whether both members can read all that they hold of the queue. What one can't read, it mends after this."""
+    def is_readable(self, names: Collection[str]) -> bool:
+        """Whether these members can read all that they hold of the queue. What one can't read, it mends after this."""
         view = self.view()
         for link in view.links:
             if not link.has_end:
                 link.end = link.committed_index
         try:
-            self._loop.run_until_complete(copies_of(view, [link for link in view.links if link.end]))
+            self._loop.run_until_complete(copies_of(view, [link for link in view.links if link.end], names))
         except grpc.aio.AioRpcError:
             return False
         return True

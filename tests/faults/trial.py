@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -259,14 +259,16 @@ def sealed_links(view: pb.QueueView) -> tuple[list[certificates.Claim], list[pb.
 
 
 async def copies_of(
-    view: pb.QueueView, links: list[pb.LinkView]
+    view: pb.QueueView, links: list[pb.LinkView], of: Collection[str] = ()
 ) -> dict[tuple[Epoch, str], list[certificates.StoredBatch]]:
-    """What both members of each link hold, by epoch and member."""
+    """What both members of each link hold, or those of them that are named, by epoch and member."""
     found = {}
     members = Members()
     try:
         for link in links:
             for side, now in ((link.master, link.master_now), (link.slave, link.slave_now)):
+                if of and f"{side.group}-{side.member}" not in of:
+                    continue
                 name = pb.LinkName(cluster=view.cluster, queue_id=view.queue_id, epoch=link.epoch, to=now)
                 stream: Any = members.stub(side.address).CopyLink(
                     pb.CopyLinkRequest(link=name, from_index=0, to_index=link.end), timeout=60, wait_for_ready=True

@@ -19,6 +19,7 @@ from seriatim.broker_group.core.replica import Replica
 from seriatim.consumer.session import Grant
 from seriatim.coordinator.core import invariants
 from seriatim.protocol import batch, chain
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import Certificate, ChainDocument, Durability, Link, LinkState, Subscription
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.marks import merged
@@ -118,7 +119,8 @@ class Oracle:
             return
         if method == "Fetch":
             request = request.open
-            if reply.WhichOneof("kind") not in ("start", "batch") or not request.subscription_id:
+            is_served = isinstance(reply, BatchMessage) or reply.WhichOneof("kind") == "start"
+            if not is_served or not request.subscription_id:
                 return
         if method == "CommitCursor" and request.is_copied:
             return  # what the other member holds, by whomever
