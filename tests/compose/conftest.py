@@ -43,10 +43,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.fixture(scope="package")
 def engine() -> Iterator[str]:
     """DOCKER_HOST of an engine that answers; where none can be had, the tests are skipped, and the reason is told."""
-    if not os.environ.get("SERIATIM_TEST_COMPOSE"):
-        pytest.skip(
-            "tests/compose: SERIATIM_TEST_COMPOSE isn't set: six minutes, and two cores to themselves, are needed"
-        )
     found = subprocess.run((HERE / "start-engine",), capture_output=True, text=True, timeout=400, check=False)
     if found.returncode:
         pytest.skip(f"tests/compose: {found.stderr.strip()}")
