@@ -59,6 +59,10 @@ def measure_backlog(plan: Plan, found: Finding, note: Callable[[str], None]) -> 
         if plan.starts and plan.sizes:
             _starts(plan, fresh, 0, found, note)
             _starts(plan, kept, unread(kept), found, note)
+
+
+def judge(found: Finding) -> None:
+    """Verdicts, of all points."""
     ratios = found.at("rate beside that into an empty queue")
     for grown, ratio in ratios.items():
         wanted = f"send rate with {grown:,.0f} unread records beside 0: at least {LEAST_RATIO:g}"

@@ -13,7 +13,14 @@ from bench.driver import FAILURES, environment
 from bench.growth import backlog, disk, findings, pressure, queues, switching
 from bench.growth.findings import Finding
 
-CASES = ("backlog", "groups", "queues", "pressure", "disk")
+JUDGES = {
+    "backlog": backlog.judge,
+    "groups": switching.judge,
+    "queues": queues.judge,
+    "pressure": pressure.judge,
+    "disk": disk.judge,
+}
+CASES = tuple(JUDGES)
 _QUICK = {"backlog": "1000000,10000000", "groups": "2,16"}
 _FULL = {"backlog": "10000000,100000000", "groups": "2,16,64"}
 
@@ -30,8 +37,10 @@ def main(words: list[str]) -> int:
     status = 0
     written: Sequence[Path] = ()
     for case in chosen:
-        finding = Finding(_name(case, arguments), environment(), _settings(case, arguments))
-        finding.notes.append(f"`python -m bench growth {' '.join(words)}`")
+        finding = Finding(case, environment(), _settings(case, arguments))
+        if arguments.add and case in found:
+            finding.points, finding.notes = found[case].points, found[case].notes
+        finding.notes.append(f"{finding.environment['began']}: `python -m bench growth {' '.join(words)}`")
         try:
             _measure(case, arguments, finding)
         except KeyboardInterrupt:
@@ -41,7 +50,8 @@ def main(words: list[str]) -> int:
             finding.notes.append(f"not all was measured: {type(error).__name__}: {error}")
             print(f"bench growth: {case}: {error}", file=sys.stderr)
             status = 1
-        found[finding.case] = finding
+        JUDGES[case](finding)
+        found[case] = finding
         written = findings.write(found, directory)
         print(finding.to_markdown(), end="\n\n", flush=True)
         if status == 130:
@@ -86,11 +96,6 @@ def _settings(case: str, arguments: argparse.Namespace) -> dict[str, object]:
     return {}
 
 
-def _name(case: str, arguments: argparse.Namespace) -> str:
-    """The key of what was found: a part of a case, chosen by --label, stands beside the others."""
-    return f"{case}-{arguments.label}" if arguments.label else case
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(int(part) for part in text.split(",")))
 
@@ -123,7 +128,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--pressure-mb", type=_numbers, default=(8, 32, 128), metavar="MB,…", help="[8,32,128]")
     parser.add_argument("--disk-mb", type=int, default=500, metavar="MB", help="of values of each size [%(default)s]")
-    parser.add_argument("--label", default="", help="keep this part of a case beside others in --out")
+    parser.add_argument("--add", action="store_true", help="keep the other sizes of these cases that --out holds")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for growth.md, .json and *.png [bench/results/…]")
     arguments = parser.parse_args(words)
     for name, text in (_FULL if arguments.full else _QUICK).items():

@@ -35,6 +35,10 @@ def measure_disk(sizes_bytes: Sequence[int], megabytes: int, found: Finding, not
             found.add("a member", "bytes written for each byte sent", GROWN, size_bytes, list(members.values()))
             found.add("both members", "bytes written for each byte sent", GROWN, size_bytes, [sum(members.values())])
             note(f"{size_bytes} B, {sent_bytes / 1e6:,.0f} MB: {members}")
+
+
+def judge(found: Finding) -> None:
+    """Verdicts, of all points."""
     found.is_at_most("a member", AT_MOST)
     found.is_at_most("both members", AT_MOST)
 

@@ -1,7 +1,7 @@
 """What the growing cases found: points and verdicts, as a table, a JSON object and a picture a case.
 
-A case that is measured again in the same directory replaces what was found of it; others stay, so that a long
-measurement can be made in parts.
+A case that is measured again in the same directory replaces what was found of it, or adds to it, size by size; other
+cases stay. So a long measurement can be made in parts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,14 @@ class Finding:
     notes: list[str] = field(default_factory=list)
 
     def add(self, what: str, unit: str, grown: str, size: float, values: Sequence[float]) -> None:
-        """A point; none for no values."""
+        """A point, in the place of one that was found before; none for no values."""
         if values:
+            self.points = [one for one in self.points if (one.what, one.unit, one.size) != (what, unit, size)]
             self.points.append(Point(what, unit, grown, size, list(values)))
+
+    def named(self, start: str) -> list[str]:
+        """What figures begin with these words, in the order in which they were taken."""
+        return [what for what in dict.fromkeys(point.what for point in self.points) if what.startswith(start)]
 
     def at(self, what: str) -> dict[float, float]:
         """The figure by size, in the order of sizes."""

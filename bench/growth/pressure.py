@@ -35,7 +35,11 @@ def measure_pressure(
                 _one(cluster, order, f"sender's growth, {size_bytes:,} B", setting_mb, found, note)
                 for name in cluster.brokers:
                     cluster.restart(name)
-    for what in dict.fromkeys(point.what for point in found.points):
+
+
+def judge(found: Finding) -> None:
+    """Verdicts, of all points."""
+    for what in found.named(""):
         figures = found.at(what)
         if len(figures) > 1:
             (least, first), *_, (largest, last) = figures.items()

@@ -48,10 +48,14 @@ def measure_queues(
                 _growth(cluster, before, state, len(names), size, found, note)
                 for fault in faults:
                     _switches(cluster, state, size, fault, count, found, note)
-        for fault in faults:
-            found.stays_within(f"switch, {fault}, {state}", AT_MOST)
-        for what in ("broker", "coordinator"):
-            _memory_verdict(found, f"memory of a {what}, {state}")
+
+
+def judge(found: Finding) -> None:
+    """Verdicts, of all points."""
+    for what in found.named("switch, "):
+        found.stays_within(what, AT_MOST)
+    for what in found.named("memory of "):
+        _memory_verdict(found, what)
 
 
 def _open_link(cluster: GrownCluster, name: str) -> None:

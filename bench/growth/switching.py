@@ -31,8 +31,12 @@ def measure_groups(
                 times_ms = cluster.switch_times_ms("load", fault, count)
                 found.add(f"switch, {fault}", "ms", GROWN, groups, times_ms)
                 note(f"{groups} groups, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
-    for fault in faults:
-        found.stays_within(f"switch, {fault}", AT_MOST)
+
+
+def judge(found: Finding) -> None:
+    """Verdicts, of all points."""
+    for what in found.named("switch, "):
+        found.stays_within(what, AT_MOST)
 
 
 def idle(cluster: GrownCluster, found: Finding, note: Callable[[str], None]) -> None:

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.growth import command
+from bench.growth.findings import Finding, read, write
+
+MACHINE = {"began": "today", "cores": 2, "load_average": [0.5, 0.5, 0.5]}
+
+
+def finding(*points: tuple[float, list[float]], case: str = "groups") -> Finding:
+    found = Finding(case, MACHINE, {"switches": 3})
+    for size, values in points:
+        found.add("switch", "ms", "groups", size, values)
+    return found
+
+
+@pytest.mark.parametrize(("last", "is_met"), [([11.0, 12.0, 90.0], True), ([12.5, 13.0, 13.0], False)])
+def test_what_grows_is_judged_by_medians_of_the_smallest_and_the_largest_size(last: list[float], is_met: bool) -> None:
+    found = finding((64, last), (2, [1.0, 10.0, 30.0]), (16, [500.0]))
+    found.stays_within("switch", 1.2)
+    (verdict,) = found.verdicts
+    assert verdict.is_met is is_met
+
+
+def test_one_size_says_nothing_about_growth() -> None:
+    found = finding((2, [10.0]))
+    found.stays_within("switch", 1.2)
+    assert found.verdicts == []
+
+
+def test_a_bound_holds_for_every_size() -> None:
+    found = finding((1, [6.0]), (2, [4.0]))
+    found.is_at_most("switch", 5)
+    assert [one.is_met for one in found.verdicts] == [False]
+    assert "**no**" in found.to_markdown()
+
+
+def test_a_size_measured_again_takes_the_place_of_what_was_found() -> None:
+    found = finding((2, [10.0]), (16, [11.0]), (2, [20.0]))
+    assert found.at("switch") == {2: 20.0, 16: 11.0}
+
+
+def test_a_case_measured_later_stands_beside_what_is_there(tmp_path: Path) -> None:
+    first = finding((2, [10.0]), (16, [11.0]))
+    first.stays_within("switch", 1.2)
+    write({first.case: first}, tmp_path)
+    found = read(tmp_path)
+    assert found == {"groups": first}
+    write(found | {"queues": finding((64, [12.0]), case="queues")}, tmp_path)
+    assert list(read(tmp_path)) == ["groups", "queues"]
+    assert {path.name for path in tmp_path.glob("*.png")} == {"growth-groups.png", "growth-queues.png"}
+
+
+def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--cases", "groups,grops"]) == 2
+    assert "grops" in capsys.readouterr().err
