@@ -74,21 +74,31 @@ def test_a_coordinator_that_says_nothing_any_more_delays_a_switch_by_a_moment_on
     """Its connections stay open: the deadline of a call to it is 5 s, and nobody waits for that."""
     create(cluster, "silent")
     with Producer(cluster.coordinators, "silent", "p") as producer:
-        assert producer.send(b"0").result(20).epoch == 1
+        epoch = producer.send(b"0").result(20).epoch
+        wait_for_another_group(cluster, "silent")
         used = producer._loop._coordinators._addresses[0]
         (name,) = [one for one in cluster.coordinator_names if cluster.address(one) == used]
-        (link,) = ask(cluster, "DescribeQueue", QueueRequest(queue="silent")).links
+        link = ask(cluster, "DescribeQueue", QueueRequest(queue="silent")).links[-1]
+        assert link.epoch == epoch
         master = f"{link.master.group}-{link.master.member}"
         cluster.supervisor.kill(name, signal.SIGSTOP)
         try:
             cluster.kill(master)
             begun_s = time.monotonic()
-            assert producer.send(b"1").result(20).epoch == 2
+            assert producer.send(b"1").result(20).epoch == epoch + 1
             assert time.monotonic() - begun_s < ACQUIRE_TIMEOUT_S - 0.5
         finally:
             cluster.supervisor.kill(name, signal.SIGCONT)
         assert producer._loop._coordinators._addresses[0] != used
     cluster.restart(master)
+
+
+def wait_for_another_group(cluster: DevelopmentCluster, queue: str) -> None:
+    """Until sending could go on with another group."""
+    until = time.monotonic() + 30
+    while not ask(cluster, "DescribeQueue", QueueRequest(queue=queue)).switches_left:
+        assert time.monotonic() < until, "no other group came back"
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
