@@ -422,7 +422,7 @@ def test_where_no_group_is_left_only_one_comes_back_whose_members_are_known_to_h
     send_call(world, token=1, failed_epoch=1).finish()
     alone = replace(world.document, settings=replace(world.document.settings, readmit=Readmit.IN_SYNC))
     link = alone.links[0]
-    one_answer = replace(link, certificate=replace(link.certificate, marks_on_two={}))
+    one_answer = replace(link, certificate=replace(link.certificate, answered=link.certificate.answered[:1]))
     doubtful = replace(alone, links=(one_answer, *alone.links[1:]), send_list=())
     assert chain.back_at_once(replace(alone, send_list=("g2", "g3")), world.registry()) == ("g1",)
     assert readmission.eligible(doubtful, world.registry())[0] == "g1"

@@ -17,7 +17,6 @@ from seriatim.protocol.chain import (
     ChainDocument,
     ChainMember,
     Dropped,
-    Durability,
     Link,
     LinkState,
     QueueSettings,
@@ -228,19 +227,14 @@ def back_at_once(document: ChainDocument, registry: Registry) -> tuple[str, ...]
 
 def _unproven(document: ChainDocument, group: str) -> tuple[Epoch, ...]:
     """The links on a group of which the chain doesn't tell that both members hold them to the end."""
-    return tuple(
-        link.epoch for link, before in points(document) if link.group == group and not _is_on_two(link, before)
-    )
+    return tuple(link.epoch for link in document.links if link.group == group and not _is_on_two(link.certificate))
 
 
-def _is_on_two(link: Link, before: ChainPoint) -> bool:
-    certificate = link.certificate
-    if certificate is None:
-        return False
-    if certificate.end > 0 and certificate.durability in (Durability.ASYNC, Durability.MEMORY):
-        return False  # what two had, one may have lost since
-    new = {source: seq for source, seq in certificate.marks.items() if before.marks.get(source, -1) < seq}
-    return all(certificate.marks_on_two.get(source, -1) >= seq for source, seq in new.items())
+def _is_on_two(certificate: Certificate | None) -> bool:
+    """Whether both members answered the seal, wholly, so that the end is what both have, and can't have lost it since."""
+    if certificate is None or certificate.end == 0:
+        return certificate is not None
+    return certificate.is_whole and len(certificate.answered) == 2 and certificate.durability.survives_restart
 
 
 def next_group(document: ChainDocument, registry: Registry) -> str:
