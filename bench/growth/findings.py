@@ -67,13 +67,14 @@ class Finding:
         return {point.size: point.figure for point in sorted(self.points, key=_size) if point.what == what}
 
     def stays_within(self, what: str, most: float) -> None:
-        """A verdict: that the figure at the largest size is at most so many times that at the smallest."""
+        """A verdict: that the figure at no larger size is more than so many times that at the smallest."""
         figures = self.at(what)
         if len(figures) < 2:
             return
-        (least, first), *_, (largest, last) = figures.items()
-        ratio = last / first if first else float("inf")
-        wanted = f"{what}: at most {most:g} times as much at {number(largest)} as at {number(least)}"
+        (least, first), *others = figures.items()
+        worst, highest = max(others, key=lambda one: one[1])
+        ratio = highest / first if first else float("inf")
+        wanted = f"{what}: at most {most:g} times as much as at {number(least)}; the most is at {number(worst)}"
         self.verdicts.append(Verdict(wanted, f"{ratio:.3g}", ratio <= most))
 
     def is_at_most(self, what: str, most: float) -> None:
