@@ -28,7 +28,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     WrongIncarnation,
 )
-from seriatim.protocol.names import Generation, Incarnation, Index, SubscriptionId, Token
+from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 _log = log.logger("broker.cursors")
 
@@ -45,7 +45,7 @@ class CursorKeeper:
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
-        self._noted: dict[LinkKey, Incarnation | None] = {}
+        self._noted: dict[LinkKey, set[tuple[SubscriptionId, Generation]]] = {}
         self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
 
     def _lock(self, key: LinkKey) -> asyncio.Lock:
@@ -121,7 +121,7 @@ class CursorKeeper:
         try:
             await self._relay(runner, record, cause_id)
         except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink):
-            await self._note(runner, is_stale=True)
+            await self._note_stale(runner, record)
 
     async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str, *, is_copied: bool = False) -> None:
         present = self._broker.peer.present
@@ -140,11 +140,21 @@ class CursorKeeper:
         )
         await rpc.call(stub.CommitCursor, request, RELAY_TIMEOUT_S)
 
-    async def _note(self, runner: LinkRunner, *, is_stale: bool) -> None:
-        """Let a coordinator note that the peer's cursors of a link are stale, or no longer. Once per outage."""
-        key = runner.key
-        if is_stale and key in self._noted:
+    async def _note_stale(self, runner: LinkRunner, record: CursorRecord) -> None:
+        """Note that the peer's cursors are stale, once per outage and generation of a subscription.
+
+        A coordinator drops the note when no subscription is on the link any more. Whoever comes to it after that has
+        another generation, and its first commit is noted anew.
+        """
+        whose = record.subscription_id, record.generation
+        if whose in self._noted.get(runner.key, ()):
             return
+        await self._note(runner, is_stale=True)
+        self._noted.setdefault(runner.key, set()).add(whose)
+
+    async def _note(self, runner: LinkRunner, *, is_stale: bool) -> None:
+        """Let a coordinator note that the peer's cursors of a link are stale, or no longer."""
+        key = runner.key
         me = self._broker.incarnation
         note = pb.StaleCursorsNote(
             cluster=self._broker.cluster,
@@ -157,10 +167,6 @@ class CursorKeeper:
         )
         await self._coordinators.ask(lambda stub: rpc.call(stub.NoteStaleCursors, note, NOTE_TIMEOUT_S))
         _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=is_stale, cause_id=note.cause_id)
-        if is_stale:
-            self._noted[key] = None
-        else:
-            self._noted.pop(key, None)
 
     @property
     def has_noted(self) -> bool:
@@ -169,7 +175,7 @@ class CursorKeeper:
 
     def found_stale(self, key: LinkKey) -> None:
         """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
-        self._noted.setdefault(key, None)
+        self._noted.setdefault(key, set())
 
     async def bring_up_peer(self) -> None:
         """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers."""
@@ -184,6 +190,7 @@ class CursorKeeper:
                     if record.index is not None:
                         await self._relay(runner, record, "bring-up", is_copied=True)
                 await self._note(runner, is_stale=False)
+                self._noted.pop(key, None)
 
     async def take_from_peer(self, runner: LinkRunner) -> None:
         """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""

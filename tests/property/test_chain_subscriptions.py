@@ -83,6 +83,27 @@ def test_only_a_sealed_head_can_be_drained_and_whoever_reports_another_link_come
             subscriptions.drained(document, SubscriptionId(1), document.subscriptions[0].generation, Epoch(epoch))
 
 
+def test_a_note_of_stale_cursors_ends_with_the_last_generation_that_can_have_cursors_there() -> None:
+    world = world_with([1, 1])
+    position = subscriptions.located(world.document, "earliest", None)
+    one = subscriptions.created(world.document, "s", position, 0)
+    noted = subscriptions.with_stale_cursors(one, Epoch(1), "a", is_stale=True)
+    assert noted.stale_cursors == ((1, "a"),)
+    two = subscriptions.created(noted, "t", position, 0)
+    of = {each.name: each for each in two.subscriptions}
+
+    sought = subscriptions.sought(noted, "s", position)
+    assert (sought.stale_cursors, sought.subscriptions[0].consume_list[0]) == ((), 1)
+    assert subscriptions.sought(two, "s", position).stale_cursors == ((1, "a"),)  # t may have a cursor there
+
+    drained = subscriptions.drained(two, of["s"].subscription_id, of["s"].generation, Epoch(1))
+    assert drained.stale_cursors == ((1, "a"),)
+    drained = subscriptions.drained(drained, of["t"].subscription_id, of["t"].generation, Epoch(1))
+    assert drained.stale_cursors == ()
+    assert subscriptions.with_stale_cursors(drained, Epoch(1), "a", is_stale=True) == drained
+    assert subscriptions.deleted(noted, "s").stale_cursors == ()
+
+
 def test_names_that_are_taken_or_unknown() -> None:
     world = world_with([1])
     position = subscriptions.located(world.document, "earliest", None)
@@ -98,7 +119,9 @@ def test_names_that_are_taken_or_unknown() -> None:
 
 
 def test_a_stale_note_is_kept_once_and_cleared() -> None:
-    document = world_with([1]).document
+    world = world_with([1])
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "s", position, 0)
     noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", is_stale=True)
     assert noted.stale_cursors == ((1, "a"),)
     assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=True) is noted

@@ -130,6 +130,7 @@ def created(document: ChainDocument, name: str, position: QueuePosition, now_ms:
 def sought(document: ChainDocument, name: str, position: QueuePosition) -> ChainDocument:
     """A new generation at `position`; nothing said about an older one counts any more (H9)."""
     subscription = found(document, name)
+    document = _without_moot_notes(_with(document, replace(subscription, consume_list=())))
     changed = replace(
         subscription,
         generation=Generation(subscription.generation + 1),
@@ -143,7 +144,8 @@ def sought(document: ChainDocument, name: str, position: QueuePosition) -> Chain
 def deleted(document: ChainDocument, name: str) -> ChainDocument:
     """The subscription goes, and with it the backlog it made. Its id is never used again."""
     gone = found(document, name)
-    return replace(document, subscriptions=tuple(one for one in document.subscriptions if one is not gone))
+    left = replace(document, subscriptions=tuple(one for one in document.subscriptions if one is not gone))
+    return _without_moot_notes(left)
 
 
 def with_reader(document: ChainDocument, name: str, node: str) -> ChainDocument:
@@ -173,17 +175,31 @@ def drained(
             reasons={f"link {epoch}": reason},
         )
     changed = replace(subscription, consume_list=subscription.consume_list[1:])
-    return without_empty_heads(_with(document, changed))
+    return _without_moot_notes(without_empty_heads(_with(document, changed)))
 
 
 def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, *, is_stale: bool) -> ChainDocument:
-    """A note that the cursors which `member` ("a" or "b") has of this link must not be used, or its end (H7)."""
+    """A note that the cursors which `member` ("a" or "b") has of this link must not be used, or its end (H7).
+
+    Of a link that no subscription reads there is none: see `_without_moot_notes`.
+    """
     note = (epoch, member)
     if (note in document.stale_cursors) == is_stale or document.link(epoch) is None:
         return document
     if is_stale:
-        return replace(document, stale_cursors=(*document.stale_cursors, note))
+        return _without_moot_notes(replace(document, stale_cursors=(*document.stale_cursors, note)))
     return replace(document, stale_cursors=tuple(one for one in document.stale_cursors if one != note))
+
+
+def _without_moot_notes(document: ChainDocument) -> ChainDocument:
+    """Without the notes on links that are on no consume list.
+
+    A cursor in such a link is never used again, whoever missed it: a link comes back to a list only under a new subscription
+    or a new generation, which has no cursor yet, and of whose first commit there a member makes a note of its own. Else a
+    disk replaced beside it would keep the group off the send lists: nobody could bring it cursors that count.
+    """
+    listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
+    return replace(document, stale_cursors=tuple(one for one in document.stale_cursors if one[0] in listed))
 
 
 def start_index(subscription: Subscription, epoch: Epoch) -> Index:
