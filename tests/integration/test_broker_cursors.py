@@ -87,15 +87,19 @@ def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None
     return run
 
 
-async def tell(group: Members, member: Member, token: int = 1, subscription_id: int = 3) -> pb.TellReaderReply:
+async def tell(
+    group: Members, member: Member, token: int = 1, subscription_id: int = 3, generation: int = 1
+) -> pb.TellReaderReply:
     name = group.name(1, member.incarnation)
-    request = pb.TellReaderRequest(link=name, subscription_id=subscription_id, generation=1, token=token)
+    request = pb.TellReaderRequest(link=name, subscription_id=subscription_id, generation=generation, token=token)
     return await call(member.stub.TellReader, request, 2)
 
 
-async def commit(group: Members, member: Member, index: int, subscription_id: int = 3) -> None:
+async def commit(group: Members, member: Member, index: int, subscription_id: int = 3, generation: int = 1) -> None:
     name = group.name(1, member.incarnation)
-    request = pb.CommitCursorRequest(link=name, subscription_id=subscription_id, generation=1, token=1, index=index)
+    request = pb.CommitCursorRequest(
+        link=name, subscription_id=subscription_id, generation=generation, token=1, index=index
+    )
     await call(member.stub.CommitCursor, request, 5)
 
 
@@ -129,6 +133,11 @@ def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stal
         await group.b.kill()
         await commit(group, group.a, 50)
         assert listener.notes == [("b", True), ("b", False), ("b", True)]
+        # So is a seek within it: the note went with the older generation (H7).
+        await tell(group, group.a, generation=2)
+        await commit(group, group.a, 20, generation=2)
+        await commit(group, group.a, 30, generation=2)
+        assert listener.notes[3:] == [("b", True)]
 
     run(scenario)
 
