@@ -281,6 +281,7 @@ class Nemesis:
         request = pb.CreateSubscriptionRequest(queue=scene.queue, subscription=LATE, **{"from": start})
         with contextlib.suppress(SubscriptionExists):  # the first call's answer was lost
             scene.do("CreateSubscription", request)
+        scene.note_positions()  # before it is sought, which begins another generation
         scene.clients["reader-4"] = "reader"
         scene.start_client("reader-4")
 
