@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import grpc.aio
-
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
@@ -21,7 +19,7 @@ class Coordinators:
     def __init__(self, session: ZooKeeperSession, paths: Paths) -> None:
         self._session = session
         self._paths = paths
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._connections: rpc.Connections[Any] = rpc.Connections(CoordinatorStub)
 
     async def _addresses(self) -> list[str]:
         try:
@@ -41,15 +39,11 @@ class Coordinators:
         """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
         failure: Exception | None = None
         for address in await self._addresses():
-            if address not in self._channels:
-                self._channels[address] = rpc.channel(address)
-            stub = CoordinatorStub(self._channels[address])
             try:
-                return await ask(stub)
+                return await ask(self._connections.stub(address))
             except (Unreachable, DeadlineOver) as error:
                 failure = error
         raise Unreachable("no coordinator answers") from failure
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
+        await self._connections.close()

@@ -32,8 +32,7 @@ class Peer:
     def __init__(self, cluster: str, me: Incarnation) -> None:
         self._cluster = cluster
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, Any] = {}
+        self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub)
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.registered: tuple[Incarnation, str] | None = None
@@ -42,10 +41,7 @@ class Peer:
 
     def stub(self, address: str) -> Any:
         """A stub for an address; one channel each."""
-        if address not in self._stubs:
-            self._channels[address] = rpc.channel(address)
-            self._stubs[address] = BatchStub(self._channels[address])
-        return self._stubs[address]
+        return self._connections.stub(address)
 
     @property
     def present(self) -> tuple[Incarnation, Any] | None:
@@ -103,5 +99,4 @@ class Peer:
 
     async def close(self) -> None:
         self.register(None)
-        for channel in self._channels.values():
-            await channel.close(None)
+        await self._connections.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -18,27 +17,18 @@ class Members:
     """Channels to members, one an address."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, BatchStub] = {}
+        self._connections = rpc.Connections(BatchStub)
 
     def stub(self, address: str) -> BatchStub:
-        if address not in self._stubs:
-            self._channels[address] = rpc.channel(address)
-            self._stubs[address] = BatchStub(self._channels[address])
-        return self._stubs[address]
+        return self._connections.stub(address)
 
     def connect(self, addresses: Iterable[str]) -> None:
         """Begin to connect, so that the first fetch finds a connection."""
         for address in addresses:
-            self.stub(address)
-            rpc.connect(self._channels[address])
+            self._connections.connect(address)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            with contextlib.suppress(Exception):
-                await channel.close(None)
-        self._channels.clear()
-        self._stubs.clear()
+        await self._connections.close()
 
 
 class FetchStream:

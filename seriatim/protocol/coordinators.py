@@ -64,8 +64,7 @@ class Coordinators:
 
     def __init__(self, coordinators: str | Iterable[str]) -> None:
         self._addresses = addresses_of(coordinators)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, CoordinatorStub] = {}
+        self._connections = rpc.Connections(CoordinatorStub)
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,10 +73,7 @@ class Coordinators:
         await self.close()
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
-        self._channels.clear()
-        self._stubs.clear()
+        await self._connections.close()
 
     def know(self, found: Iterable[str]) -> None:
         """Coordinators that the cluster itself names, behind those given."""
@@ -186,10 +182,7 @@ class Coordinators:
             pause_s = min(_PAUSE_MAX_S, pause_s * 2)
 
     def _stub(self, address: str) -> CoordinatorStub:
-        if address not in self._stubs:
-            self._channels[address] = rpc.channel(address)
-            self._stubs[address] = CoordinatorStub(self._channels[address])
-        return self._stubs[address]
+        return self._connections.stub(address)
 
     def _pass_over(self, address: str) -> None:
         self._addresses.remove(address)

@@ -7,9 +7,10 @@ status is translated here: nobody answers is Unreachable, too late is DeadlineOv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -52,6 +53,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+Stub = TypeVar("Stub")
 
 
 def channel(address: str) -> grpc.aio.Channel:
@@ -62,6 +64,35 @@ def channel(address: str) -> grpc.aio.Channel:
 def connect(to: grpc.aio.Channel) -> None:
     """Begin to connect, so that the next call finds a connection. Nothing happens where there is one, or one under way."""
     to.get_state(try_to_connect=True)
+
+
+class Connections(Generic[Stub]):
+    """A channel for each address, and on it a stub that `make` makes: once, because a stub makes a callable for each method."""
+
+    def __init__(self, make: Callable[[grpc.aio.Channel], Stub]) -> None:
+        self._make = make
+        self._found: dict[str, tuple[grpc.aio.Channel, Stub]] = {}
+
+    def _at(self, address: str) -> tuple[grpc.aio.Channel, Stub]:
+        found = self._found.get(address)
+        if found is None:
+            to = channel(address)
+            found = self._found[address] = to, self._make(to)
+        return found
+
+    def stub(self, address: str) -> Stub:
+        return self._at(address)[1]
+
+    def connect(self, address: str) -> None:
+        """As the function of this name."""
+        connect(self._at(address)[0])
+
+    async def close(self) -> None:
+        """Close all channels; one that can't be closed is let go."""
+        found, self._found = self._found, {}
+        for to, _ in found.values():
+            with contextlib.suppress(Exception):
+                await to.close(None)
 
 
 def server(interceptors: Sequence[Any] = ()) -> grpc.aio.Server:
