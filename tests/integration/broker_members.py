@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.streams import read
+from seriatim.coordinator.core import acquire_send
 from seriatim.protocol import batch, chain, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
@@ -170,7 +171,7 @@ class Members:
     async def open(self, epoch: int = 1, token: int = 1, durability: str = "sync", **fields: Any) -> pb.Position:
         """OpenLink to both, repeated until they agree, as a coordinator does; the position granted."""
         master, slave = self.chain_members.setdefault(Epoch(epoch), self.link_members())
-        for _ in range(20):
+        for _ in range(acquire_send.MAX_OPENS):
             requests = [
                 member.stub.OpenLink(
                     pb.OpenLinkRequest(
@@ -185,6 +186,7 @@ class Members:
             one, other = await asyncio.gather(*requests)
             if (one.next.index, one.next.hash) == (other.next.index, other.next.hash):
                 return one.next
+            await asyncio.sleep(acquire_send.OPEN_PAUSE_MS / 1000)
         raise AssertionError(f"the members don't agree: {one} {other}")
 
     async def seal(self, member: Member, epoch: int = 1, durability: str = "sync") -> pb.SealReply:
