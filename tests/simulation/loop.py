@@ -45,7 +45,7 @@ class Process:
         self.host = host
         self.is_alive = True
         self.is_paused = False
-        self.backlog: list[Step] = []
+        self.backlog: list[_Due] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.steps_to_live: int | None = None
         self.on_end: list[Callable[[], None]] = []
@@ -55,21 +55,11 @@ class Process:
 
 
 class Step:
-    """A callback that is due, and whose it is; stands for asyncio's handles."""
+    """What can be taken back until it is due; stands for asyncio's handles. `at_s`: when it is due, by the world's time."""
 
-    __slots__ = ("arguments", "at_s", "callback", "context", "is_cancelled", "process")
+    __slots__ = ("at_s", "is_cancelled", "process")
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        arguments: tuple[Any, ...],
-        context: contextvars.Context | None,
-        process: Process | None,
-        at_s: float,
-    ) -> None:
-        self.callback = callback
-        self.arguments = arguments
-        self.context = context
+    def __init__(self, process: Process | None, at_s: float) -> None:
         self.process = process
         self.at_s = at_s
         self.is_cancelled = False
@@ -84,6 +74,14 @@ class Step:
         return self.at_s if self.process is None else self.process.host.local_s(self.at_s)
 
 
+_Due = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None, Process | None, Step | None]
+"""A callback that is due, its arguments and context, whose it is, and what takes it back. A tuple: most of all time is steps."""
+_Timer = tuple[
+    float, int, Callable[..., object], tuple[Any, ...], contextvars.Context | None, Process | None, Step | None
+]
+"""When it is due, its number among all, and what is due, as above."""
+
+_Future = asyncio.Future
 _numbers = itertools.count(1)
 
 
@@ -118,8 +116,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Set by whoever judges: the schedule ends with it after the present step."""
         self.is_over = False
         self._max_steps = max_steps
-        self._ready: deque[Step] = deque()
-        self._timers: list[tuple[float, int, Step]] = []
+        self._ready: deque[_Due] = deque()
+        self._timers: list[_Timer] = []
         self._order = itertools.count()
 
     # ---- what asyncio asks for
@@ -129,8 +127,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.now_s if process is None else process.host.local_s(self.now_s)
 
     def call_soon(self, callback: Any, *arguments: Any, context: contextvars.Context | None = None) -> Any:
-        step = Step(callback, arguments, context, self.process, self.now_s)
-        self._ready.append(step)
+        if context is not None:  # asyncio's own tasks and futures, which take nothing back
+            self._ready.append((callback, arguments, context, self.process, None))
+            return None
+        step = Step(self.process, self.now_s)
+        self._ready.append((callback, arguments, None, self.process, step))
         return step
 
     call_soon_threadsafe = call_soon
@@ -139,13 +140,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *arguments, context=context)
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
-        process = self.process
+        process, now_s = self.process, self.now_s
         at_s = when if process is None else process.host.world_s(when)
         # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
-        return self.at(max(at_s, self.now_s) + 1e-6, process, callback, *arguments, context=context)
+        at_s = max(at_s, now_s) + 1e-6
+        step = Step(process, at_s)
+        heapq.heappush(self._timers, (at_s, next(self._order), callback, arguments, context, process, step))
+        return step
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return _Future(loop=self)
 
     def create_task(
         self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
@@ -211,13 +215,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def after(self, delay_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
         """Run a callback as a step of `process` (None: of the world's own) in so many seconds of the world's time."""
-        return self.at(self.now_s + delay_s, process, callback, *arguments)
-
-    def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any, context: Any = None) -> Step:
-        at_s = max(at_s, self.now_s)
-        step = Step(callback, arguments, context, process, at_s)
-        heapq.heappush(self._timers, (at_s, next(self._order), step))
+        step = Step(process, self.now_s + delay_s)
+        due = step.at_s, next(self._order), callback, arguments, None, process, step
+        heapq.heappush(self._timers, due)
         return step
+
+    def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any) -> None:
+        """As `after`, at a time of the world, which isn't over; it can't be taken back."""
+        heapq.heappush(self._timers, (at_s, next(self._order), callback, arguments, None, process, None))
 
     def start(self, process: Process, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         """Begin a process with this coroutine."""
@@ -237,51 +242,50 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Until the world's time is `until_s`, or `is_done` holds, which is looked at from time to time."""
         asyncio._set_running_loop(self)
         ready, timers, next_look_s = self._ready, self._timers, self.now_s
-        next_ready, pop = ready.popleft, heapq.heappop
+        next_ready, pop, max_steps = ready.popleft, heapq.heappop, self._max_steps
         try:
             while True:
                 if ready:
-                    step = next_ready()
+                    callback, arguments, context, process, step = next_ready()
                 else:
                     if is_done is not None and self.now_s >= next_look_s:
                         if is_done():
                             return True
                         next_look_s = self.now_s + look_every_s
-                    while timers and timers[0][2].is_cancelled:
+                    while timers and (step := timers[0][6]) is not None and step.is_cancelled:
                         pop(timers)
                     if not timers or timers[0][0] > until_s:
                         self.now_s = max(self.now_s, until_s)
                         return is_done is not None and is_done()
-                    self.now_s, _, step = pop(timers)
-                if step.is_cancelled:
+                    self.now_s, _, callback, arguments, context, process, step = pop(timers)
+                if step is not None and step.is_cancelled:
                     continue
-                process = step.process
                 if (
                     process is not None
                     and (process.is_paused or not process.is_alive or process.steps_to_live is not None)
-                    and not self._may_run(process, step)
+                    and not self._may_run(process, (callback, arguments, context, process, step))
                 ):
                     continue
                 self.process = process
                 self.steps += 1
-                if step.context is None:
-                    step.callback(*step.arguments)
+                if context is None:
+                    callback(*arguments)
                 else:
-                    step.context.run(step.callback, *step.arguments)
+                    context.run(callback, *arguments)
                 if self.failure is not None:
                     raise self.failure
-                if self.steps > self._max_steps:
+                if self.steps > max_steps:
                     raise EndOfSteps(f"more than {self._max_steps} steps")
         finally:
             self.process = None
             asyncio._set_running_loop(None)
 
-    def _may_run(self, process: Process, step: Step) -> bool:
+    def _may_run(self, process: Process, due: _Due) -> bool:
         """Of a process that is dead, paused, or soon killed."""
         if not process.is_alive:
             return False
         if process.is_paused:
-            process.backlog.append(step)
+            process.backlog.append(due)
             return False
         if process.steps_to_live is not None:
             process.steps_to_live -= 1
