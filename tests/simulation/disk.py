@@ -185,7 +185,7 @@ class SimulatedWriter:
         self._queue.append(write)
         if not self._is_busy:
             self._is_busy = True
-            self._loop.after(0.00005, self._process, self._serve)
+            self._loop.at(self._loop.now_s + 0.00005, self._process, self._serve)
 
     def close(self) -> None:
         """Finish what was submitted."""
@@ -225,9 +225,9 @@ class SimulatedWriter:
             self._due_s = None
             flushing, self._unflushed = self._unflushed, []
             delay_s = self._disk.flush_s * (0.2 + 2 * self._disk._chance.random())
-            self._loop.after(delay_s, self._process, self._flushed, flushing, self._disk.unflushed)
+            self._loop.at(self._loop.now_s + delay_s, self._process, self._flushed, flushing, self._disk.unflushed)
         elif self._queue:
-            self._loop.after(0.00005, self._process, self._serve)
+            self._loop.at(self._loop.now_s + 0.00005, self._process, self._serve)
         else:
             self._is_busy = False
             if self._due_s is not None:

@@ -75,6 +75,7 @@ class Ensemble:
     def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
         self.loop = loop
         self.chance = chance
+        self._random = chance.random
         self.leader = Tree()
         self.servers = [Server(number) for number in range(SERVERS)]
         self.is_down = False
@@ -88,8 +89,9 @@ class Ensemble:
         self._timed_out: set[Process] = set()
 
     def delay_s(self) -> float:
-        delay_s = self.lag_s * (0.2 + self.chance.random())
-        return delay_s + self.chance.random() * 0.1 if self.chance.random() < self.late_share else delay_s
+        random = self._random
+        delay_s = self.lag_s * (0.2 + random())
+        return delay_s + random() * 0.1 if random() < self.late_share else delay_s
 
     # ---- sessions
 
@@ -127,6 +129,7 @@ class Ensemble:
 
     def commit(self, *changes: tuple[Any, ...]) -> None:
         """Apply at the leader at once, at the servers in order, each a moment later."""
+        loop = self.loop
         for change in changes:
             self.leader.apply(change)
             self.leader.applied += 1
@@ -135,7 +138,7 @@ class Ensemble:
             for server in self.servers:
                 server.pending.append((self.leader.applied, change))
                 if not server.is_cut_off:
-                    self.loop.after(self.delay_s(), None, self._apply_up_to, server, self.leader.applied)
+                    loop.at(loop.now_s + self.delay_s(), None, self._apply_up_to, server, self.leader.applied)
 
     def catch_up(self, server: Server) -> None:
         self._apply_up_to(server, self.leader.applied)
@@ -250,14 +253,10 @@ class _Question:
         self._work = work
         self._future = future
 
-    def _is_connected(self) -> bool:
-        """Whether the session is still on the connection on which this was asked."""
-        return self._session.server is self._server and self._session.session_id == self._session_id
-
     def arrive(self) -> None:
-        """At the server."""
+        """At the server, unless the session has left the connection on which this was asked."""
         session, server = self._session, self._server
-        if not self._is_connected() or session.holds_request(self.arrive):
+        if session.server is not server or session.session_id != self._session_id or session.holds_request(self.arrive):
             return
         if not session.ensemble.is_live(self._session_id) and not server.is_cut_off:
             self._answer(None, SessionExpired("the ZooKeeper session has expired"))
@@ -265,17 +264,19 @@ class _Question:
         self._work(server, self._answer)
 
     def _answer(self, result: Any, error: Exception | None = None) -> None:
-        if self._is_connected():
-            self._session.tell(self._settle, result, error, self._server.tree.applied)
+        session, server = self._session, self._server
+        if session.server is server and session.session_id == self._session_id:
+            session.tell(self._settle, result, error, server.tree.applied)
 
     def _settle(self, result: Any, error: Exception | None, seen: int) -> None:
-        self._session.settled(self._future, seen)
-        if self._future.done():
+        future = self._future
+        self._session.settled(future, seen)
+        if future.done():
             return
         if error is None:
-            self._future.set_result(result)
+            future.set_result(result)
         else:
-            self._future.set_exception(error)
+            future.set_exception(error)
 
 
 class SimulatedSession:
@@ -521,7 +522,7 @@ class SimulatedSession:
                 ensemble.catch_up(server)
                 answer(result)
 
-            ensemble.loop.after(ensemble.delay_s(), None, commit)
+            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, commit)
 
         return self._ask(work)
 
@@ -579,7 +580,7 @@ class SimulatedSession:
                     ensemble.catch_up(server)
                     answer(None)
 
-            ensemble.loop.after(ensemble.delay_s(), None, synced)
+            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, synced)
 
         await self._ask(work)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -47,14 +48,15 @@ class Connection:
         """To `ends[to]`."""
         if self.is_broken:
             return
+        network = self._network
         source, target = self.ends[1 - to], self.ends[to]
-        if self._held[to] or self._network.is_cut(source.host, target.host):
+        if self._held[to] or (network.has_cuts and network.is_cut(source.host, target.host)):
             self._held[to].append((deliver, arguments))
             self.watch()
             return
-        loop, slow_s = self._network.loop, self._network.slow_s
+        loop, slow_s = network.loop, network.slow_s
         late_s = slow_s.get((source.host.name, target.host.name), 0.0) if slow_s else 0.0
-        at_s = max(self._arrives_s[to], loop.now_s + self._network.delay_s() + late_s)
+        at_s = max(self._arrives_s[to], loop.now_s + network.delay_s() + late_s)
         self._arrives_s[to] = at_s
         loop.at(at_s, target, self._deliver, deliver, arguments)
 
@@ -103,6 +105,7 @@ class Network:
     def __init__(self, loop: SimulatedLoop, chance: random.Random, mean_delay_s: float = 0.0005) -> None:
         self.loop = loop
         self.chance = chance
+        self._random = chance.random
         self.mean_delay_s = mean_delay_s
         self.late_share = 0.01
         self.damages = 0
@@ -110,6 +113,7 @@ class Network:
         self._servers: dict[str, SimulatedServer] = {}
         self._hosts: dict[str, Host] = {}
         self._cuts: set[tuple[str, str]] = set()
+        self.has_cuts = False
         self.slow_s: dict[tuple[str, str], float] = {}
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
@@ -121,37 +125,37 @@ class Network:
         self._hosts[host.address] = host
 
     def delay_s(self) -> float:
-        delay_s = self.chance.expovariate(1.0) * self.mean_delay_s
-        if self.chance.random() < self.late_share:
-            delay_s += self.chance.random() * 0.1
+        random = self._random
+        delay_s = -math.log(1.0 - random()) * self.mean_delay_s  # `expovariate(1.0)`, without the call
+        if random() < self.late_share:
+            delay_s += random() * 0.1
         return delay_s
 
     # ---- cuts
 
-    @property
-    def has_cuts(self) -> bool:
-        return bool(self._cuts)
-
     def is_cut(self, source: Host, target: Host) -> bool:
-        return bool(self._cuts) and (source.name, target.name) in self._cuts
+        return self.has_cuts and (source.name, target.name) in self._cuts
 
     def is_silent(self, client: Process, server: Process) -> bool:
-        return self.is_cut(client.host, server.host) or self.is_cut(server.host, client.host)
+        return self.has_cuts and (self.is_cut(client.host, server.host) or self.is_cut(server.host, client.host))
 
     def cut(self, source: Host, target: Host) -> None:
         self._cuts.add((source.name, target.name))
+        self.has_cuts = True
         for connection in list(self._connections.values()):
             if {end.host for end in connection.ends} == {source, target}:
                 connection.watch()
 
     def heal(self, source: Host, target: Host) -> None:
         self._cuts.discard((source.name, target.name))
+        self.has_cuts = bool(self._cuts)
         for connection in list(self._connections.values()):
             if {end.host for end in connection.ends} == {source, target} and not self.is_silent(*connection.ends):
                 connection.healed()
 
     def heal_all(self) -> None:
         self._cuts.clear()
+        self.has_cuts = False
         self.slow_s.clear()
         for connection in list(self._connections.values()):
             connection.healed()
