@@ -17,10 +17,12 @@ import multiprocessing
 import os
 import random
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 from tests.simulation import schedule
 from tests.simulation.plants import ALL, planted
@@ -52,6 +54,35 @@ def _run(job: tuple[int, str, str]) -> Outcome:
         return schedule.run(seed, ALL[shape].shape if shape else None)
 
 
+class _Ahead:
+    """Jobs for a pool, which would take all at once, and there may be no end of them: only so many that aren't done."""
+
+    def __init__(self, jobs: Iterable[tuple[int, str, str]], most: int) -> None:
+        self._jobs = jobs
+        self._most = most
+        self._room = threading.Semaphore(most)
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[tuple[int, str, str]]:
+        """Runs on the pool's thread."""
+        for job in self._jobs:
+            self._room.acquire()
+            if self._is_over:
+                return
+            yield job
+
+    def done(self) -> None:
+        self._room.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody takes what comes: let go of the pool's thread, for which the pool waits."""
+        self._is_over = True
+        self._room.release(self._most)
+
+
 def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
     jobs: Iterable[tuple[int, str, str]] = ((seed, arguments.plant, arguments.shape) for seed in _seeds(arguments))
     if arguments.processes == 1:
@@ -62,10 +93,11 @@ def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
         return
     # Forked workers: they have imported everything, and don't collect what they share.
     context = multiprocessing.get_context("fork")
-    with context.Pool(arguments.processes, maxtasksperchild=_CHUNKS_A_LIFE) as pool:
-        window = arguments.processes * _CHUNK * 4
-        while batch := list(itertools.islice(jobs, window)):
-            yield from pool.imap_unordered(_run, batch, _CHUNK)
+    ahead = _Ahead(jobs, arguments.processes * _CHUNK * 2)
+    with context.Pool(arguments.processes, maxtasksperchild=_CHUNKS_A_LIFE) as pool, ahead:
+        for outcome in pool.imap_unordered(_run, ahead, _CHUNK):
+            ahead.done()
+            yield outcome
 
 
 def _replay(arguments: argparse.Namespace) -> int:
