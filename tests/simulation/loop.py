@@ -124,7 +124,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         process = self.process
-        return self.now_s if process is None else process.host.local_s(self.now_s)
+        if process is None:
+            return self.now_s
+        host = process.host
+        return self.now_s * host.clock_rate + host.clock_offset_s
 
     def call_soon(self, callback: Any, *arguments: Any, context: contextvars.Context | None = None) -> Any:
         if context is not None:  # asyncio's own tasks and futures, which take nothing back
