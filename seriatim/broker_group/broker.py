@@ -43,7 +43,8 @@ CACHE_BYTES = 64 * 1024 * 1024
 class Broker:
     """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
 
-    `opened` is told of each link that is new here.
+    `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
+    looked whether they are read to their end; `drained_wanted` is set when one comes to it.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -56,10 +57,15 @@ class Broker:
         self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()
+        self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
-        self._links: dict[LinkKey, LinkRecord | LinkRunner] = {record.key: record for record in store.links()}
+        self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
+        self._epochs: dict[QueueId, set[Epoch]] = {}
+        for record in store.links():
+            self._add(record.key, record)
+            self.maybe_drained.add(record.key)
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._opening: dict[LinkKey, asyncio.Event] = {}
 
@@ -72,11 +78,24 @@ class Broker:
     def links(self) -> list[LinkRecord]:
         return [link if isinstance(link, LinkRecord) else link.record for link in self._links.values()]
 
+    def links_of(self, queue_id: QueueId) -> list[LinkRecord]:
+        """The links of one queue, in the order of the chain."""
+        links = (self._links[queue_id, epoch] for epoch in sorted(self._epochs.get(queue_id, ())))
+        return [link if isinstance(link, LinkRecord) else link.record for link in links]
+
+    def _add(self, key: LinkKey, link: LinkRecord | LinkRunner) -> None:
+        self._links[key] = link
+        self._epochs.setdefault(key[0], set()).add(key[1])
+
     def is_sealed(self, key: LinkKey) -> bool:
         """Whether the link takes no more records here; nothing is loaded for the answer."""
-        link = self._links.get(key)
-        record = link.record if isinstance(link, LinkRunner) else link
+        record = self.record(key)
         return record is not None and record.is_sealed
+
+    def record(self, key: LinkKey) -> LinkRecord | None:
+        """What is written of the link; nothing is loaded for the answer."""
+        link = self._links.get(key)
+        return link.record if isinstance(link, LinkRunner) else link
 
     def find(self, key: LinkKey) -> LinkRunner | None:
         """The link, loaded from the disk when it is first asked for."""
@@ -96,7 +115,8 @@ class Broker:
         """The link, made where this member never heard of it; nothing of it is on disk yet."""
         runner = self.find(record.key)
         if runner is None:
-            runner = self._links[record.key] = LinkRunner(record, self.store, self.cache)
+            runner = LinkRunner(record, self.store, self.cache)
+            self._add(record.key, runner)
         return runner
 
     async def known(self, record: LinkRecord) -> LinkRunner:
@@ -121,6 +141,11 @@ class Broker:
         """Forget a link for good."""
         link = self._links.pop(key, None)
         self._locks.pop(key, None)
+        self.maybe_drained.discard(key)
+        epochs = self._epochs.get(key[0], set())
+        epochs.discard(key[1])
+        if not epochs:
+            self._epochs.pop(key[0], None)
         self.cache.forget(key)
         if isinstance(link, LinkRunner):
             link.apply_drop()
@@ -140,6 +165,12 @@ class Broker:
         self.damaged.add((key, index))
         self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")
         self.resync_wanted.set()
+
+    def look_for_drained(self, key: LinkKey) -> None:
+        """A subscription may have read this link to its end: it is looked at, and reported."""
+        if key in self._links:
+            self.maybe_drained.add(key)
+            self.drained_wanted.set()
 
     # ---- names
 
@@ -259,19 +290,23 @@ class Broker:
     # ---- sealing
 
     async def seal_open_links(self) -> None:
-        """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5)."""
-        for record in self.links():
-            if record.is_sealed or record.opened_start == 0:
-                continue
-            runner = self.link(record.key)
-            if record.opened_start != self.incarnation.start and not record.durability.survives_restart:
-                # What it took lived in memory of the process or of the system: something acknowledged may be lost.
-                runner.changed_record(replace(record, is_whole=False))
-            async with self.lock(record.key):
-                await runner.sealed(record.chain_version)
-            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
-            self.resync_wanted.set()
-            _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
+        """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5).
+
+        Side by side: a flush serves all that wait for it.
+        """
+        is_open = [record for record in self.links() if not record.is_sealed and record.opened_start != 0]
+        await asyncio.gather(*(self._seal_open(record) for record in is_open))
+
+    async def _seal_open(self, record: LinkRecord) -> None:
+        runner = self.link(record.key)
+        if record.opened_start != self.incarnation.start and not record.durability.survives_restart:
+            # What it took lived in memory of the process or of the system: something acknowledged may be lost.
+            runner.changed_record(replace(record, is_whole=False))
+        async with self.lock(record.key):
+            await runner.sealed(record.chain_version)
+        self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
+        self.resync_wanted.set()
+        _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
 
     async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:
         """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
@@ -300,7 +335,7 @@ class Broker:
         if not has_it or record.lacks_cursors:
             self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
             self.resync_wanted.set()
-        self.drained_wanted.set()
+        self.look_for_drained(ended.key)
         return runner, has_it
 
 

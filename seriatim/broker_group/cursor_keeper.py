@@ -98,7 +98,7 @@ class CursorKeeper:
             if not request.is_relayed:
                 await self._on_both(runner, record, request.cause_id)
         if cursors.is_drained(record, runner.record.end):
-            self._broker.drained_wanted.set()
+            self._broker.look_for_drained(key)
 
     def _after(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> CursorRecord:
         """What a commit makes of the cursor here. Raises Fenced, OlderGeneration, InvalidArgument."""
@@ -214,7 +214,7 @@ class CursorKeeper:
                     await self._keep(runner.key, record)
         async with self._broker.lock(runner.key):
             await self._broker.keep(runner, replace(runner.record, has_cursors=True))
-        self._broker.drained_wanted.set()
+        self._broker.look_for_drained(runner.key)
 
     def listed(self, key: LinkKey) -> pb.ListCursorsReply:
         """Every cursor of a link for the peer. The index travels one higher, so that 0 says that none was committed."""
@@ -245,29 +245,44 @@ class CursorKeeper:
                 pass
 
     async def _report_once(self) -> bool:
-        """Report each once. False: some are to be reported again."""
+        """Report each once that may be drained. False: some are to be reported again."""
+        waiting = self._broker.maybe_drained
+        for key in sorted(waiting):
+            waiting.discard(key)
+            try:
+                is_done = await self._reported_of(key)
+            except (Unreachable, DeadlineOver):
+                waiting.add(key)  # and the others behind it: nobody is there to be told
+                return False
+            if not is_done:
+                waiting.add(key)
+            await asyncio.sleep(0)  # after a start there are as many as links
+        return not waiting
+
+    async def _reported_of(self, key: LinkKey) -> bool:
+        """Report what is drained of one link. Raises Unreachable, DeadlineOver."""
+        record = self._broker.record(key)
+        # A member that is still refilling reports nothing.
+        if record is None or record.end is None or not record.has_cursors:
+            return True
         is_done = True
-        for record in self._broker.links():
-            # A member that is still refilling reports nothing.
-            if record.end is None or not record.has_cursors:
+        # A copy: while a report is on its way, a subscription may commit here for the first time.
+        for cursor in list(self.of_link(key).values()):
+            report = (key, cursor.subscription_id, cursor.generation)
+            if report in self._reported or not cursors.is_drained(cursor, record.end):
                 continue
-            # A copy: while a report is on its way, a subscription may commit here for the first time.
-            for cursor in list(self.of_link(record.key).values()):
-                report = (record.key, cursor.subscription_id, cursor.generation)
-                if report in self._reported or not cursors.is_drained(cursor, record.end):
+            try:
+                await self._report(*report)
+            except OlderGeneration:
+                pass  # sought meanwhile: nothing is left to say
+            except SeriatimError as error:
+                _log.info("drained report failed", queue_id=key[0], epoch=key[1], reason=error)
+                if isinstance(error, (Unreachable, DeadlineOver)):
+                    raise
+                if error.can_retry:
+                    is_done = False
                     continue
-                try:
-                    await self._report(*report)
-                except OlderGeneration:
-                    pass  # sought meanwhile: nothing is left to say
-                except SeriatimError as error:
-                    _log.info("drained report failed", queue_id=record.queue_id, epoch=record.epoch, reason=error)
-                    if isinstance(error, (Unreachable, DeadlineOver)):
-                        return False
-                    if error.can_retry:
-                        is_done = False
-                        continue
-                self._reported.add(report)
+            self._reported.add(report)
         return is_done
 
     async def _report(self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation) -> None:

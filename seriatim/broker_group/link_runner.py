@@ -60,6 +60,7 @@ class LinkRunner:
         self._batch: EncodedBatch | None = None
         self._flight_bytes: dict[Index, int] = {}
         self._kept: asyncio.Future[None] | None = None
+        self._holding: Holding | None = None
         self.flight_bytes = 0
         self.size_bytes = 0
         self.source: Sender | None = None
@@ -83,6 +84,7 @@ class LinkRunner:
     def reload(self, record: LinkRecord) -> None:
         """The disk was changed beneath a sealed link (cut, or copied from the peer): start from what it has now."""
         self._cache.forget(record.key)
+        self._holding = None
         self.state = self._loaded(record)
         self._tell_change()
 
@@ -113,13 +115,16 @@ class LinkRunner:
         return self.flight_bytes >= FLIGHT_BYTES or len(self.state.flight) >= FLIGHT_BATCHES
 
     def holding(self) -> Holding:
-        """What the disk has, for resync. Raises DiskFailed."""
-        record = self.record
+        """What the disk has, for resync; read once, as long as neither record nor records change. Raises DiskFailed."""
+        record, durable, known = self.record, self.state.durable, self._holding
+        if known is not None and known.record is record and known.next_index == durable:
+            return known
         hash_at_end: bytes | None = None
         if record.end is not None:
             position = self._store.position_at(record.key, record.end)
             hash_at_end = None if position is None else position.hash
-        return Holding(record, self.state.durable, hash_at_end)
+        self._holding = Holding(record, durable, hash_at_end)
+        return self._holding
 
     def hash_at(self, index: Index) -> bytes | None:
         """Running hash at `index`; None where no batch ends there. Raises DiskFailed."""

@@ -236,7 +236,7 @@ class Membership:
                     self._chains_changed.set()
 
     async def _look_at(self, queue_id: QueueId) -> None:
-        mine = [record for record in self._broker.links() if record.queue_id == queue_id and record.end is None]
+        mine = [record for record in self._broker.links_of(queue_id) if record.end is None]
         if not mine:
             return
         data, version = await self._session.get(self._paths.chain(queue_id), lambda: self._watch(queue_id))

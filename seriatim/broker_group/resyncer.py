@@ -24,6 +24,7 @@ from seriatim.protocol import batch, chain, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
+from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError, Unreachable
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
@@ -36,6 +37,12 @@ UNFLUSHED_BYTES = 4 * 1024 * 1024
 DESCRIBE_TIMEOUT_S = 1.0
 BUSY_S = 0.3
 IDLE_S = 30.0
+SETTLE_S = 0.05
+"""A pass begins so much after its cause: what tells a member to look is often a death, and a switch follows."""
+REST_S = 5.0
+"""After each pass this member rests as long as the pass took, and no longer than this: it looks at all queues."""
+AT_ONCE = 16
+"""So many queues, or links, are looked at before somebody else has a turn: a switch may wait for this member."""
 
 
 class Resyncer:
@@ -60,7 +67,9 @@ class Resyncer:
         """Passes, one after the other, as long as the process lives."""
         wanted = self._broker.resync_wanted
         while True:
+            await asyncio.sleep(SETTLE_S)
             wanted.clear()
+            began_s = boottime_s()
             try:
                 problem = await self._pass()
             except (SeriatimError, grpc.aio.AioRpcError) as error:
@@ -69,6 +78,7 @@ class Resyncer:
                 _log.info("in sync" if not problem else "not in sync", problem=problem or None)
                 self.is_in_sync, self.problem = not problem, problem
                 self.changed()
+            await asyncio.sleep(min(boottime_s() - began_s, REST_S))
             try:
                 async with asyncio.timeout(BUSY_S if problem or self._keeper.has_noted else IDLE_S):
                     await wanted.wait()
@@ -78,9 +88,8 @@ class Resyncer:
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""
         documents = await self._documents()
-        held = [self._holding(record) for record in self._broker.links()]
         problem = ""
-        for action in resync.plan(self._broker.name, documents, held):
+        for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
                 await self._do(action)
             except (SeriatimError, grpc.aio.AioRpcError) as error:
@@ -93,7 +102,7 @@ class Resyncer:
         for key, index in list(self._broker.damaged):
             await self._mend(key, index)
         await self._bring_up_peer(documents)
-        held = [self._holding(record) for record in self._broker.links()]
+        held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
         if left:
             return problem or f"{len(left)} steps left"
@@ -106,20 +115,38 @@ class Resyncer:
             names = await self._session.children(self._paths.queues)
         except NoNode:
             return {}
+        queue_ids = [QueueId(int(name)) for name in names]
         found: dict[QueueId, ChainDocument | None] = {}
-        for name in names:
-            queue_id = QueueId(int(name))
-            try:
-                data, _ = await self._session.get(self._paths.chain(queue_id))
-            except NoNode:
-                continue  # being made, or being removed: nothing is decided about it here
-            found[queue_id] = chain.decode(data)
-        return found
+        for start in range(0, len(queue_ids), AT_ONCE):
+            some = queue_ids[start : start + AT_ONCE]
+            began_s = boottime_s()
+            found |= zip(some, await asyncio.gather(*map(self._document, some)), strict=True)
+            if start:
+                await asyncio.sleep(min(boottime_s() - began_s, SETTLE_S))  # ZooKeeper, too, has others to serve
+        # One that isn't there is being made, or being removed: nothing is decided about it here.
+        return {queue_id: document for queue_id, document in found.items() if document is not None}
 
-    def _holding(self, record: LinkRecord) -> resync.Holding:
+    async def _document(self, queue_id: QueueId) -> ChainDocument | None:
+        try:
+            data, _ = await self._session.get(self._paths.chain(queue_id))
+        except NoNode:
+            return None
+        return chain.decode(data)
+
+    async def _held(self) -> list[resync.Holding]:
+        """What the disk has of every link, at one moment."""
+        for number, record in enumerate(self._broker.links(), start=1):
+            self._holding(record)  # reads what isn't known yet, so that below nothing is read
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        holdings = (self._holding(record) for record in self._broker.links())
+        return [one for one in holdings if one is not None]
+
+    def _holding(self, record: LinkRecord) -> resync.Holding | None:
         if record.end is None:
             return resync.Holding(record, Index(0))
-        return self._broker.link(record.key).holding()
+        runner = self._broker.find(record.key)
+        return None if runner is None else runner.holding()  # None: dropped meanwhile
 
     async def _do(self, action: resync.Action) -> None:
         key = (action.queue_id, action.epoch)

@@ -185,8 +185,8 @@ class BrokerService(BrokerServicer):
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:
         broker = self._broker
         broker.check_addressed(request.cluster, request.to)
-        for record in broker.links():
-            if record.queue_id == request.queue_id and (request.below_epoch == 0 or record.epoch < request.below_epoch):
+        for record in broker.links_of(QueueId(request.queue_id)):
+            if request.below_epoch == 0 or record.epoch < request.below_epoch:
                 await broker.drop(record.key)
                 self._keeper.forget(record.key)
         return pb.DropLinksReply()
