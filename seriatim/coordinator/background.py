@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from seriatim.coordinator.core import background, close_link
 from seriatim.coordinator.core.background import (
@@ -26,7 +27,7 @@ from seriatim.protocol import log
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import SeriatimError
-from seriatim.protocol.names import Epoch, MemberName, QueueId
+from seriatim.protocol.names import Epoch, Incarnation, MemberName, QueueId
 
 _log = log.logger("coordinator.background")
 LOOK_EVERY_S = 0.5
@@ -35,7 +36,19 @@ SETTLE_S = 0.05
 ASK_MEMBERS_EVERY_S = 2.0
 RETRY_S = 1.0
 """An action that failed is not tried again sooner."""
-MAX_AT_ONCE = 64
+MAX_AT_ONCE = 32
+LANE_AT_ONCE = 8
+"""So many chains are written at once, and so many calls go to one member: whoever wants to send comes before a thousand queues
+at rest, and a member that answers nobody holds up only what it is to be told.
+"""
+AGAIN_S = 0.01
+"""Where more was due than may be under way, a look follows so much after something was done."""
+SLICE = 16
+"""So many queues are looked at before calls have their turn."""
+GIVE_WAY_S = 0.1
+"""So long a look waits for the switches under way here; one that waits for members is not to hold up the others' work."""
+FORGET_EVERY_S = 60.0
+CHAINS = "chains"
 
 
 class BackgroundWork:
@@ -47,10 +60,16 @@ class BackgroundWork:
         self._execution = execution
         self._is_elected = is_elected
         self._wake = asyncio.Event()
-        self._told = Told()
+        self._ends: set[tuple[QueueId, Epoch, bytes, Incarnation]] = set()
+        self._drops: set[tuple[QueueId, Epoch, Incarnation]] = set()
+        self._told = Told(self._ends, self._drops)
         self._sealed: frozenset[tuple[QueueId, Epoch]] = frozenset()
         self._asked_at_s = 0.0
+        self._forgot_at_s = 0.0
         self._under_way: dict[object, asyncio.Task[None]] = {}
+        self._lanes: Counter[object] = Counter()
+        self._first = 0
+        self._is_more_due = False
         self._not_before_s: dict[object, float] = {}
         store.on_change(self._wake.set)
 
@@ -70,7 +89,7 @@ class BackgroundWork:
                             await self._wake.wait()
                     except TimeoutError:
                         continue
-                    await asyncio.sleep(SETTLE_S)
+                    await asyncio.sleep(AGAIN_S if self._is_more_due else SETTLE_S)
                     self._wake.clear()
         finally:
             self._under_way.clear()
@@ -81,17 +100,57 @@ class BackgroundWork:
             self._asked_at_s = now_s
             await self._ask_for_seals()
             await self._members.forget_gone()
-        view = View(
-            tuple(self._store.chains.values()), self._store.registry, self._store.names, self._told, self._sealed
-        )
+        if now_s - self._forgot_at_s >= FORGET_EVERY_S:
+            self._forgot_at_s = now_s
+            self._forget_told()
         self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
-        for action in background.plan(view, now_ms()):
-            key = _key(action)
-            if key in self._under_way or key in self._not_before_s or len(self._under_way) >= MAX_AT_ONCE:
-                continue
-            self._under_way[key] = tasks.create_task(self._act(key, action))
+        await self._execution.give_way(GIVE_WAY_S)
+        self._is_more_due = False
+        # From where the last look had to stop: all have their turn.
+        ordered = sorted(self._store.chains)
+        start = bisect_left(ordered, self._first)
+        self._first = 0
+        queue_ids = ordered[start:] + ordered[:start]
+        for at in range(0, len(queue_ids), SLICE):
+            if not self._begin(queue_ids[at : at + SLICE], tasks):
+                self._first = queue_ids[at]
+                break
+            await asyncio.sleep(0)
 
-    async def _act(self, key: object, action: Action) -> None:
+    def _begin(self, queue_ids: list[QueueId], tasks: asyncio.TaskGroup) -> bool:
+        """Begin with what is due for these queues. False: as much as may be is under way."""
+        seen = tuple(self._store.chains[one] for one in queue_ids if one in self._store.chains)
+        view = View(seen, self._store.registry, self._store.names, self._told, self._sealed)
+        for action in background.plan(view, now_ms()):
+            key, lane = _key(action), _lane(action)
+            if key in self._under_way or key in self._not_before_s:
+                continue
+            if len(self._under_way) >= MAX_AT_ONCE or self._lanes[lane] >= LANE_AT_ONCE:
+                self._is_more_due = True
+                if len(self._under_way) >= MAX_AT_ONCE:
+                    return False
+                continue
+            self._lanes[lane] += 1
+            self._under_way[key] = tasks.create_task(self._act(key, lane, action))
+        return True
+
+    def _forget_told(self) -> None:
+        """What was told about links that are gone, or to processes that are."""
+        groups, chains = self._store.registry.groups.values(), self._store.chains
+        present = {member.incarnation for group in groups for member in group.members.values()}
+        links = {(queue_id, link.epoch) for queue_id, seen in chains.items() for link in seen.document.links}
+        self._ends.intersection_update({one for one in self._ends if one[3] in present and one[:2] in links})
+        self._drops.intersection_update(
+            {
+                (queue_id, below, incarnation)
+                for queue_id, below, incarnation in self._drops
+                if incarnation in present
+                and queue_id in chains
+                and below in (0, chains[queue_id].document.dropped.epoch)
+            }
+        )
+
+    async def _act(self, key: object, lane: object, action: Action) -> None:
         cause_id = log.new_cause_id("background")
         try:
             is_done = await self._done(action, cause_id)
@@ -107,6 +166,9 @@ class BackgroundWork:
             _log.exception("not done", action=type(action).__name__, cause_id=cause_id)
         finally:
             self._under_way.pop(key, None)
+            self._lanes[lane] -= 1
+            if self._is_more_due:
+                self._wake.set()
         if not is_done:
             self._not_before_s[key] = boottime_s() + RETRY_S
 
@@ -128,7 +190,7 @@ class BackgroundWork:
                 return await self._end_told(action, cause_id)
             case TellDrop(queue_id, below, member, incarnation):
                 await self._members.drop_links(queue_id, below, member, cause_id)
-                self._told = replace(self._told, drops=self._told.drops | {(queue_id, below, incarnation)})
+                self._drops.add((queue_id, below, incarnation))
                 self._wake.set()
                 return True
             case ClearQueue(queue_id, name):
@@ -141,8 +203,7 @@ class BackgroundWork:
         document, link = action.document, action.link
         reply = await self._members.record_end(document.queue_id, action.version, link, action.member, cause_id)
         if reply.has_it:
-            key = end_key(document, link, action.incarnation)
-            self._told = replace(self._told, ends=self._told.ends | {key})
+            self._ends.add(end_key(document, link, action.incarnation))
             return True
         _log.info(
             "member hasn't the whole link yet",
@@ -173,6 +234,11 @@ class BackgroundWork:
             return await self._members.find_sealed(links, member)
         except SeriatimError:
             return set()  # no answer says nothing; its session will tell
+
+
+def _lane(action: Action) -> object:
+    """What an action takes from others: a place with its member, or at the writing of chains."""
+    return action.member if isinstance(action, TellEnd | TellDrop) else CHAINS
 
 
 def _key(action: Action) -> object:

@@ -72,6 +72,11 @@ class Execution:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
+    async def give_way(self, timeout_s: float) -> None:
+        """Wait until the switches that senders wait for here are done, but no longer than this."""
+        if self._switches:
+            await asyncio.wait(set(self._switches.values()), timeout=timeout_s)
+
     async def acquire_send(self, queue_id: QueueId, request: SendRequest, cause_id: str) -> Result:
         """Run AcquireSend. Raises as `run`.
 

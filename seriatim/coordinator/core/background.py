@@ -6,6 +6,7 @@ It keeps no memory but what it was told already (`Told`); losing that repeats ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from seriatim.coordinator.core import chain, readmission, retention
@@ -39,8 +40,8 @@ class Told:
     `ends`: the member has the link exactly up to its end. `drops`: below which epoch it let links go; 0: the queue.
     """
 
-    ends: frozenset[tuple[QueueId, Epoch, bytes, Incarnation]] = frozenset()
-    drops: frozenset[tuple[QueueId, Epoch, Incarnation]] = frozenset()
+    ends: AbstractSet[tuple[QueueId, Epoch, bytes, Incarnation]] = frozenset()
+    drops: AbstractSet[tuple[QueueId, Epoch, Incarnation]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,8 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
         if seen.document.is_deleted or _is_orphan(seen, view, now_ms):
             actions += _deletion(seen, view)
             continue
-        actions += _closings(seen, view, now_ms)
-        if not any(isinstance(one, CloseIt) and one.queue_id == seen.document.queue_id for one in actions):
-            actions += _change(seen, view, now_ms)
+        closings = tuple(_closings(seen, view, now_ms))
+        actions += closings or _change(seen, view, now_ms)
         actions += _ends(seen, view)
         actions += _drops(seen.document, seen.document.dropped.epoch, view, _groups(seen.document, view.registry))
     return tuple(actions)
