@@ -178,7 +178,8 @@ class _Run:
             case WriteChain():
                 return await self._written(effect)
             case LookUpSessions():
-                return SessionsSeen(await self._store.look_up_registry())
+                groups = {link.group for link in self._queue.links} if self._queue is not None else None
+                return SessionsSeen(await self._store.look_up_registry(groups))
             case LookUpElection(subscription_id):
                 return ElectionSeen(await self._store.first_in_line(self._queue_id, subscription_id))
             case ReadKeptSeals(link):

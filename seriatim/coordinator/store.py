@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.background import SeenChain
@@ -39,6 +40,15 @@ from seriatim.protocol.zookeeper import (
 _log = log.logger("coordinator.store")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RETRY_S = 0.2
+_GROUP = "group "
+_AT_ONCE = 16
+"""So many nodes are read side by side."""
+Item = TypeVar("Item")
+
+
+def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
 
 
 def checked_name(name: str, what: str) -> str:
@@ -194,10 +204,16 @@ class Store:
                 answers[place] = messages.seal_answer_from(pb.SealReply.FromString(data))
         return answers
 
-    async def look_up_registry(self) -> Registry:
-        """The registry, read now and not from memory (H10, H15)."""
+    async def look_up_registry(self, groups: Collection[str] | None = None) -> Registry:
+        """The registry, of these groups (None: of all) read now and not from memory (H10, H15)."""
         await self.session.sync(self.paths.groups)
-        self.registry = await self._read_registry(watch=None)
+        if groups is None:
+            groups = await self.session.children(self.paths.groups)
+        for name, state in await self._read_groups(groups, is_watching=False):
+            if state != self.registry.groups.get(name):
+                self._stale.add(f"{_GROUP}{name}")  # while this was read, something newer may have been seen
+                self._wake.set()
+            self._remember(name, state)
         return self.registry
 
     async def set_draining(self, group: str, *, is_draining: bool) -> None:
@@ -237,24 +253,30 @@ class Store:
             self._stale |= {"groups", "queues", "names", *(str(queue_id) for queue_id in self.chains)}
             self._wake.set()
 
-    def _watch(self, what: str) -> Callable[[], None]:
-        def changed() -> None:
-            self._stale.add(what)
-            self._wake.set()
+    def changed(self, what: str) -> None:
+        """A watch said so: `what` has to be read again."""
+        self._stale.add(what)
+        self._wake.set()
 
-        return changed
+    def _watch(self, what: str) -> Callable[[], None]:
+        return _Changed(self, what)
 
     async def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         try:
             if "groups" in stale:
-                self.registry = await self._read_registry(watch=self._watch("groups"))
+                stale |= await self._list_groups()
+            groups = [what.removeprefix(_GROUP) for what in stale if what.startswith(_GROUP)]
+            for name, state in await self._read_groups(groups, is_watching=True):
+                self._remember(name, state)
             if "names" in stale:
                 await self._read_names()
             if "queues" in stale:
                 stale |= await self._read_queues()
-            for what in stale - {"groups", "names", "queues"}:
-                await self._read_seen(QueueId(int(what)))
+            queue_ids = [QueueId(int(what)) for what in stale if what.isdecimal()]
+            for some in _slices(queue_ids):
+                await asyncio.gather(*map(self._read_seen, some))
+                self._tell()
         except BaseException:
             self._stale |= stale
             raise
@@ -264,15 +286,34 @@ class Store:
         for listener in list(self._listeners):
             listener()
 
-    async def _read_registry(self, watch: Callable[[], None] | None) -> Registry:
-        groups = {}
-        for name in await self.session.children(self.paths.groups, watch):
-            with contextlib.suppress(NoNode):
-                groups[name] = await self._read_group(name, watch)
-        return Registry(groups)
+    async def _list_groups(self) -> set[str]:
+        """Forget groups that are gone; returns all that are there, to be read."""
+        there = await self.session.children(self.paths.groups, self._watch("groups"))
+        if gone := self.registry.groups.keys() - set(there):
+            self.registry = Registry({name: one for name, one in self.registry.groups.items() if name not in gone})
+        return {f"{_GROUP}{name}" for name in there}
 
-    async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState:
-        data, _ = await self.session.get(self.paths.group(name), watch)
+    def _remember(self, name: str, state: GroupState | None) -> None:
+        """The registry stays the same object where nothing has changed."""
+        if state != self.registry.groups.get(name):
+            groups = {one: known for one, known in self.registry.groups.items() if one != name}
+            if state is not None:
+                groups[name] = state
+            self.registry = Registry(dict(sorted(groups.items())))
+
+    async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
+        found: list[tuple[str, GroupState | None]] = []
+        for some in _slices(list(names)):
+            read = (self._read_group(name, self._watch(f"{_GROUP}{name}") if is_watching else None) for name in some)
+            found += zip(some, await asyncio.gather(*read), strict=True)
+        return found
+
+    async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState | None:
+        """None: it isn't there."""
+        try:
+            data, _ = await self.session.get(self.paths.group(name), watch)
+        except NoNode:
+            return None
         state = GroupState(name, bool(json.loads(data)["is_draining"]) if data else False)
         try:
             places = await self.session.children(self.paths.members(name), watch)
@@ -288,12 +329,17 @@ class Store:
         return replace(state, members=members)
 
     async def _read_names(self) -> None:
-        names = {}
-        for name in await self.session.children(self.paths.names, self._watch("names")):
-            with contextlib.suppress(NoNode):
-                data, _ = await self.session.get(self.paths.name(name))
-                names[name] = QueueId(json.loads(data))
+        names: dict[str, QueueId] = {}
+        for some in _slices(await self.session.children(self.paths.names, self._watch("names"))):
+            found = zip(some, await asyncio.gather(*map(self._named, some)), strict=True)
+            names |= {name: queue_id for name, queue_id in found if queue_id is not None}
         self.names = names
+
+    async def _named(self, name: str) -> QueueId | None:
+        with contextlib.suppress(NoNode):
+            data, _ = await self.session.get(self.paths.name(name))
+            return QueueId(json.loads(data))
+        return None
 
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""
@@ -314,6 +360,17 @@ class Store:
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:
             self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Marks `what` as stale. Two of the same are equal, so that a node that is read again has one watch, not two."""
+
+    store: Store
+    what: str
+
+    def __call__(self) -> None:
+        self.store.changed(self.what)
 
 
 def _member_state(registration: Registration) -> MemberState:

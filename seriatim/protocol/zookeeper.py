@@ -331,16 +331,7 @@ class ZooKeeperSession:
         return self._loop
 
     def _watch(self, watch: Watch | None) -> Callable[[WatchedEvent], None] | None:
-        if watch is None:
-            return None
-        loop = self._running_loop()
-
-        def fired(event: WatchedEvent) -> None:
-            # A lost session drops its watches: that, too, is a reason to look again.
-            if (event.type != EventType.NONE or event.state != KazooState.CONNECTED) and not loop.is_closed():
-                loop.call_soon_threadsafe(watch)
-
-        return fired
+        return None if watch is None else _Fired(self._running_loop(), watch)
 
     def _state_changed(self, state: str) -> None:
         loop = self._loop
@@ -351,6 +342,19 @@ class ZooKeeperSession:
         self.state = state
         for listener in list(self._listeners):
             listener(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fired:
+    """kazoo's side of a watch. kazoo keeps a set of them for each node: equal ones are one."""
+
+    loop: asyncio.AbstractEventLoop
+    watch: Watch
+
+    def __call__(self, event: WatchedEvent) -> None:
+        # A lost session drops its watches: that, too, is a reason to look again.
+        if (event.type != EventType.NONE or event.state != KazooState.CONNECTED) and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.watch)
 
 
 def _translated(error: BaseException) -> Exception:
