@@ -37,9 +37,11 @@ ASK_MEMBERS_EVERY_S = 2.0
 RETRY_S = 1.0
 """An action that failed is not tried again sooner."""
 MAX_AT_ONCE = 32
-LANE_AT_ONCE = 8
-"""So many chains are written at once, and so many calls go to one member: whoever wants to send comes before a thousand queues
-at rest, and a member that answers nobody holds up only what it is to be told.
+CLOSINGS_AT_ONCE = 8
+CHANGES_AT_ONCE = 2
+CALLS_AT_ONCE = 4
+"""So many links are closed, so many chains changed otherwise, so many calls go to one member at once: whoever wants to send comes
+before a thousand queues at rest, and a member that answers nobody holds up only what it is to be told.
 """
 AGAIN_S = 0.01
 """Where more was due than may be under way, a look follows so much after something was done."""
@@ -48,7 +50,6 @@ SLICE = 16
 GIVE_WAY_S = 0.1
 """So long a look waits for the switches under way here; one that waits for members is not to hold up the others' work."""
 FORGET_EVERY_S = 60.0
-CHAINS = "chains"
 
 
 class BackgroundWork:
@@ -122,10 +123,11 @@ class BackgroundWork:
         seen = tuple(self._store.chains[one] for one in queue_ids if one in self._store.chains)
         view = View(seen, self._store.registry, self._store.names, self._told, self._sealed)
         for action in background.plan(view, now_ms()):
-            key, lane = _key(action), _lane(action)
+            key = _key(action)
+            lane, most = _lane(action)
             if key in self._under_way or key in self._not_before_s:
                 continue
-            if len(self._under_way) >= MAX_AT_ONCE or self._lanes[lane] >= LANE_AT_ONCE:
+            if len(self._under_way) >= MAX_AT_ONCE or self._lanes[lane] >= most:
                 self._is_more_due = True
                 if len(self._under_way) >= MAX_AT_ONCE:
                     return False
@@ -236,9 +238,15 @@ class BackgroundWork:
             return set()  # no answer says nothing; its session will tell
 
 
-def _lane(action: Action) -> object:
-    """What an action takes from others: a place with its member, or at the writing of chains."""
-    return action.member if isinstance(action, TellEnd | TellDrop) else CHAINS
+def _lane(action: Action) -> tuple[object, int]:
+    """With what an action shares its turns, and how many of those may be under way."""
+    match action:
+        case CloseIt():
+            return CloseIt, CLOSINGS_AT_ONCE
+        case Change() | ClearQueue():
+            return Change, CHANGES_AT_ONCE
+        case TellEnd() | TellDrop():
+            return action.member, CALLS_AT_ONCE
 
 
 def _key(action: Action) -> object:

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from seriatim.coordinator import background
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.coordinator.store import Store
@@ -233,6 +235,48 @@ def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_change_of_one_registration_reads_that_group_and_watches_each_node_once(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as members:
+            store = Store(own, CLUSTER)
+            await store.start()
+            paths = store.paths
+            for group in ("g1", "g2"):
+                await members.ensure(paths.members(group))
+            registration = Registration(Incarnation("disk", 1), "here:1", None, is_in_sync=False, is_accepting=True)
+            await members.create(paths.member("g1", "a"), registration.encode(), ephemeral=True)
+            run = asyncio.create_task(store.run())
+            store.changed("groups")
+            await until(lambda: "a" in store.registry.group("g1").members, "the member is seen")
+            read: list[str] = []
+            get = own.get
+
+            async def noted(path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+                read.append(path)
+                return await get(path, watch)
+
+            own.get = noted  # type: ignore[method-assign]
+            told: list[str] = []
+            changed = store.changed
+            store.changed = lambda what: (told.append(what), changed(what))[1]  # type: ignore[method-assign]
+            for number in range(5):
+                one = replace(registration, address=f"here:{number + 2}")
+                await members.set(paths.member("g1", "a"), one.encode())
+                await until(
+                    lambda one=one: store.registry.group("g1").members["a"].address == one.address, "it is seen"
+                )
+            assert set(read) == {paths.group("g1"), paths.member("g1", "a")}
+            told.clear()
+            await members.set(paths.group("g1"), b'{"is_draining": true}')
+            await until(lambda: store.registry.group("g1").is_draining, "it is seen")
+            assert told == ["group g1"]
+            assert (await store.look_up_registry(["g2"])).group("g1").is_draining
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 async def refused(call: Awaitable[object], error: type[SeriatimError]) -> None:
     with pytest.raises(error):
         await call
@@ -300,6 +344,24 @@ def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> No
                 return [one.queue_id for one in queues] == [second.queue_id]
 
             await until(is_listed, "only the new queue is listed")
+
+    asyncio.run(scenario())
+
+
+def test_more_queues_than_are_worked_on_at_once_are_all_cleared_away(zookeeper: str) -> None:
+    count = 10 * background.CHANGES_AT_ONCE
+
+    async def scenario() -> None:
+        async with coordinator(zookeeper) as stub, session(zookeeper) as own:
+            for number in range(count):
+                await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue=f"q{number}"), 5)
+            for number in range(count):
+                await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue=f"q{number}"), 5)
+
+            async def are_gone() -> bool:
+                return not await own.children(Paths(CLUSTER).queues)
+
+            await until(are_gone, "the nodes are gone")
 
     asyncio.run(scenario())
 
