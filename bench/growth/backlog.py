@@ -7,6 +7,7 @@ queue each time. So what the machine does at that hour harms both alike, and the
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,11 +21,14 @@ from bench.growth.findings import Finding, Verdict
 from bench.load import Order
 from bench.measuring import anonymous_bytes, measure, settle
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import WorldError
 
 QUEUE = "kept"
 READER = "absent"
 GROWN = "unread records"
 SIZE_BYTES = 100
+STORED_BYTES = 115
+"""What a member keeps of a record: the value, and some 13 bytes in a hundred of frames, places and the log."""
 LEAST_RATIO = 0.9
 START_AT_MOST_S = 5.0
 _GROUPS = 2
@@ -72,11 +76,26 @@ def judge(found: Finding) -> None:
 
 
 def unread(cluster: GrownCluster) -> int:
-    """How many records the subscription has before it. Raises LookupError where a member doesn't tell."""
-    for subscription in cluster.view(QUEUE).subscriptions:
-        if subscription.subscription == READER and subscription.has_lag:
-            return subscription.lag_records
-    raise LookupError("how much is unread isn't known")
+    """How many records the subscription has before it, once members tell: after a start, or a long fill, not at once. Raises TimeoutError."""
+    told: list[int] = []
+
+    def is_told() -> bool:
+        try:
+            subscriptions = cluster.view(QUEUE).subscriptions
+        except WorldError:
+            return False
+        told.extend(one.lag_records for one in subscriptions if one.subscription == READER and one.has_lag)
+        return bool(told)
+
+    wait_until(is_told, "how much is unread isn't known")
+    return told[0]
+
+
+def check_room(records: int, free_bytes: int) -> None:
+    """Raises LookupError where so many records, on both members, don't fit."""
+    needed = records * STORED_BYTES * 2
+    if needed > free_bytes:
+        raise LookupError(f"{records:,} records take {needed / 1e9:,.0f} GB, {free_bytes / 1e9:,.0f} are free")
 
 
 def _make_kept(cluster: GrownCluster) -> None:
@@ -90,6 +109,7 @@ def _make_kept(cluster: GrownCluster) -> None:
 def _fill(cluster: GrownCluster, size: int, note: Callable[[str], None]) -> None:
     missing = size - unread(cluster)
     if missing > 0:
+        check_room(missing, shutil.disk_usage(cluster.directory).free)
         target = {"coordinators": cluster.addresses, "queue": QUEUE}
         order = Order("seriatim", target, "fill", SIZE_BYTES, missing / _FILL_RATE, missing, is_bulk=True)
         filled = measure(cluster, order, ())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.growth import command
+from bench.growth import backlog, command
 from bench.growth.findings import Finding, read, write
 
 MACHINE = {"began": "today", "cores": 2, "load_average": [0.5, 0.5, 0.5]}
@@ -52,6 +52,12 @@ def test_a_case_measured_later_stands_beside_what_is_there(tmp_path: Path) -> No
     write(found | {"queues": finding((64, [12.0]), case="queues")}, tmp_path)
     assert list(read(tmp_path)) == ["groups", "queues"]
     assert {path.name for path in tmp_path.glob("*.png")} == {"growth-groups.png", "growth-queues.png"}
+
+
+def test_a_backlog_that_does_not_fit_on_the_disk_is_not_begun() -> None:
+    backlog.check_room(100_000_000, free_bytes=24_000_000_000)
+    with pytest.raises(LookupError, match="100,000,000 records take 23 GB, 20 are free"):
+        backlog.check_room(100_000_000, free_bytes=20_000_000_000)
 
 
 def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
