@@ -107,19 +107,20 @@ class BackgroundWork:
         self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
         await self._execution.give_way(GIVE_WAY_S)
         self._is_more_due = False
-        # From where the last look had to stop: all have their turn.
+        # On from where the last look stopped: all have their turn.
         ordered = sorted(self._store.chains)
         start = bisect_left(ordered, self._first)
         self._first = 0
         queue_ids = ordered[start:] + ordered[:start]
         for at in range(0, len(queue_ids), SLICE):
             if not self._begin(queue_ids[at : at + SLICE], tasks):
-                self._first = queue_ids[at]
+                self._first = queue_ids[at + SLICE] if at + SLICE < len(queue_ids) else queue_ids[0]
                 break
             await asyncio.sleep(0)
 
     def _begin(self, queue_ids: list[QueueId], tasks: asyncio.TaskGroup) -> bool:
-        """Begin with what is due for these queues. False: as much as may be is under way."""
+        """Begin with what is due for these queues. False: what is due has to wait for what is under way, here and likely elsewhere."""
+        has_begun = is_held_up = False
         seen = tuple(self._store.chains[one] for one in queue_ids if one in self._store.chains)
         view = View(seen, self._store.registry, self._store.names, self._told, self._sealed)
         for action in background.plan(view, now_ms()):
@@ -127,14 +128,16 @@ class BackgroundWork:
             lane, most = _lane(action)
             if key in self._under_way or key in self._not_before_s:
                 continue
-            if len(self._under_way) >= MAX_AT_ONCE or self._lanes[lane] >= most:
+            is_full = len(self._under_way) >= MAX_AT_ONCE
+            if is_full or self._lanes[lane] >= most:
                 self._is_more_due = True
-                if len(self._under_way) >= MAX_AT_ONCE:
-                    return False
+                # One member that answers nobody is no reason to stop.
+                is_held_up |= is_full or not isinstance(lane, MemberName)
                 continue
+            has_begun = True
             self._lanes[lane] += 1
             self._under_way[key] = tasks.create_task(self._act(key, lane, action))
-        return True
+        return has_begun or not is_held_up
 
     def _forget_told(self) -> None:
         """What was told about links that are gone, or to processes that are."""
