@@ -21,6 +21,7 @@ from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (
     DeadlineOver,
+    DiskFailed,
     OlderGeneration,
     SeriatimError,
     StaleCursor,
@@ -72,13 +73,21 @@ class CursorKeeper:
         self.of_link(key)[record.subscription_id] = record
 
     async def tell(
-        self, runner: LinkRunner, subscription_id: SubscriptionId, generation: Generation, token: Token
+        self,
+        runner: LinkRunner,
+        subscription_id: SubscriptionId,
+        generation: Generation,
+        token: Token,
+        cursor: Index = cursors.START,
     ) -> CursorRecord:
-        """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced."""
+        """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced.
+
+        `cursor`: what the other member has: the further counts.
+        """
         key = runner.key
         async with self._lock(key):
             before = self.get(key, subscription_id) or CursorRecord(subscription_id)
-            record = cursors.told(before, generation, token)
+            record = cursors.told(before, generation, token, cursor)
             if record != before:
                 await self._keep(key, record)
         for wake in runner.readers:
@@ -120,7 +129,7 @@ class CursorKeeper:
     async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
         try:
             await self._relay(runner, record, cause_id)
-        except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink):
+        except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink, DiskFailed):
             await self._note_stale(runner, record)
 
     async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str, *, is_copied: bool = False) -> None:

@@ -206,7 +206,11 @@ class BrokerService(BrokerServicer):
             # Listed and not opened here yet, or this disk is new: the chain document knows.
             runner = await broker.known(LinkRecord(*key, has_cursors=await self._membership.is_first_disk(key)))
         cursor = await self._keeper.tell(
-            runner, SubscriptionId(request.subscription_id), Generation(request.generation), Token(request.token)
+            runner,
+            SubscriptionId(request.subscription_id),
+            Generation(request.generation),
+            Token(request.token),
+            Index(request.cursor),
         )
         is_stale = not runner.record.has_cursors
         index = None if is_stale else cursor.index

@@ -105,6 +105,7 @@ class Members:
             subscription_id=effect.subscription_id,
             generation=effect.generation,
             token=effect.token,
+            cursor=effect.cursor,
             cause_id=cause_id,
         )
         return await rpc.call(self._stub(state).TellReader, request, self._timeout_s, str(effect.member))

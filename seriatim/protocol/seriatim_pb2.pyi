@@ -831,10 +831,13 @@ class TellReaderRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     token: _builtins.int
     cause_id: _builtins.str
+    cursor: _builtins.int
+    """of this generation, as the other member has it: the further counts; 0 where there is none"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -845,10 +848,11 @@ class TellReaderRequest(_message.Message):
         generation: _builtins.int = ...,
         token: _builtins.int = ...,
         cause_id: _builtins.str = ...,
+        cursor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "generation", b"generation", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "cursor", b"cursor", "generation", b"generation", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

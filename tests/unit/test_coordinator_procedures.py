@@ -78,8 +78,9 @@ def shown(effect: Effect) -> str:  # noqa: C901 - a table
             return f"open {side.name} link={link.epoch} token={token} version={version}"
         case SendSeal(side, link, version):
             return f"seal {side.name} link={link.epoch} version={version}"
-        case TellReader(member, link, _, generation, token):
-            return f"tell {member} link={link.epoch} generation={generation} token={token}"
+        case TellReader(member, link, _, generation, token, cursor):
+            passed_on = f" cursor={cursor}" if cursor else ""
+            return f"tell {member} link={link.epoch} generation={generation} token={token}{passed_on}"
         case WakeAfter(delay_ms):
             return f"wake after {delay_ms} ms"
         case LookUpSessions() | LookUpElection() | ReadKeptSeals():
@@ -630,6 +631,27 @@ def test_h7_stale_cursors_dont_count(world):
     trace.state = asked
     trace.tell(ReaderTold("a", Index(4), is_stale=True), ReaderTold("b", Index(9), is_stale=False))
     assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
+
+
+def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_there(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", None, is_stale=False), ReaderTold("b", Index(3), is_stale=False))
+    assert trace.orders == ["tell g1-a link=1 generation=1 token=1 cursor=3"]
+    passing = trace.state
+    trace.tell(ReaderTold("a", Index(3), is_stale=False))
+    assert trace.orders == ["grant link=1 index=3 token=1"]
+    trace.state = passing  # a member of an older version keeps what it had: no reason to ask for ever
+    trace.tell(ReaderTold("a", None, is_stale=False))
+    assert trace.orders == ["grant link=1 index=3 token=1"]
+    trace.state = passing
+    trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("wait g1-a: it is registered, but can't be told")
+    trace.state = passing
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))
+    assert trace.orders == ["grant link=1 index=3 token=1"]
 
 
 def test_events_that_nothing_asked_for_are_bugs(world):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
+START = Index(0)
+
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
@@ -29,10 +31,15 @@ def _check_order(record: CursorRecord, generation: Generation, token: Token) -> 
         raise Fenced("a newer reader was elected", token=record.token)
 
 
-def told(record: CursorRecord, generation: Generation, token: Token) -> CursorRecord:
-    """A coordinator named the reader. A new generation starts without a cursor. Raises OlderGeneration, Fenced."""
+def told(record: CursorRecord, generation: Generation, token: Token, cursor: Index = START) -> CursorRecord:
+    """A coordinator named the reader. A new generation starts without a cursor. Raises OlderGeneration, Fenced.
+
+    `cursor`: what the other member has of this generation, where this one has less; the further counts.
+    """
     _check_order(record, generation, token)
     index = record.index if generation == record.generation else None
+    if cursor > (index or 0):
+        index = cursor
     return replace(record, generation=generation, token=token, index=index)
 
 

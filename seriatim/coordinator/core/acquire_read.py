@@ -6,6 +6,7 @@
     looking    who of the head link's members is registered is being looked up, after the chain was read
     telling    the reader's token is on its way to every registered member (H8)
     checking   a member couldn't be told: is it still registered?
+    passing    the further of two cursors is on its way to the member that has less (H7)
     leaving    the cursor is at the end of the head: it is being taken off the consume list (H22)
 
 It remembers nothing that it couldn't read again.
@@ -65,6 +66,7 @@ class Phase(StrEnum):
     NAMING = "naming"
     LOOKING = "looking"
     TELLING = "telling"
+    PASSING = "passing"
     CHECKING = "checking"
     LEAVING = "leaving"
 
@@ -80,7 +82,10 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcquireRead:
-    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered."""
+    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
+
+    `has_passed`: the further cursor was passed on already.
+    """
 
     request: ReadRequest
     phase: Phase = Phase.READING
@@ -88,6 +93,7 @@ class AcquireRead:
     asked: tuple[str, ...] = ()
     told: Mapping[str, ReaderTold] = field(default_factory=dict)
     failed: Mapping[str, SeriatimError] = field(default_factory=dict)
+    has_passed: bool = False
     pending: ChainDocument | None = None
     rounds: int = 0
 
@@ -143,9 +149,9 @@ def step(state: AcquireRead, event: Event, now_ms: int) -> Step:  # noqa: ARG001
             return _written(state, version)
         case Phase.LOOKING, SessionsSeen(registry):
             return _tell(state, registry)
-        case Phase.TELLING, ReaderTold(place):
+        case Phase.TELLING | Phase.PASSING, ReaderTold(place):
             return _answered(replace(state, told={**state.told, place: event}))
-        case Phase.TELLING, ReaderNotTold(place, error):
+        case Phase.TELLING | Phase.PASSING, ReaderNotTold(place, error):
             if isinstance(error, OlderVersion | Fenced | OlderGeneration):
                 return _again(state, OLDER_PAUSE_MS)
             return _answered(replace(state, failed={**state.failed, place: error}))
@@ -216,7 +222,7 @@ def _written(state: AcquireRead, version: ChainVersion) -> Step:
 def _look(state: AcquireRead) -> Step:
     if state.head is None:
         return _granted(state, Index(0))
-    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(),)
+    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}, has_passed=False), (LookUpSessions(),)
 
 
 def _tell(state: AcquireRead, registry: Registry) -> Step:
@@ -259,7 +265,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
 
 
 def _with_cursors(state: AcquireRead) -> Step:
-    """The further of the cursors that count, and none beyond the link's end (H7, H22)."""
+    """The further of the cursors that count, on each member that gives one, and none beyond the link's end (H7, H22)."""
     document, link, found = state.document, state.head, state.subscription
     if link is None:
         raise InvariantBroken("there is no head link to read", queue=document.name)
@@ -274,13 +280,28 @@ def _with_cursors(state: AcquireRead) -> Step:
             f"it has yet to catch up with its peer (or seek the subscription to an offset)"
         )
         return state, (_wait(state, {link.group: reason}),)
-    cursors = [answer.cursor for answer in sound if answer.cursor is not None]
-    cursor = max([subscriptions.start_index(found, link.epoch), *cursors])
+    furthest = max(answer.cursor or Index(0) for answer in sound)
+    cursor = max(subscriptions.start_index(found, link.epoch), furthest)
     if link.end is not None and cursor >= link.end:
         left = subscriptions.drained(document, found.subscription_id, found.generation, link.epoch)
         what = f"{found.name} has read link {link.epoch} to its end {link.end}"
         return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
+    behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
+    if behind and not state.has_passed:
+        return _pass_on(state, link, behind, furthest)
     return _granted(state, cursor)
+
+
+def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: Index) -> Step:
+    """A commit came to one member only. A reader that starts there counts on it, so both are to have it first (H7)."""
+    found = state.subscription
+    told = {place: answer for place, answer in state.told.items() if place not in behind}
+    passing = replace(state, phase=Phase.PASSING, told=told, has_passed=True)
+    sides = (side for side in (link.master, link.slave) if side.name.member in behind)
+    return passing, tuple(
+        TellReader(side.name, link, found.subscription_id, found.generation, found.reader_token, furthest)
+        for side in sides
+    )
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:

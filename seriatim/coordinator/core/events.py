@@ -187,13 +187,17 @@ class ReadKeptSeals:
 
 @dataclass(frozen=True, slots=True)
 class TellReader:
-    """To whoever is at this place now. Answered by ReaderTold or ReaderNotTold."""
+    """To whoever is at this place now. Answered by ReaderTold or ReaderNotTold.
+
+    `cursor`: what the other member has, where this one has less; 0: nothing to pass on.
+    """
 
     member: MemberName
     link: Link
     subscription_id: SubscriptionId
     generation: Generation
     token: Token
+    cursor: Index = Index(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class Plant:
     """One rule made wrong.
 
     `rule`: the wrong rule in a sentence. `make`: makes it wrong while the block runs. `within`: the number of schedules in
-    which it has to be found. `shape`: what they are drawn from, to find quickly what is rare. `finds`: what the violation
-    says, where it can be told beforehand.
+    which it has to be found. `shape`: what they are drawn from, to find quickly what is rare. `finds`: a pattern of what the
+    violation says, where it can be told beforehand.
     """
 
     name: str

@@ -61,6 +61,16 @@ async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale:
         await right(self, runner, is_stale=is_stale)
 
 
+def _not_passed_on(right: Any, state: Any, link: Any, behind: Any, furthest: Any) -> Any:
+    del right, link, behind
+    return acquire_read._granted(state, furthest)
+
+
+async def _fails_with_the_peers_disk(right: Any, self: CursorKeeper, runner: Any, record: Any, cause_id: str) -> None:
+    await self._relay(runner, record, cause_id)  # so that one member has a cursor that the other refused
+    del right
+
+
 def _left_unsealed(right: Any, document: ChainDocument, subscription_id: Any, generation: Any, epoch: Any) -> Any:
     one = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
     if one is None or generation != one.generation or one.consume_list[:1] != (epoch,):
@@ -124,6 +134,17 @@ PLANTS: tuple[Plant, ...] = (
         changed(CursorKeeper, "_note", _never_noted),
         within=100,
         shape=Shape(kinds=("divide and kill",), faults=(1, 2), lasts_s=(16.0,), paces=(1,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, started from one",
+        "a reader starts at a cursor that one member refused, or never got",
+        together(
+            changed(acquire_read, "_pass_on", _not_passed_on),
+            changed(CursorKeeper, "_on_both", _fails_with_the_peers_disk),
+        ),
+        within=300,
+        shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
         finds="6:",
     ),
     Plant(

@@ -115,7 +115,7 @@ PLANTS = (
         ),
         within=100,
         shape=Shape(kinds=ENDINGS, faults=(2, 4)),
-        finds="acknowledged",
+        finds="acknowledged|doesn't keep",
     ),
     Plant(
         "seal not flushed",
