@@ -187,7 +187,7 @@ class Oracle:
                 self._sought(document, one)
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
-            if link.state is LinkState.SEALED and (was is None or was.state is not LinkState.SEALED):
+            if link.state is LinkState.SEALED and (was is None or was.end != link.end or was.state is not link.state):
                 self._check_sealed(document, link)
         self.on_chain(before, document)
         self.documents[path] = document

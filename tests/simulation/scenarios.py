@@ -128,21 +128,28 @@ def lose_head(schedule: Schedule) -> None:
 
 
 def abandon_head(schedule: Schedule) -> None:
-    """Both members of the head are gone for good: an operator gives the link up. Then they come back all the same (H21)."""
+    """Both members of the head are gone for good: an operator gives the link up. Then they come back all the same (H21).
+
+    It counts as lost by then, or was sealed before they died, by a planned switch that was under way.
+    """
     link, world = _head_dies(schedule), schedule.world
     schedule.until_sending_goes_on(SOON_S)
 
-    def is_lost() -> bool:
+    def is_closed() -> bool:
         now = None if world.document is None else world.document.link(link.epoch)
-        return now is not None and now.state is LinkState.LOST
+        return now is not None and now.state in (LinkState.LOST, LinkState.SEALED)
 
-    schedule.until(is_lost, "the link counts as lost", SOON_S)
+    def is_abandoned() -> bool:
+        now = None if world.document is None else world.document.link(link.epoch)
+        return now is None or (now.certificate is not None and now.certificate.is_abandoned)
+
+    schedule.until(is_closed, "the link counts as lost, or is sealed", SOON_S)
     for name in [name for name in world.coordinator_names if schedule.chance.random() < 0.3]:
         world.kill(name, is_power=False)
         world.start(name)
     request = pb.AbandonLinkRequest(queue=QUEUE, epoch=link.epoch, confirmed_queue=QUEUE)
     for _ in range(10):
-        if not is_lost():
+        if is_abandoned():
             break
         _asked(schedule, "AbandonLink", request)
     schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
