@@ -37,11 +37,12 @@ from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
 from tests.simulation.disk import Disk
-from tests.simulation.ensemble import Ensemble, SimulatedSession
+from tests.simulation.ensemble import Ensemble, Session
 from tests.simulation.holdings import Holdings
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network, SimulatedChannel, SimulatedServer
 from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
 RESERVE_MB = 1
@@ -275,7 +276,7 @@ class World:
             else:
                 session.reached()
 
-    def _lose_zookeeper(self, session: SimulatedSession) -> None:
+    def _lose_zookeeper(self, session: Session) -> None:
         if self._is_cut_from_zookeeper(session.process):
             session.disconnect()
 

@@ -1,0 +1,385 @@
+"""A client's session with the ensemble, in the place of `seriatim.protocol.zookeeper`: what it asks, hears and loses.
+
+What a session reads is never older than what it saw before. It lives as long as the leader hears of it; whether it does depends on
+the client's process, on its connection to the server, and on the server's own to the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, SessionExpired, SessionState
+from tests.simulation.ensemble import Ensemble, Server
+from tests.simulation.loop import Process
+
+TICK_S = 0.5
+
+
+class _Question:
+    """One request of a session to its server. `work` answers it there."""
+
+    __slots__ = ("_future", "_server", "_session", "_session_id", "_work")
+
+    def __init__(
+        self,
+        session: SimulatedSession,
+        server: Server,
+        work: Callable[[Server, Callable[..., None]], None],
+        future: asyncio.Future[Any],
+    ) -> None:
+        self._session = session
+        self._session_id = session.session_id
+        self._server = server
+        self._work = work
+        self._future = future
+
+    def arrive(self) -> None:
+        """At the server, unless the session has left the connection on which this was asked."""
+        session, server = self._session, self._server
+        if session.server is not server or session.session_id != self._session_id or session.holds_request(self.arrive):
+            return
+        if not session.ensemble.is_live(self._session_id) and not server.is_cut_off:
+            self._answer(None, SessionExpired("the ZooKeeper session has expired"))
+            return
+        self._work(server, self._answer)
+
+    def _answer(self, result: Any, error: Exception | None = None) -> None:
+        session, server = self._session, self._server
+        if session.server is server and session.session_id == self._session_id:
+            session.tell(self._settle, result, error, server.tree.applied)
+
+    def _settle(self, result: Any, error: Exception | None, seen: int) -> None:
+        future = self._future
+        self._session.settled(future, seen)
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+class SimulatedSession:
+    """Stands for seriatim.protocol.zookeeper.ZooKeeperSession."""
+
+    def __init__(self, ensemble: Ensemble, is_cut: Callable[[Process], bool], hosts: str, timeout_s: float) -> None:
+        process = ensemble.loop.process
+        assert process is not None
+        self.hosts = hosts
+        self.process = process
+        self.session_timeout_s = timeout_s
+        self.state = SessionState.LOST
+        self.session_id = 0
+        self.server: Server | None = None
+        self.ensemble = ensemble
+        self._is_cut = is_cut
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
+        self._watching: dict[Callable[[], None], None] = {}  # as well
+        self._is_stopped = False
+        self._expiry: Any = None
+        self._told_s = 0.0
+        self._asked_s = 0.0
+        self._wrote_s = 0.0
+        self._seen = 0
+        self._is_reconnecting = False
+        self._held_requests: list[Callable[[], None]] = []
+        self._held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    # ---- life
+
+    async def start(self, timeout_s: float = 15) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        self._connect()
+        while self.state is not SessionState.CONNECTED:
+            if loop.time() > deadline_s:
+                self._is_stopped = True
+                raise Unreachable(f"no ZooKeeper answers at {self.hosts}")
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self.session_id and self.state is SessionState.CONNECTED:
+            self.ensemble.expire(self.session_id)
+        self._leave()
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    def _connect(self) -> None:
+        """Try one server after the other, as long as it takes; runs as a step of the client's."""
+        ensemble = self.ensemble
+        self._is_reconnecting = False
+        if self._is_stopped or self.server is not None:
+            return
+        server = ensemble.chance.choice(ensemble.servers)
+        is_answered = not ensemble.is_down and not server.is_cut_off and not self._is_cut(self.process)
+        if not is_answered or server.tree.applied < self._seen:
+            if is_answered:
+                ensemble.catch_up(server)
+            self._retry()
+            return
+        if not ensemble.is_live(self.session_id):
+            if self.session_id:
+                self.session_id = 0
+                self._tell_state(SessionState.LOST)
+            self.session_id = ensemble.new_session(self)
+        self.server = server
+        server.sessions.append(self)
+        self.heard_of()
+        self._tell_state(SessionState.CONNECTED)
+
+    def _retry(self) -> None:
+        if not self._is_reconnecting and not self._is_stopped:
+            self._is_reconnecting = True
+            delay_s = 0.05 + self.ensemble.chance.random() * 0.3
+            self.ensemble.loop.after(delay_s, self.process, self._connect)
+
+    def _leave(self) -> None:
+        if self.server is not None:
+            self.server.sessions.remove(self)
+            self.server = None
+        self._held_requests.clear()
+        self._held_replies.clear()
+
+    def reached(self) -> None:
+        """A cut is over before anybody gave the connection up: what was under way arrives."""
+        requests, self._held_requests = self._held_requests, []
+        replies, self._held_replies = self._held_replies, []
+        for request in requests:
+            request()
+        for callback, arguments in replies:
+            self.tell(callback, *arguments)
+
+    def disconnect(self) -> None:
+        """The connection to the server is gone; what was asked may have been done."""
+        if self.server is None:
+            return
+        self._leave()
+        self.heard_of()
+        self.ensemble.loop.after(self.ensemble.delay_s(), self.process, self._disconnected)
+
+    def _disconnected(self) -> None:
+        pending, self._pending = self._pending, {}
+        for future in pending:
+            if not future.done():
+                future.set_exception(Unreachable("ZooKeeper didn't answer: ConnectionLoss"))
+        if self.server is None:
+            self._tell_state(SessionState.SUSPENDED)
+            self._retry()
+        for watch in list(self._watching):  # as kazoo does: what happens meanwhile isn't seen
+            watch()
+
+    def _tell_state(self, state: SessionState) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        for listener in list(self._listeners):
+            listener(state)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the leader hears of this session."""
+        server, process = self.server, self.process
+        return (
+            server is not None
+            and not server.is_cut_off
+            and process.is_alive
+            and not process.is_paused
+            and not self._is_cut(process)
+        )
+
+    def heard_of(self, *, is_fresh: bool = False) -> None:
+        """What keeps the session alive may have changed: begin or stop to count towards its end."""
+        loop = self.ensemble.loop
+        if self.is_heard or self.ensemble.is_down:
+            if self._expiry is not None:
+                self._expiry.cancel()
+                self._expiry = None
+            return
+        if self._expiry is None or is_fresh:
+            if self._expiry is not None:
+                self._expiry.cancel()
+            silent_s = 0.0 if is_fresh else self.ensemble.chance.random() * self.session_timeout_s / 3
+            left_s = self.session_timeout_s - silent_s + self.ensemble.chance.random() * TICK_S
+            # A write is heard, too.
+            left_s = max(left_s, self._wrote_s + self.session_timeout_s - loop.now_s)
+            self._expiry = loop.after(left_s, None, self._expired)
+
+    def _expired(self) -> None:
+        self._expiry = None
+        self.ensemble.timed_out(self)
+        if self.server is not None:
+            self.disconnect()
+
+    # ---- asking
+
+    def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """To the client, behind all that was told before."""
+        loop = self.ensemble.loop
+        self._told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
+        loop.at(self._told_s, self.process, self._receive, self.server, callback, arguments)
+
+    def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if self.server is not server:
+            return
+        if self._held_replies or self._is_cut(self.process):
+            self._held_replies.append((callback, arguments))
+        else:
+            callback(*arguments)
+
+    def holds_request(self, request: Callable[[], None]) -> bool:
+        """Whether a cut holds back what would arrive now."""
+        if self._is_cut(self.process):
+            self._held_requests.append(request)
+            return True
+        return False
+
+    def settled(self, future: asyncio.Future[Any], seen: int) -> None:
+        """An answer has come, of a server that had applied so many changes."""
+        self._pending.pop(future, None)
+        self._seen = max(self._seen, seen)
+
+    async def _ask(self, work: Callable[[Server, Callable[..., None]], None]) -> Any:
+        ensemble, server = self.ensemble, self.server
+        if self.state is not SessionState.CONNECTED or server is None:
+            await asyncio.sleep(0)
+            if self.state is not SessionState.CONNECTED or self.server is None:
+                raise Unreachable("ZooKeeper didn't answer: SessionExpired or ConnectionLoss")
+            server = self.server
+        loop = ensemble.loop
+        future: asyncio.Future[Any] = loop.create_future()
+        self._pending[future] = None
+        self._asked_s = max(self._asked_s, loop.now_s + ensemble.delay_s() / 4)
+        loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
+        try:
+            return await future
+        finally:
+            self._pending.pop(future, None)
+
+    def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Any:
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            tree = server.tree
+            node = tree.nodes.get(path)
+            if watch is not None and (node is not None or kind == "exists"):
+                key = ("children" if kind == "children" else "data", path)
+                server.watches.setdefault(key, []).append((self, self.session_id, watch))
+                self._watching[watch] = None
+            if kind == "exists":
+                answer(None if node is None else node.owner)
+            elif node is None:
+                answer(None, NoNode(path))
+            elif kind == "get":
+                answer((node.data, node.version))
+            else:
+                answer(list(tree.children.get(path, ())))
+
+        return self._ask(work)
+
+    def _write(
+        self, kind: str, path: str, data: bytes = b"", version: int = -1, *, owner: int = 0, is_sequential: bool = False
+    ) -> Any:
+        ensemble, session_id = self.ensemble, self.session_id
+
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            def commit() -> None:
+                if server.is_cut_off:
+                    server.held.append(commit)
+                    return
+                if ensemble.is_down:
+                    return
+                if not ensemble.is_live(session_id):
+                    answer(None, SessionExpired("the ZooKeeper session has expired"))
+                    return
+                self._wrote_s = ensemble.loop.now_s
+                try:
+                    result = ensemble.write(kind, path, data, version, owner=owner, is_sequential=is_sequential)
+                except (NoNode, NodeExists, BadVersion) as error:
+                    ensemble.catch_up(server)
+                    answer(None, error)
+                    return
+                ensemble.catch_up(server)
+                answer(result)
+
+            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, commit)
+
+        return self._ask(work)
+
+    async def get(self, path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+        found: tuple[bytes, int] = await self._read("get", path, self._watch(watch))
+        return found
+
+    async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
+        return await self._read("exists", path, self._watch(watch)) is not None
+
+    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        found: list[str] = await self._read("children", path, self._watch(watch))
+        return found
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+    ) -> str:
+        if parents:
+            await self.ensure(path.rpartition("/")[0])
+        owner = self.session_id if ephemeral else 0
+        made: str = await self._write("create", path, data, owner=owner, is_sequential=sequential)
+        return made
+
+    async def ensure(self, path: str) -> None:
+        missing = []
+        # Looked up where reads are answered: what is not there yet is asked of the leader, and is there afterwards.
+        tree = self.ensemble.leader if self.server is None else self.server.tree
+        while path and path not in tree.nodes:
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        for one in reversed(missing):
+            try:
+                await self._write("create", one)
+            except NodeExists:
+                continue
+        if not missing:
+            await asyncio.sleep(0)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> int:
+        found: int = await self._write("set", path, data, version)
+        return found
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self._write("delete", path, b"", version)
+
+    async def sync(self, path: str) -> None:
+        del path
+        ensemble = self.ensemble
+
+        def work(server: Server, answer: Callable[..., None]) -> None:
+            def synced() -> None:
+                if server.is_cut_off:
+                    server.held.append(synced)
+                elif not ensemble.is_down:
+                    ensemble.catch_up(server)
+                    answer(None)
+
+            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, synced)
+
+        await self._ask(work)
+
+    async def owner(self, path: str) -> int:
+        found = await self._read("exists", path, None)
+        if found is None:
+            raise NoNode(path)
+        return int(found)
+
+    def _watch(self, watch: Callable[[], None] | None) -> Callable[[], None] | None:
+        """To be called once: by a change, or when the connection is lost."""
+        if watch is None:
+            return None
+
+        def fire() -> None:
+            if self._watching.pop(fire, 0) is None:
+                watch()
+
+        return fire
