@@ -1,4 +1,4 @@
-"""gRPC between simulated processes: the same stubs and servicers as in production, over connections that the world rules.
+"""Connections between simulated processes, which the world rules; the calls over them are in `calls`.
 
 A connection keeps the order of what is sent on it, as TCP does. A cut holds back what is under way; what isn't cut off
 for too long arrives late, and after `KEEPALIVE_S` both ends give the connection up. A killed process resets its connections at
@@ -7,17 +7,13 @@ once, a machine that lost its power is only found out by silence.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
-import grpc.aio
 
 from seriatim.protocol.batch_streams import BatchMessage
 from tests.simulation.loop import Host, Process, SimulatedLoop
@@ -25,11 +21,37 @@ from tests.simulation.loop import Host, Process, SimulatedLoop
 KEEPALIVE_S = 5.0
 CONNECT_S = 20.0
 """So long a connection is tried where nothing answers, as gRPC does."""
-_EOF = vars(grpc.aio)["EOF"]
 
 
-def _error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+class Context(Protocol):
+    """The server's end of a call (`calls.ServerContext`)."""
+
+    def gone(self) -> None:
+        """The connection is broken."""
+
+
+class Call(Protocol):
+    """The client's end of a call (`calls.ClientCall`), as connections know it."""
+
+    number: int
+    client: Process
+    connection: Connection | None
+
+    @property
+    def context(self) -> Context: ...
+
+    def ended(self, code: grpc.StatusCode, details: str) -> None:
+        """Nothing more comes."""
+
+
+class Server(Protocol):
+    """Whoever listens at an address (`calls.SimulatedServer`)."""
+
+    address: str
+    process: Process
+
+    def accept(self, call: Any) -> None:
+        """The head of a call arrived; a server knows more of calls than connections do."""
 
 
 class Connection:
@@ -39,7 +61,7 @@ class Connection:
         self._network = network
         self.ends = client, server
         self.is_broken = False
-        self.calls: set[_Call] = set()
+        self.calls: set[Call] = set()
         self._arrives_s = [0.0, 0.0]
         self._held: list[list[tuple[Any, tuple[Any, ...]]]] = [[], []]
         self._is_watched = False
@@ -110,7 +132,7 @@ class Network:
         self.late_share = 0.01
         self.damages = 0
         """So many of the next batches that are sent arrive with another bit."""
-        self._servers: dict[str, SimulatedServer] = {}
+        self._servers: dict[str, Server] = {}
         self._hosts: dict[str, Host] = {}
         self._cuts: set[tuple[str, str]] = set()
         self.has_cuts = False
@@ -196,24 +218,24 @@ class Network:
         if self._connections.get((client, server)) is connection:
             del self._connections[client, server]
 
-    # ---- what stands for grpc.aio
+    # ---- servers and calls
 
-    def listen(self, server: SimulatedServer, address: str) -> int:
+    def listen(self, server: Server, address: str) -> int:
         host, port = address.rsplit(":", 1)
         server.address = f"{host}:{port if port != '0' else '7000'}"
         return int(server.address.rsplit(":", 1)[1])
 
-    def started(self, server: SimulatedServer) -> None:
+    def started(self, server: Server) -> None:
         self._servers[server.address] = server
 
-    def stopped(self, server: SimulatedServer) -> None:
+    def stopped(self, server: Server) -> None:
         if self._servers.get(server.address) is server:
             del self._servers[server.address]
         for connection in list(self._connections.values()):
             if connection.ends[1] is server.process:
                 connection.end("the server was stopped")
 
-    def begin(self, call: _Call, address: str) -> None:
+    def begin(self, call: Call, address: str) -> None:
         """Connect where there is no connection yet, and send the call's head."""
         client = call.client
         host = self._hosts.get(address.rsplit(":", 1)[0])
@@ -234,286 +256,3 @@ class Network:
         call.connection = connection
         connection.calls.add(call)
         connection.send(1, server.accept, call)
-
-
-class SimulatedServer:
-    """Stands for grpc.aio.Server."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._handlers: dict[str, Any] = {}
-        self.address = ""
-        process = network.loop.process
-        assert process is not None
-        self.process = process
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """The registered ones are used."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        for name, handler in handlers.items():
-            self._handlers[f"/{service}/{name}"] = handler
-
-    async def start(self) -> None:
-        self._network.started(self)
-
-    async def stop(self, grace: float | None) -> None:
-        if grace:
-            await asyncio.sleep(min(grace, 0.05))
-        self._network.stopped(self)
-
-    def accept(self, call: _Call) -> None:
-        """A call's head arrived; runs as the server's process."""
-        handler = self._handlers.get(call.path)
-        context = call.context
-        if handler is None:
-            context.finish(grpc.StatusCode.UNIMPLEMENTED, call.path)
-            return
-        if not context.is_gone:
-            context.task = asyncio.ensure_future(context.serve(handler))
-
-
-class _Abort(grpc.aio.AbortError):
-    pass
-
-
-class ServerContext:
-    """Stands for grpc.aio.ServicerContext: the server's end of a call."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        self._first = call.request
-        self._incoming: deque[Any] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_half_closed = False
-        self.is_gone = False
-        self._is_finished = False
-        self.task: asyncio.Future[None] | None = None
-
-    async def serve(self, handler: Any) -> None:
-        code, details = grpc.StatusCode.OK, ""
-        try:
-            if handler.unary_unary is not None:
-                reply = await handler.unary_unary(self._call.request, self)
-                self._send(reply)
-            else:
-                served = (
-                    handler.unary_stream(self._call.request, self)
-                    if handler.unary_stream is not None
-                    else handler.stream_stream(None, self)
-                )
-                if inspect.isasyncgen(served):
-                    async for reply in served:
-                        await self.write(reply)
-                else:
-                    await served
-        except _Abort as abort:
-            code, details = abort.args
-        except asyncio.CancelledError:
-            code, details = grpc.StatusCode.CANCELLED, "cancelled"
-            raise
-        except Exception as error:
-            code, details = grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"
-        finally:
-            self.finish(code, details)
-
-    def finish(self, code: grpc.StatusCode, details: str) -> None:
-        if not self._is_finished and not self.is_gone:
-            self._is_finished = True
-            self._call.to_client(self._call.ended, code, details)
-
-    def _send(self, message: Any) -> None:
-        if not self.is_gone and not self._is_finished:
-            self._call.network.on_reply(self._call.path, self._first, message)
-            self._call.to_client(self._call.arrived, message)
-
-    async def write(self, message: Any) -> None:
-        self._send(message)
-        await asyncio.sleep(0)
-
-    async def read(self) -> Any:
-        while not self._incoming:
-            if self._is_half_closed or self.is_gone:
-                return _EOF
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._incoming.popleft()
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        raise _Abort(code, details)
-
-    # ---- from the client
-
-    def arrived(self, message: Any) -> None:
-        self._first = message if self._first is None else self._first
-        self._incoming.append(message)
-        self._wake()
-
-    def half_closed(self) -> None:
-        self._is_half_closed = True
-        self._wake()
-
-    def gone(self) -> None:
-        """The client has cancelled the call, or its connection is broken."""
-        if not self.is_gone:
-            self.is_gone = True
-            if self.task is not None:
-                self.task.cancel()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _Call:
-    """The client's end of a call; stands for grpc.aio's call objects."""
-
-    def __init__(self, network: Network, path: str, address: str, request: Any) -> None:
-        client = network.loop.process
-        assert client is not None
-        network.calls += 1
-        self.number = network.calls
-        self._network = network
-        self.network = network
-        self.client = client
-        self.path = path
-        self.request = request
-        self.connection: Connection | None = None
-        self.context = ServerContext(self)
-        self._incoming: deque[Any] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._status: tuple[grpc.StatusCode, str] | None = None
-        self._pump: asyncio.Task[None] | None = None
-        network.begin(self, address)
-
-    def to_client(self, deliver: Callable[..., None], *arguments: Any) -> None:
-        if self.connection is not None:
-            self.connection.send(0, deliver, *arguments)
-
-    def _to_server(self, deliver: Callable[..., None], *arguments: Any) -> None:
-        if self.connection is not None:
-            self.connection.send(1, deliver, *arguments)
-
-    # ---- from the server
-
-    def arrived(self, message: Any) -> None:
-        if self._status is None:
-            self._incoming.append(message)
-            self._wake()
-
-    def ended(self, code: grpc.StatusCode, details: str) -> None:
-        if self._status is None:
-            self._status = code, details
-            self._leave()
-            self._wake()
-
-    def _leave(self) -> None:
-        if self.connection is not None:
-            self.connection.calls.discard(self)
-        if self._pump is not None:
-            self._pump.cancel()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # ---- what a program calls
-
-    async def reply(self, timeout: float | None) -> Any:  # noqa: ASYNC109 - as gRPC has it
-        """The reply of a unary call."""
-        loop = asyncio.get_running_loop()
-        timer = None if timeout is None else loop.call_later(timeout, self._late)
-        try:
-            message = await self.read()
-            if message is _EOF:
-                raise _error(grpc.StatusCode.INTERNAL, "no reply")
-            return message
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self.cancel()
-
-    def _late(self) -> None:
-        if self._status is None:
-            self._to_server(self.context.gone)
-            self.ended(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-
-    async def read(self) -> Any:
-        while not self._incoming:
-            if self._status is not None:
-                code, details = self._status
-                if code is grpc.StatusCode.OK:
-                    return _EOF
-                if code is grpc.StatusCode.CANCELLED and details == "locally":
-                    raise asyncio.CancelledError
-                raise _error(code, details)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._incoming.popleft()
-
-    async def write(self, message: Any) -> None:
-        if self._status is not None:
-            code, details = self._status
-            if code is grpc.StatusCode.OK or details == "locally":
-                raise asyncio.InvalidStateError("the call is over")
-            raise _error(code, details)
-        self._to_server(self.context.arrived, self._network.carried(message))
-        await asyncio.sleep(0)
-
-    async def done_writing(self) -> None:
-        self._to_server(self.context.half_closed)
-
-    def cancel(self) -> bool:
-        if self._status is not None:
-            return False
-        self._to_server(self.context.gone)
-        self.ended(grpc.StatusCode.CANCELLED, "locally")
-        return True
-
-    def feed(self, requests: Any) -> None:
-        """Send what an iterator of requests brings."""
-
-        async def pump() -> None:
-            async for request in requests:
-                self._to_server(self.context.arrived, request)
-            self._to_server(self.context.half_closed)
-
-        self._pump = asyncio.get_running_loop().create_task(pump())
-
-    def __aiter__(self) -> Any:
-        return self
-
-    async def __anext__(self) -> Any:
-        message = await self.read()
-        if message is _EOF:
-            raise StopAsyncIteration
-        return message
-
-
-class SimulatedChannel:
-    """Stands for grpc.aio.Channel."""
-
-    def __init__(self, network: Network, address: str) -> None:
-        self._network = network
-        self._address = address
-
-    async def close(self, grace: float | None = None) -> None:
-        """Connections are kept: closing one ends no call here that its owner hasn't cancelled."""
-
-    def unary_unary(self, path: str, **_: Any) -> Any:
-        def call(request: Any, timeout: float | None = None) -> Any:
-            return _Call(self._network, path, self._address, request).reply(timeout)
-
-        return call
-
-    def unary_stream(self, path: str, **_: Any) -> Any:
-        return lambda request, **_: _Call(self._network, path, self._address, request)
-
-    def stream_stream(self, path: str, **_: Any) -> Any:
-        def call(requests: Any = None, **_: Any) -> Any:
-            made = _Call(self._network, path, self._address, None)
-            if requests is not None:
-                made.feed(requests)
-            return made
-
-        return call

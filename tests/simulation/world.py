@@ -36,11 +36,12 @@ from seriatim.protocol import chain, clock, log, rpc
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
+from tests.simulation.calls import SimulatedChannel, SimulatedServer
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import Ensemble, Session
 from tests.simulation.holdings import Holdings
 from tests.simulation.loop import Host, Process, SimulatedLoop
-from tests.simulation.network import Network, SimulatedChannel, SimulatedServer
+from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.zookeeper_session import SimulatedSession
 
