@@ -18,7 +18,7 @@ from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import InvalidArgument, OutcomeUnknown, SeriatimError
 from seriatim.protocol.names import automatic_seq
-from tests.simulation.oracle import Violation
+from tests.simulation.ledger import Violation
 from tests.simulation.world import World
 
 QUEUE = "q"
@@ -90,7 +90,7 @@ class Sender:
                 return
             stored = elected.resume_point.get(LOG, -1)
             for seq in range(stored + 1):
-                sent = self._world.oracle.sent.get((LOG, seq))
+                sent = self._world.ledger.sent.get((LOG, seq))
                 if sent is None or sent.acknowledged_at_s is None:
                     self._told(LOG, seq, None, None)
             self._next_seq = self._let_go(stored, elected) + 1
@@ -101,12 +101,12 @@ class Sender:
 
     def _let_go(self, stored: int, elected: Elected) -> int:
         """Up to where nothing can be sent again: all has been acknowledged."""
-        oracle = self._world.oracle
+        ledger = self._world.ledger
         seq = stored
-        while (sent := oracle.sent.get((LOG, seq + 1))) is not None and sent.acknowledged_at_s is not None:
+        while (sent := ledger.sent.get((LOG, seq + 1))) is not None and sent.acknowledged_at_s is not None:
             seq += 1
         if seq > max(stored, elected.held.get(LOG, -1)):
-            if oracle.given_up:
+            if ledger.given_up:
                 return stored  # as a new snapshot of what was lost
             self._world.violated(Violation(f"8: {LOG}:{seq} was acknowledged, the chain holds {dict(elected.held)}"))
         return seq
@@ -117,7 +117,7 @@ class Sender:
         else:
             source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
         value = value_of(source, seq, self._world.queues)
-        self._world.oracle.sending(source, seq, value)
+        self._world.ledger.sending(source, seq, value)
         try:
             handle = buffer.send(
                 value, None, None, seq if self._has_own_seqs else None, source if self._has_own_seqs else None, None
@@ -142,7 +142,7 @@ class Sender:
 
     def _told(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
         try:
-            self._world.oracle.told_kept(source, seq, offset, place)
+            self._world.ledger.told_kept(source, seq, offset, place)
         except Violation as violation:
             self._world.violated(violation)
 
@@ -176,7 +176,7 @@ class Reader:
         grants: dict[int, Grant] = {}
 
         def told(grant: Grant, place: Place) -> None:
-            self._checked(self._world.oracle.read_granted, self._subscription, grant, place.epoch, place.index)
+            self._checked(self._world.ledger.read_granted, self._subscription, grant, place.epoch, place.index)
             granted(grant, place)
             grants[consumer._hand_over.term] = grant
 
@@ -188,7 +188,7 @@ class Reader:
             except SeriatimError:
                 await asyncio.sleep(0.2)
         consumer._thread = _Thread()  # type: ignore[assignment]
-        oracle, session = self._world.oracle, consumer._session
+        ledger, session = self._world.ledger, consumer._session
         assert session is not None
         life = object()
         while True:
@@ -202,13 +202,13 @@ class Reader:
                     break
                 for record in consumer._handed_out(chunk):
                     grant = grants[chunk.term]
-                    self._checked(oracle.delivered, self._subscription, (life, chunk.term), grant, record)
+                    self._checked(ledger.delivered, self._subscription, (life, chunk.term), grant, record)
                     left -= 1
                     if not left:
                         break
             if session.grant is not None:
                 committed = session.committed
-                oracle.committed(self._subscription, session.grant, committed.epoch, committed.index)
+                ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
 
     def _checked(self, tell: Callable[..., None], *arguments: object) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from seriatim.broker_group.writer import Write
 from seriatim.protocol.errors import DiskFailed
 from seriatim.protocol.names import Incarnation
 from tests.simulation.loop import Process, SimulatedLoop
+
+KEY = struct.Struct(">cQQQ")
+"""Keys of what a broker stores of a link: kind (`B`: a batch, `P`: a position), queue, epoch, index."""
 
 
 class Table:

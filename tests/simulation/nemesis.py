@@ -311,7 +311,7 @@ class Nemesis:
         document = self.world.document
         assert document is not None
         subscription = self.chance.choice([one.name for one in document.subscriptions])
-        reached = max(self.world.oracle.progress[subscription].delivered, default=0)
+        reached = max(self.world.ledger.progress[subscription].delivered, default=0)
         starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]
         to = self.chance.choice((str(self.chance.randint(0, reached)), self.chance.choice(starts or ["0"]), "earliest"))
         self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))

@@ -255,7 +255,7 @@ def idle_subscription(schedule: Schedule) -> None:
     world = schedule.world
     request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
     setattr(request, "from", "latest")
-    world.oracle.idle.add(IDLE)
+    world.ledger.idle.add(IDLE)
     _asked(schedule, "CreateSubscription", request)
     for number in range(schedule.chance.randint(1, 4)):
         schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
@@ -313,7 +313,7 @@ def add_group(schedule: Schedule) -> None:
 
 
 def _somewhere(schedule: Schedule) -> str:
-    records = schedule.world.oracle.records
+    records = schedule.world.ledger.records
     where = schedule.chance.choice(("earliest", "latest", "offset"))
     return (
         str(schedule.chance.choice(sorted(records)))

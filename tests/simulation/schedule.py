@@ -22,10 +22,11 @@ from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import nemesis
 from tests.simulation.applications import QUEUE, Reader, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
+from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
-from tests.simulation.oracle import Violation
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, settle_idle
+from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
@@ -80,6 +81,7 @@ class Schedule(Nemesis):
         chance = random.Random(f"schedule {seed}")
         groups, coordinators = chance.choice(shape.groups), chance.choice(shape.coordinators)
         super().__init__(World(seed, groups=groups, coordinators=coordinators), chance)
+        self._verdict = Verdict(self.world.ledger, self.world.oracle.documents)
         self._kinds = list(shape.kinds or KINDS)
         self.faults: list[str] = []
         if is_traced:
@@ -150,7 +152,7 @@ class Schedule(Nemesis):
         await coordinators.call_within("CreateQueue", request, 50.0)
 
     def _kept(self) -> int:
-        return sum(sent.acknowledged_at_s is not None for sent in self.world.oracle.sent.values())
+        return sum(sent.acknowledged_at_s is not None for sent in self.world.ledger.sent.values())
 
     def until(self, is_so: Callable[[], bool], what: str, within_s: float) -> None:
         loop = self.world.loop
@@ -160,14 +162,14 @@ class Schedule(Nemesis):
 
     def _note_state(self) -> None:
         """For whoever reads the trace: where everything stands."""
-        world, oracle = self.world, self.world.oracle
+        world, ledger = self.world, self.world.ledger
         unread = [
-            one for one, sent in oracle.sent.items() if sent.acknowledged_at_s is not None and one not in oracle.places
+            one for one, sent in ledger.sent.items() if sent.acknowledged_at_s is not None and one not in ledger.places
         ]
         world.note(f"kept, not read: {unread}")
-        for name, progress in oracle.progress.items():
+        for name, progress in ledger.progress.items():
             world.note(
-                f"{name} was handed {len(progress.delivered)} of {len(oracle.records)}, committed {progress.committed}"
+                f"{name} was handed {len(progress.delivered)} of {len(ledger.records)}, committed {progress.committed}"
             )
         document = world.document
         if document is not None:
@@ -218,7 +220,7 @@ class Schedule(Nemesis):
                 session.heard_of()
 
     def _settle(self) -> None:
-        world, oracle = self.world, self.world.oracle
+        world = self.world
         self._resume_operator()
         self.later(OPERATOR_PATIENCE_S + 1, self._resume_operator)  # a drain that was asked for before may come late
         self.until_sending_goes_on(HEAL_S)
@@ -226,18 +228,18 @@ class Schedule(Nemesis):
         self.until(self.is_all_read, "everything is read", HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
         self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
-        oracle.check_end()
+        self._verdict.check_end()
         document = world.document
         assert document is not None
         by_name = {name: host.disk for name, host in world.hosts.items() if isinstance(host, MemberHost)}
-        oracle.check_copies(document, by_name, self._damaged_keys)
+        self._verdict.check_copies(document, by_name, self._damaged_keys)
         if world.loop.problems:
             raise Violation(f"not handled: {world.loop.problems[0]}")
 
     def until_sending_goes_on(self, within_s: float) -> None:
         """Something sent from now on is acknowledged."""
         now_s = self.world.loop.now_s
-        sent = self.world.oracle.sent
+        sent = self.world.ledger.sent
 
         def goes_on() -> bool:
             return any((one.acknowledged_at_s or 0) > now_s and one.at_s > now_s for one in sent.values())
@@ -262,8 +264,8 @@ class Schedule(Nemesis):
 
     def is_all_read(self) -> bool:
         """Every subscription was handed all that was acknowledged."""
-        oracle = self.world.oracle
-        return not oracle.undelivered() and not any(oracle.lacking(name) for name in oracle.progress)
+        verdict = self._verdict
+        return not verdict.undelivered() and not any(verdict.lacking(name) for name in self.world.ledger.progress)
 
     def _is_present(self, name: str) -> bool:
         """Whether the process that runs now is registered, and says that it lacks nothing."""
@@ -348,7 +350,7 @@ def _outcome(seed: int, shape: Shape, *, is_traced: bool) -> Outcome:
         world.loop.steps,
         world.loop.now_s,
         time.perf_counter() - began_s,
-        len(world.oracle.records),
+        len(world.ledger.records),
         tuple(schedule.faults),
         tuple(world.trace or ()),
     )

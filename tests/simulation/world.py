@@ -40,9 +40,10 @@ from tests.simulation.calls import SimulatedChannel, SimulatedServer
 from tests.simulation.disk import Disk
 from tests.simulation.ensemble import Ensemble, Session
 from tests.simulation.holdings import Holdings
+from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network
-from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.oracle import Oracle
 from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
@@ -85,7 +86,8 @@ class World:
         self.ensemble = Ensemble(self.loop, self.chance)
         self.hosts: dict[str, Host] = {}
         self.disks: dict[str, Disk] = {}
-        self.oracle = Oracle(self.loop, self.disks)
+        self.ledger = Ledger(self.loop)
+        self.oracle = Oracle(self.loop, self.disks, self.ledger)
         self.holdings = Holdings(
             self.loop, self.disks, self.oracle.documents, lambda what: self.violated(Violation(what))
         )

@@ -1,0 +1,118 @@
+"""What must be so once everything is healed and read: nothing is lost, all is in order, both copies are whole (protocol.md 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from seriatim.protocol import batch
+from seriatim.protocol.chain import ChainDocument, Link
+from tests.simulation.disk import KEY, Disk, Table
+from tests.simulation.ledger import Ledger, Violation
+
+
+class Verdict:
+    """On what the ledger holds; `documents`: the chains that ZooKeeper committed last."""
+
+    def __init__(self, ledger: Ledger, documents: Mapping[str, ChainDocument]) -> None:
+        self._ledger = ledger
+        self._documents = documents
+
+    def undelivered(self) -> list[tuple[str, int]]:
+        """Identities that were acknowledged and that nobody was handed, in the place where they are or in one given up."""
+        ledger = self._ledger
+        found = [identity for identity, sent in ledger.sent.items() if sent.acknowledged_at_s is not None]
+        given_up = {identity for progress in ledger.progress.values() for identity in progress.given_up}
+        return [identity for identity in found if identity not in ledger.places and identity not in given_up]
+
+    def lacking(self, subscription: str) -> set[int]:
+        """Offsets that it should have been handed since it was sought last, and wasn't."""
+        progress, start = self._ledger.progress[subscription], 0
+        for document in self._documents.values():
+            found = document.subscription(subscription)
+            link = None if found is None else document.link(found.position_epoch)
+            if subscription in self._ledger.idle:
+                return set()
+            if found is not None and (link is None or link.base is None):
+                return set()
+            if found is not None and link is not None and link.base is not None:
+                start = link.base + found.position_index
+        return {
+            one.offset
+            for one in self._ledger.standing()
+            if one.offset >= start
+            and one.offset not in progress.delivered
+            and (one.source, one.seq) not in progress.given_up
+        }
+
+    def check_end(self) -> None:
+        """Everything is healed and read: nothing is lost, all is in order."""
+        ledger = self._ledger
+        for name in ledger.progress:
+            lacking = self.lacking(name)
+            if lacking:
+                raise Violation(f"9: {name} was never handed {sorted(lacking)[:5]}")
+        for identity in self.undelivered():
+            raise Violation(f"8: {identity} was told to be kept at {ledger.sent[identity].offset}, and isn't delivered")
+        earliest_kept_s = float("inf")
+        last_seq: dict[str, int] = {}
+        for record in sorted(ledger.standing(), key=lambda one: one.offset, reverse=True):
+            sent = ledger.sent[record.source, record.seq]
+            if earliest_kept_s < sent.at_s:
+                raise Violation(
+                    f"9: {record.source}:{record.seq} at {record.offset} was sent after a later one was kept"
+                )
+            if sent.acknowledged_at_s is not None:
+                earliest_kept_s = min(earliest_kept_s, sent.acknowledged_at_s)
+            if record.seq >= last_seq.get(record.source, 1 << 64):
+                raise Violation(f"9: {record.source}:{record.seq} is delivered behind a later one")
+            last_seq[record.source] = record.seq
+
+    def check_copies(self, document: ChainDocument, disks: Mapping[str, Disk], damaged: Collection[bytes]) -> None:
+        """Both members of each link hold what its certificate says, but for damage that nobody had to read.
+
+        `disks`: by the member's name.
+        """
+        for link in document.links:
+            certificate = link.certificate
+            if certificate is None or certificate.is_abandoned or certificate.end == 0:
+                continue
+            key = KEY.pack(b"P", document.queue_id, link.epoch, certificate.end)
+            for side in (link.master, link.slave):
+                table = disks[str(side.name)].table
+                value = table.values.get(key)
+                if value is None or value[16:48] != certificate.link_hash:
+                    raise Violation(f"3: {side.name} doesn't hold link {link.epoch} as its certificate says")
+                self._check_stored(document.queue_id, link, certificate.end, table, str(side.name), damaged)
+
+    def _check_stored(
+        self, queue_id: int, link: Link, end: int, table: Table, name: str, damaged: Collection[bytes]
+    ) -> None:
+        """Every record of a link is there, and was handed out from there, or is a re-send of one handed out before."""
+        at = 0
+        while at < end:
+            place = KEY.pack(b"B", queue_id, link.epoch, at)
+            stored = table.values.get(place)
+            if stored is None:
+                raise Violation(f"3: {name} lacks index {at} of link {link.epoch}")
+            if place in damaged:
+                return
+            encoded = batch.parse(*batch.split(stored))
+            columns = batch.decode(encoded)
+            for row, seq in enumerate(columns.seqs):
+                self._check_row(link, at + row, columns.source_of(row), seq, columns.values[row])
+            at = encoded.header.end_index
+
+    def _check_row(self, link: Link, index: int, source: str, seq: int, value: bytes) -> None:
+        if link.base is None:
+            return
+        offset = link.base + index
+        handed_out = self._ledger.records.get(offset)
+        if handed_out is not None:
+            if (handed_out.source, handed_out.seq, handed_out.value) != (source, seq, value):
+                raise Violation(
+                    f"11: {source}:{seq} is stored at {offset}, and {handed_out.source}:{handed_out.seq} was read"
+                )
+        elif any((source, seq) in progress.given_up for progress in self._ledger.progress.values()):
+            return  # it was handed out where it was before that was given up
+        elif self._ledger.places.get((source, seq), offset) >= offset:
+            raise Violation(f"11: {source}:{seq} at {offset} was handed to nobody, and is no re-send")
