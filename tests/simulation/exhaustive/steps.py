@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from seriatim.coordinator.core import invariants
-from seriatim.coordinator.core.acquire_send import AcquireSend
-from seriatim.coordinator.core.acquire_send import Phase as AcquirePhase
 from seriatim.coordinator.core.events import (
     ChainConflict,
     ChainRead,
@@ -33,19 +30,12 @@ from seriatim.coordinator.core.events import (
 )
 from seriatim.producer.core import events as sender_events
 from seriatim.producer.core.sender import Phase
-from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import ChainVersion
 from tests.simulation.exhaustive import calls, properties
 from tests.simulation.exhaustive.bounds import Bounds
 from tests.simulation.exhaustive.calls import Call, Outcome
 from tests.simulation.exhaustive.group import GroupStep
 from tests.simulation.exhaustive.parts import NOBODY, PLACES
-from tests.simulation.exhaustive.possible import (
-    is_closed,
-    is_fenced,
-    readings,
-    says_nothing,
-)
 from tests.simulation.exhaustive.senders import SenderStep
 from tests.simulation.exhaustive.state import (
     BUDGET,
@@ -56,13 +46,11 @@ from tests.simulation.exhaustive.state import (
     GROUP,
     NET,
     SENDER,
-    SLOTS,
     ZK,
     ZOMBIES,
     Budget,
     Ghost,
     Request,
-    World,
     Zoo,
     addressed,
     bag,
@@ -99,15 +87,13 @@ class Steps:
         self._orders: dict[Value, tuple[tuple[Value, Value], ...]] = {}
         self._answers: dict[Any, tuple[Value, Value]] = {}
         self._nets: dict[Value, tuple[tuple[Request, Value, str], ...]] = {}
-        self._hurries: dict[Any, tuple[tuple[Any, Value | None], ...]] = {}
         self._left: dict[Any, bool] = {}
         self._reads: dict[Value, Value] = {}
-        self._reading: dict[Any, tuple[tuple[Any, ...], ...]] = {}
         self._due: dict[Any, tuple[int, ...]] = {}
         self._writes: dict[Any, Value] = {}
         self._holds: set[Any] = set()
 
-    def _group(self, world: list[Any], number: int, event: tuple[Any, ...]) -> None:
+    def group(self, world: list[Any], number: int, event: tuple[Any, ...]) -> None:
         """One event at a group, and what it tells the rest of the world."""
         is_safe = not world[BUDGET].content.failures
         key = world[GROUP + number], event, is_safe
@@ -123,7 +109,7 @@ class Steps:
     def _heard(self, world: list[Any], number: int, output: tuple[Any, ...]) -> None:
         kind = output[0]
         if kind == "sender":
-            self._sender(world, output[1], output[2:])
+            self.sender(world, output[1], output[2:])
         elif kind == "acknowledged":
             world[GHOST] = with_promise(world[GHOST], "acknowledged", output[1], output[2])
         elif kind == "stored":
@@ -147,7 +133,7 @@ class Steps:
         world[CALL + owner] = found[0]
         self._tell(world, owner, found[1])
 
-    def _pending(self, call: Value) -> tuple[tuple[Value, Value], ...]:
+    def pending(self, call: Value) -> tuple[tuple[Value, Value], ...]:
         """Each pending order of a call, and the call when it is being carried out."""
         found = self._orders.get(call)
         if found is None:
@@ -158,7 +144,7 @@ class Steps:
             )
         return found
 
-    def _carried_out(self, world: list[Any], slot: int, order: Any) -> str:
+    def carried_out(self, world: list[Any], slot: int, order: Any) -> str:
         """An order to the coordinator itself. Returns what was done."""
         zoo: Zoo = world[ZK].content
         match order:
@@ -206,12 +192,12 @@ class Steps:
         what = ""
         is_settled = True
         if isinstance(order, ReadChain):
-            world[CALL + slot] = self._pending(call)[0][1]
-            self._carried_out(world, slot, order)
+            world[CALL + slot] = self.pending(call)[0][1]
+            self.carried_out(world, slot, order)
             return " again"
         if isinstance(order, LookUpElection):
-            world[CALL + slot] = self._pending(call)[0][1]
-            self._carried_out(world, slot, order)
+            world[CALL + slot] = self.pending(call)[0][1]
+            self.carried_out(world, slot, order)
             what = " and the election"
             call = world[CALL + slot]
             if call is None or len(call.content.pending) != 1:
@@ -219,8 +205,8 @@ class Steps:
             order = call.content.pending[0].content
             is_settled = not budget.takeovers
         if isinstance(order, WriteChain) and is_settled and not budget.failures:
-            world[CALL + slot] = self._pending(call)[0][1]
-            return f"{what}; {self._carried_out(world, slot, order)}"
+            world[CALL + slot] = self.pending(call)[0][1]
+            return f"{what}; {self.carried_out(world, slot, order)}"
         return what
 
     def _read(self, zoo: Value) -> Value:
@@ -249,7 +235,7 @@ class Steps:
 
     def _follow(self, world: list[Any], slot: int, outcome: Outcome) -> None:
         if outcome.is_new_round:
-            self._give_up(world, slot)
+            self.give_up(world, slot)
         world[CALL + slot] = outcome.call
         if outcome.requests or outcome.unasked:
             new = [addressed(one, slot) for one in outcome.requests]
@@ -263,13 +249,13 @@ class Steps:
                 order = call.pending[0].content
                 if isinstance(order, WakeAfter | ReadKeptSeals):
                     world[CALL + slot] = shared(call._replace(pending=()))
-                    self._carried_out(world, slot, order)
+                    self.carried_out(world, slot, order)
 
-    def _give_up(self, world: list[Any], slot: int, heir: int = NOBODY) -> None:
+    def give_up(self, world: list[Any], slot: int, heir: int = NOBODY) -> None:
         """Nobody waits any more for what this call asked, or the call in slot `heir` does."""
         world[NET] = inherited(world[NET], slot, heir)
         for number in range(self.bounds.groups):
-            self._group(world, number, ("owner_left", slot, heir))
+            self.group(world, number, ("owner_left", slot, heir))
 
     def _answer(self, world: list[Any], slot: int, answer: Value) -> None:
         """A call is over, and its caller is told, if it still waits."""
@@ -281,13 +267,13 @@ class Steps:
         if slot >= CLOSER:
             return
         if isinstance(result, SendGrant):
-            self._sender(world, slot, ("granted", answer))
+            self.sender(world, slot, ("granted", answer))
         elif isinstance(result, Wait):
-            self._sender(world, slot, ("told", shared(sender_events.WaitAnswered(0, result.token, 0.0))))
+            self.sender(world, slot, ("told", shared(sender_events.WaitAnswered(0, result.token, 0.0))))
         elif isinstance(result, Refused):
-            self._sender(world, slot, ("told", shared(sender_events.AcquireFailed(0, result.error))))
+            self.sender(world, slot, ("told", shared(sender_events.AcquireFailed(0, result.error))))
 
-    def _requests(self, net: Value) -> tuple[tuple[Request, Value, str], ...]:
+    def requests(self, net: Value) -> tuple[tuple[Request, Value, str], ...]:
         """Each different request that is on its way, and what is left when it has arrived."""
         found = self._nets.get(net)
         if found is None:
@@ -296,7 +282,8 @@ class Steps:
             )
         return found
 
-    def _sender(self, world: list[Any], number: int, event: tuple[Any, ...]) -> None:
+    def sender(self, world: list[Any], number: int, event: tuple[Any, ...]) -> None:
+        """One event at a sender, and what it orders."""
         key = world[SENDER + number], event
         found = self._senders.get(key)
         if found is None:
@@ -320,19 +307,19 @@ class Steps:
             case ("open", token, route, index):
                 link = route.content.link
                 target = shared(link.master.incarnation)
-                self._group(
+                self.group(
                     world,
                     int(link.group[1:]) - 1,
                     ("stream_wanted", number, int(link.epoch), int(token), index, target),
                 )
             case ("close",):
                 for group in range(self.bounds.groups):
-                    self._group(world, group, ("stream_closed", number))
+                    self.group(world, group, ("stream_closed", number))
             case ("stand again",):
                 self._stand_again(world, number)
             case ("send", encoded):
                 for group in range(self.bounds.groups):
-                    self._group(world, group, ("batch_sent", number, encoded))
+                    self.group(world, group, ("batch_sent", number, encoded))
             case ("complete", seq, _, _) | ("resume", seq):
                 ghost = world[GHOST].content
                 world[GHOST] = shared(ghost._replace(complete=tuple(sorted({*ghost.complete, seq}))))
@@ -355,95 +342,9 @@ class Steps:
         for slot in ZOMBIES:
             if world[CALL + slot] is None:
                 world[CALL + slot], world[CALL + number] = world[CALL + number], None
-                self._give_up(world, number, slot)
+                self.give_up(world, number, slot)
                 return
         raise AssertionError("no room for one more call without a caller: widen the state")
-
-    # ---- what is done at once
-
-    def _normal(self, world: World, *, is_new: bool = False) -> World:
-        """The state after all steps that are taken at once (see `world`). `is_new`: a failure has just happened."""
-        if not self.bounds.is_thrifty:
-            return world
-        after = list(world)
-        is_safe = not after[BUDGET].content.failures
-        if is_new and is_safe:
-            for number in range(self.bounds.groups):
-                self._group(after, number, ("settled",))
-        while self._hurry(after, is_safe=is_safe):
-            pass
-        return tuple(after)
-
-    def _hurry(self, world: list[Any], *, is_safe: bool) -> bool:
-        for slot in SLOTS:
-            call = world[CALL + slot]
-            if call is not None and self._hurry_call(world, slot, call, is_safe=is_safe):
-                return True
-        for number in (0, 1):
-            if world[SENDER + number].content.state.content.phase is Phase.WAITING:
-                self._sender(world, number, ("waited",))
-                return True
-        for number in range(self.bounds.groups):
-            for event in self._hurried(world[GROUP + number], is_safe=is_safe):
-                self._group(world, number, event)
-                return True
-        if world[NET].content:
-            for request, rest, _ in self._requests(world[NET]):
-                if request.owner == NOBODY and says_nothing(world[GROUP + request.group].content, request):
-                    world[NET] = rest
-                    return True
-        return False
-
-    def _hurry_call(self, world: list[Any], slot: int, call: Value, *, is_safe: bool) -> bool:
-        """An order of a call that needn't wait is carried out."""
-        key = call, slot, world[ZK]
-        due = self._hurries.get(key)
-        if due is None:
-            due = self._hurries[key] = tuple(self._due_orders(call, slot, world[ZK].content))
-        for order, rest in due:
-            if order is None:
-                self._give_up(world, slot)
-                world[CALL + slot] = rest
-                return True
-            if order.__class__ is not LookUpSessions or (is_safe and self._is_registry_settled(world)):
-                world[CALL + slot] = rest
-                self._carried_out(world, slot, order)
-                return True
-        return False
-
-    def _due_orders(self, call: Value, slot: int, zoo: Zoo) -> Iterator[tuple[Any, Value | None]]:
-        """Orders that needn't wait (LookUpSessions: if who is registered can't change), and the call while they are
-        carried out. None: whatever the call still hears, it ends, or reads the chain again, without having changed anything.
-        """
-        document: ChainDocument = zoo.document.content
-        state = call.content.state.content
-        if slot == CLOSER and is_closed(document, call.content):
-            yield None, None
-        elif isinstance(state, AcquireSend) and state.phase is AcquirePhase.CLOSING and is_fenced(document, state):
-            yield None, calls.restarted(state)
-        for order, rest in self._pending(call):
-            content = order.content
-            if (
-                (isinstance(content, WriteChain) and content.expected != zoo.version)
-                or isinstance(content, LookUpSessions)
-                or (isinstance(content, ReadChain) and is_fenced(document, call.content.state.content))
-            ):
-                yield content, rest
-
-    def _is_registry_settled(self, world: list[Any]) -> bool:
-        return all(
-            member.is_up and member.session == "on"
-            for number in range(self.bounds.groups)
-            for member in world[GROUP + number].content.members
-        )
-
-    def _hurried(self, group: Value, *, is_safe: bool) -> tuple[tuple[Any, ...], ...]:
-        """What senders read at once."""
-        key = group, is_safe
-        found = self._reading.get(key)
-        if found is None:
-            found = self._reading[key] = tuple(readings(group.content, is_safe=is_safe))[:1]
-        return found
 
 
 _ANSWERS: dict[str, Any] = {"opened": LinkOpened, "open": OpenFailed, "sealed": SealAnswered, "seal": SealFailed}

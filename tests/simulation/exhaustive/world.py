@@ -32,6 +32,7 @@ from seriatim.protocol.chain import ChainDocument, LinkState, QueueSettings
 from seriatim.protocol.errors import DeadlineOver, Unreachable
 from seriatim.protocol.names import QueueId
 from tests.simulation.exhaustive import calls, properties
+from tests.simulation.exhaustive.bounds import Bounds
 from tests.simulation.exhaustive.calls import Call
 from tests.simulation.exhaustive.parts import MASTER, NOBODY, PLACES, SLAVE, Group, Member
 from tests.simulation.exhaustive.possible import (
@@ -69,6 +70,7 @@ from tests.simulation.exhaustive.state import (
     with_registered,
 )
 from tests.simulation.exhaustive.steps import Steps
+from tests.simulation.exhaustive.thrift import Thrift
 from tests.simulation.exhaustive.values import Value, shared
 
 _DOWN = shared(Unreachable("down"))
@@ -76,6 +78,10 @@ _DOWN = shared(Unreachable("down"))
 
 class Everything(Steps):
     """All that can follow from a state within the bounds."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__(bounds)
+        self._thrift = Thrift(self)
 
     def first(self) -> World:
         """Nothing was ever sent; the first instance has just been elected, and asks for its route."""
@@ -93,19 +99,19 @@ class Everything(Steps):
         world: list[Any] = [shared(Zoo(shared(document), 0, registered)), *(shared(group) for group in groups)]
         world += [sender, sender, *[None for _ in SLOTS], shared(())]
         world += [shared(Ghost()), shared(Budget(self.bounds.failures, self.bounds.takeovers))]
-        self._sender(world, 0, ("elected", 0))
-        first = self._normal(tuple(world))
+        self.sender(world, 0, ("elected", 0))
+        first = self._thrift.normal(tuple(world))
         return self._reported(first) if self.bounds.starts_reported else first
 
     def _reported(self, world: World) -> World:
         while world[SENDER].content.state.content.phase is not Phase.SENDING:
             _, world = next(self.moves(world))
-        return self._normal(self._sender_move(world, 0, ("deadline_passed",), "")[1])
+        return self._thrift.normal(self._sender_move(world, 0, ("deadline_passed",), "")[1])
 
     def moves(self, world: World) -> Iterator[Move]:
         """What can follow without a failure. A take-over counts as one."""
         for label, after in self._all_moves(world):
-            yield label, self._normal(after)
+            yield label, self._thrift.normal(after)
 
     def _all_moves(self, world: World) -> Iterator[Move]:
         for number in range(self.bounds.groups):
@@ -128,12 +134,12 @@ class Everything(Steps):
         budget: Budget = world[BUDGET].content
         if budget.takeovers:
             for label, after in self._takeover(world):
-                yield label, self._normal(after)
+                yield label, self._thrift.normal(after)
         if not budget.failures:
             return
         spent = (*world[:BUDGET], shared(budget._replace(failures=budget.failures - 1)))
         for label, after in self._all_failures(spent):
-            yield label, self._normal(after, is_new=True)
+            yield label, self._thrift.normal(after, is_new=True)
 
     def _is_left(self, world: World, number: int) -> bool:
         """Whether this group has nothing to do with the rest of the world any more, for good.
@@ -170,7 +176,7 @@ class Everything(Steps):
             after = list(world)
             if event[0] in ("restarted", "registered") and not self._may_register(after, number, event):
                 continue
-            self._group(after, number, event)
+            self.group(after, number, event)
             yield label, tuple(after)
         yield from self._expiries(world, number)
 
@@ -208,19 +214,19 @@ class Everything(Steps):
             after = list(world)
             after[ZK] = with_registered(world[ZK], 2 * number + member.place, None)
             if member.session == "lease over":
-                self._group(after, number, ("session_changed", member.place, "expired"))
+                self.group(after, number, ("session_changed", member.place, "expired"))
             yield f"the session of {member.name} is gone", tuple(after)
 
     def _call_moves(self, world: World, slot: int) -> Iterator[Move]:
-        for order, rest in self._pending(world[CALL + slot]):
+        for order, rest in self.pending(world[CALL + slot]):
             self.doing = order.content.__class__.__name__
             after = list(world)
             after[CALL + slot] = rest
-            label = self._carried_out(after, slot, order.content)
+            label = self.carried_out(after, slot, order.content)
             yield label, tuple(after)
 
     def _deliveries(self, world: World, number: int | None = None) -> Iterator[Move]:
-        for request, rest, label in self._requests(world[NET]):
+        for request, rest, label in self.requests(world[NET]):
             if number is not None and request.group != number:
                 continue
             group: Group = world[GROUP + request.group].content
@@ -234,7 +240,7 @@ class Everything(Steps):
                 after = list(world)
                 after[NET] = rest
                 self.doing = label
-                self._group(after, request.group, ("asked", request.place, request.owner, request.order))
+                self.group(after, request.group, ("asked", request.place, request.owner, request.order))
                 yield f"{label} arrives", tuple(after)
 
     def _is_unregistered(self, world: World, request: Request) -> bool:
@@ -256,7 +262,7 @@ class Everything(Steps):
     def _sender_move(self, world: World, number: int, event: tuple[Any, ...], what: str) -> Move:
         after = list(world)
         self.doing = f"{SENDERS[number]} {what}"
-        self._sender(after, number, event)
+        self.sender(after, number, event)
         return f"{SENDERS[number]} {what}", tuple(after)
 
     def _takeover(self, world: World) -> Iterator[Move]:
@@ -269,7 +275,7 @@ class Everything(Steps):
         budget: Budget = world[BUDGET].content
         after[BUDGET] = shared(budget._replace(takeovers=budget.takeovers - 1))
         after[ZK] = shared(zoo._replace(term=zoo.term + 1))
-        self._sender(after, number, ("elected", zoo.term + 1))
+        self.sender(after, number, ("elected", zoo.term + 1))
         yield f"{SENDERS[number]} is elected", tuple(after)
 
     def _closing_moves(self, world: World) -> Iterator[Move]:
@@ -285,9 +291,9 @@ class Everything(Steps):
         for epoch in due:
             after = list(world)
             self._follow(after, CLOSER, calls.close_call(epoch))
-            order, rest = self._pending(after[CALL + CLOSER])[0]
+            order, rest = self.pending(after[CALL + CLOSER])[0]
             after[CALL + CLOSER] = rest
-            yield f"{self._carried_out(after, CLOSER, order.content)} to close link {epoch}", tuple(after)
+            yield f"{self.carried_out(after, CLOSER, order.content)} to close link {epoch}", tuple(after)
 
     def _all_failures(self, world: World) -> Iterator[Move]:
         for number in range(self.bounds.groups):
@@ -306,7 +312,7 @@ class Everything(Steps):
                         ]
                     )
                 self.doing = label
-                self._group(after, number, event)
+                self.group(after, number, event)
                 yield label, tuple(after)
         for number in (0, 1):
             yield from self._sender_failures(world, number)
@@ -323,7 +329,7 @@ class Everything(Steps):
         if "slow call" in self._kinds and is_asking and has_room:
             after = list(world)
             self._leave(after, number)
-            self._sender(after, number, ("told", shared(sender_events.AcquireFailed(0, DeadlineOver("late")))))
+            self.sender(after, number, ("told", shared(sender_events.AcquireFailed(0, DeadlineOver("late")))))
             yield f"{SENDERS[number]} gives its call up, which goes on", tuple(after)
 
     def _call_failures(self, world: World, slot: int) -> Iterator[Move]:
@@ -346,10 +352,10 @@ class Everything(Steps):
 
     def _died(self, world: World, slot: int, label: str) -> Move:
         after = list(world)
-        self._give_up(after, slot)
+        self.give_up(after, slot)
         after[CALL + slot] = None
         if slot < CLOSER:
-            self._sender(after, slot, ("told", shared(sender_events.AcquireFailed(0, Unreachable("died")))))
+            self.sender(after, slot, ("told", shared(sender_events.AcquireFailed(0, Unreachable("died")))))
         return label, tuple(after)
 
     def check(self, world: World) -> None:
