@@ -20,7 +20,7 @@ from seriatim.protocol import rpc
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.names import Index
 
-_BATCH_BYTES = 256 * 1024  # Producer's own default
+_BATCH_BYTES = 512 * 1024  # Producer's own default
 _COLUMN_BYTES = 32  # what Producer counts for a record beside its value
 
 

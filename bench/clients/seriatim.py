@@ -1,4 +1,4 @@
-"""Seriatim through its public libraries, as they come; in latency cases without lingering."""
+"""Seriatim through its public libraries, as they come."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ class SeriatimClient(Client):
 
     has_bulk = True
 
-    def __init__(self, target: dict[str, str], purpose: Purpose) -> None:
+    def __init__(self, target: dict[str, str], _purpose: Purpose) -> None:
         self._target = target
-        self._purpose = purpose
         self._opened: Producer | None = None
         self._consumer: Consumer | None = None
         self.failure: Exception | None = None
@@ -28,8 +27,7 @@ class SeriatimClient(Client):
     @property
     def _producer(self) -> Producer:
         if self._opened is None:
-            settings = {"linger_ms": 0.0} if self._purpose.is_latency else {}
-            self._opened = Producer(self._target["coordinators"], self._target["queue"], **settings)  # type: ignore[arg-type]
+            self._opened = Producer(self._target["coordinators"], self._target["queue"])
             self._opened.wait_until_elected(_TIMEOUT_S)
         return self._opened
 

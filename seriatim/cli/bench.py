@@ -51,7 +51,7 @@ def _count(default: int, what: str) -> Callable[[Any], Any]:
 
 
 _batch_bytes = click.option(
-    "--batch-bytes", type=click.IntRange(1, 16 * 1024 * 1024), default=256 * 1024, show_default=True, help="Of a batch."
+    "--batch-bytes", type=click.IntRange(1, 16 * 1024 * 1024), default=512 * 1024, show_default=True, help="Of a batch."
 )
 
 
@@ -186,7 +186,7 @@ def latency(*, queue: str, size: int, count: int, durability: str, coordinator: 
     _ensure(coordinator, queue, durability)
     value = os.urandom(size)
     latencies_s: list[float] = []
-    with Producer(coordinator, queue, linger_ms=0) as producer, _progress("acknowledged", count) as advance:
+    with Producer(coordinator, queue) as producer, _progress("acknowledged", count) as advance:
         producer.wait_until_elected(_ELECTION_TIMEOUT_S)
         producer.send(value).result(_ELECTION_TIMEOUT_S)  # the first one opens the link; it isn't counted
         started_s = time.perf_counter()

@@ -58,7 +58,7 @@ class Producer:
         queue: str,
         name: str | None = None,
         *,
-        batch_bytes: int = 256 * 1024,
+        batch_bytes: int = 512 * 1024,
         linger_ms: float = 5,
         max_buffer_bytes: int = 32 * 1024 * 1024,
         max_block_s: float = 60,
