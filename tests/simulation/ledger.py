@@ -34,9 +34,11 @@ class Sent:
 class Progress:
     """Of one subscription: offsets handed out since it was sought last, the newest reader's token, the furthest commit
     that was answered. `given_up`: identities that were handed out, and whose place then was lost as section 8 allows.
+    `before`: offsets handed out before it was sought; whose place is lost then is dropped as a re-send all the same.
     """
 
     delivered: set[int] = field(default_factory=set)
+    before: set[int] = field(default_factory=set)
     token: int = 0
     generation: int = 0
     last: dict[object, int] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class Ledger:
         progress.generation = subscription.generation
         is_anywhere = bool(subscription.consume_list)
         progress.committed = (subscription.position_epoch, subscription.position_index) if is_anywhere else (0, 0)
+        progress.before |= progress.delivered
         progress.delivered.clear()
 
     def give_up(self, link: Link, certificate: Certificate) -> None:
@@ -172,8 +175,9 @@ class Ledger:
             identity = record.source, record.seq
             self.places.pop(identity, None)
             for progress in self.progress.values():
-                if offset in progress.delivered:
+                if offset in progress.delivered or offset in progress.before:
                     progress.delivered.discard(offset)
+                    progress.before.discard(offset)
                     progress.given_up.add(identity)
         for progress in self.progress.values():
             progress.last.clear()
