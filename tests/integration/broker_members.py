@@ -285,7 +285,7 @@ class Appending:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return
             except asyncio.CancelledError:
-                if self._call.cancelled():  # by the reading side, which was told why
+                if self._call.done():  # cancelled by the reading side, which was told why
                     return
                 raise
             self.sent_index = one.header.end_index
