@@ -15,12 +15,12 @@ from typing import Any
 
 from bench.clients.base import Client, Purpose
 from bench.floor_member import METHOD
+from seriatim.producer.core.batching import BATCH_BYTES
 from seriatim.producer.core.sender import SenderSettings
 from seriatim.protocol import rpc
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.names import Index
 
-_BATCH_BYTES = 512 * 1024  # Producer's own default
 _COLUMN_BYTES = 32  # what Producer counts for a record beside its value
 
 
@@ -68,7 +68,7 @@ class FloorClient(Client):
 
     def send_each(self, values: Sequence[bytes]) -> None:
         size_bytes = len(values[0])
-        of_batch = max(1, _BATCH_BYTES // (size_bytes + _COLUMN_BYTES))
+        of_batch = max(1, BATCH_BYTES // (size_bytes + _COLUMN_BYTES))
         self._open_records += len(values)
         while self._open_records >= of_batch:
             self._open_records -= of_batch

@@ -76,12 +76,11 @@ class Broker:
     # ---- links
 
     def links(self) -> list[LinkRecord]:
-        return [link if isinstance(link, LinkRecord) else link.record for link in self._links.values()]
+        return [_written(link) for link in self._links.values()]
 
     def links_of(self, queue_id: QueueId) -> list[LinkRecord]:
         """The links of one queue, in the order of the chain."""
-        links = (self._links[queue_id, epoch] for epoch in sorted(self._epochs.get(queue_id, ())))
-        return [link if isinstance(link, LinkRecord) else link.record for link in links]
+        return [_written(self._links[queue_id, epoch]) for epoch in sorted(self._epochs.get(queue_id, ()))]
 
     def _add(self, key: LinkKey, link: LinkRecord | LinkRunner) -> None:
         self._links[key] = link
@@ -95,7 +94,7 @@ class Broker:
     def record(self, key: LinkKey) -> LinkRecord | None:
         """What is written of the link; nothing is loaded for the answer."""
         link = self._links.get(key)
-        return link.record if isinstance(link, LinkRunner) else link
+        return None if link is None else _written(link)
 
     def find(self, key: LinkKey) -> LinkRunner | None:
         """The link, loaded from the disk when it is first asked for."""
@@ -352,3 +351,7 @@ def _is_kept(runner: LinkRunner, index: Index) -> bool:
 
 def _incarnation(member: pb.LinkMember) -> Incarnation:
     return Incarnation(member.incarnation.disk_id, member.incarnation.start)
+
+
+def _written(link: LinkRecord | LinkRunner) -> LinkRecord:
+    return link.record if isinstance(link, LinkRunner) else link

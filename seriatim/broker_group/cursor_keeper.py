@@ -78,11 +78,11 @@ class CursorKeeper:
         subscription_id: SubscriptionId,
         generation: Generation,
         token: Token,
-        cursor: Index = cursors.START,
+        cursor: Index,
     ) -> CursorRecord:
         """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced.
 
-        `cursor`: what the other member has: the further counts.
+        `cursor`: what the other member has, 0 where that is nothing: the further counts.
         """
         key = runner.key
         async with self._lock(key):

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.background import SeenChain
@@ -44,11 +44,21 @@ _GROUP = "group "
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), _AT_ONCE):
         yield items[start : start + _AT_ONCE]
+
+
+async def _side_by_side(
+    items: Sequence[Item], read: Callable[[Item], Coroutine[Any, Any, Found]]
+) -> list[tuple[Item, Found]]:
+    found: list[tuple[Item, Found]] = []
+    for some in _slices(items):
+        found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
+    return found
 
 
 def checked_name(name: str, what: str) -> str:
@@ -302,11 +312,9 @@ class Store:
             self.registry = Registry(dict(sorted(groups.items())))
 
     async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
-        found: list[tuple[str, GroupState | None]] = []
-        for some in _slices(list(names)):
-            read = (self._read_group(name, self._watch(f"{_GROUP}{name}") if is_watching else None) for name in some)
-            found += zip(some, await asyncio.gather(*read), strict=True)
-        return found
+        return await _side_by_side(
+            list(names), lambda name: self._read_group(name, self._watch(f"{_GROUP}{name}") if is_watching else None)
+        )
 
     async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState | None:
         """None: it isn't there."""
@@ -329,11 +337,8 @@ class Store:
         return replace(state, members=members)
 
     async def _read_names(self) -> None:
-        names: dict[str, QueueId] = {}
-        for some in _slices(await self.session.children(self.paths.names, self._watch("names"))):
-            found = zip(some, await asyncio.gather(*map(self._named, some)), strict=True)
-            names |= {name: queue_id for name, queue_id in found if queue_id is not None}
-        self.names = names
+        found = await _side_by_side(await self.session.children(self.paths.names, self._watch("names")), self._named)
+        self.names = {name: queue_id for name, queue_id in found if queue_id is not None}
 
     async def _named(self, name: str) -> QueueId | None:
         with contextlib.suppress(NoNode):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from seriatim.producer.buffer import Buffer
-from seriatim.producer.core.batching import BatchLimits
+from seriatim.producer.core.batching import BATCH_BYTES, BatchLimits
 from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
@@ -58,7 +58,7 @@ class Producer:
         queue: str,
         name: str | None = None,
         *,
-        batch_bytes: int = 512 * 1024,
+        batch_bytes: int = BATCH_BYTES,
         linger_ms: float = 5,
         max_buffer_bytes: int = 32 * 1024 * 1024,
         max_block_s: float = 60,

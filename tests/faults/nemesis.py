@@ -275,8 +275,10 @@ class Nemesis:
         if "reader-4" in scene.clients:
             self._seek(scene, fault, is_back=start != "latest", subscription=LATE)
             return
-        if start == "offset" or (start == "earliest" and self._earliest(scene)):
-            start = self._some_offset(scene)
+        if start != "latest":
+            earliest = self._earliest(scene)
+            if start == "offset" or earliest:
+                start = self._some_offset(scene, earliest)
         fault.note += f"from {start}; "
         request = pb.CreateSubscriptionRequest(queue=scene.queue, subscription=LATE, **{"from": start})
         with contextlib.suppress(SubscriptionExists):  # the first call's answer was lost
@@ -285,17 +287,17 @@ class Nemesis:
         scene.clients["reader-4"] = "reader"
         scene.start_client("reader-4")
 
-    def _some_offset(self, scene: Round) -> str:
-        earliest = self._earliest(scene)
+    def _some_offset(self, scene: Round, earliest: int) -> str:
         return str(self._chance.randrange(earliest, max(earliest + 1, scene.last_offset)))
 
     def _earliest(self, scene: Round) -> int:
         """From which offset on there is somebody to read from: what was on a group that was removed is gone with it."""
-        gone = [link for link in scene.view().links if link.group == SPARE_GROUP and not self._has_spare]
-        return max((link.base + link.end for link in gone), default=0)
+        if self._has_spare:
+            return 0
+        return max((link.base + link.end for link in scene.view().links if link.group == SPARE_GROUP), default=0)
 
     def _seek(self, scene: Round, fault: Fault, *, is_back: bool, subscription: str = "other") -> None:
-        to = self._some_offset(scene) if is_back else "latest"
+        to = self._some_offset(scene, self._earliest(scene)) if is_back else "latest"
         fault.note += f"{subscription} to {to}; "
         request = pb.SeekSubscriptionRequest(queue=scene.queue, subscription=subscription, to=to)
         scene.do("SeekSubscription", request)

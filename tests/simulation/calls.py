@@ -160,7 +160,6 @@ class ClientCall:
         assert client is not None
         network.calls += 1
         self.number = network.calls
-        self._network = network
         self.network = network
         self.client = client
         self.path = path
@@ -244,7 +243,7 @@ class ClientCall:
             if code is grpc.StatusCode.OK or details == "locally":
                 raise asyncio.InvalidStateError("the call is over")
             raise _error(code, details)
-        self._to_server(self.context.arrived, self._network.carried(message))
+        self._to_server(self.context.arrived, self.network.carried(message))
         await asyncio.sleep(0)
 
     async def done_writing(self) -> None:

@@ -138,7 +138,7 @@ class Oracle:
                 self._ledger.sought(one)
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
-            if link.state is LinkState.SEALED and (was is None or was.end != link.end or was.state is not link.state):
+            if link.state is LinkState.SEALED and (was is None or was.end != link.end):
                 self._check_sealed(document, link)
         self.on_chain(before, document)
         self.documents[path] = document

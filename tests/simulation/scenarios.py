@@ -135,13 +135,16 @@ def abandon_head(schedule: Schedule) -> None:
     link, world = _head_dies(schedule), schedule.world
     schedule.until_sending_goes_on(SOON_S)
 
+    def now() -> Link | None:
+        return None if world.document is None else world.document.link(link.epoch)
+
     def is_closed() -> bool:
-        now = None if world.document is None else world.document.link(link.epoch)
-        return now is not None and now.state in (LinkState.LOST, LinkState.SEALED)
+        found = now()
+        return found is not None and found.state in (LinkState.LOST, LinkState.SEALED)
 
     def is_abandoned() -> bool:
-        now = None if world.document is None else world.document.link(link.epoch)
-        return now is None or (now.certificate is not None and now.certificate.is_abandoned)
+        found = now()
+        return found is None or (found.certificate is not None and found.certificate.is_abandoned)
 
     schedule.until(is_closed, "the link counts as lost, or is sealed", SOON_S)
     for name in [name for name in world.coordinator_names if schedule.chance.random() < 0.3]:

@@ -14,7 +14,7 @@ It remembers nothing that it couldn't read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -42,7 +42,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.registry import Registry
-from seriatim.protocol.chain import ChainDocument, Link, Subscription
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription
 from seriatim.protocol.errors import (
     Fenced,
     InvariantBroken,
@@ -82,10 +82,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcquireRead:
-    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
-
-    `has_passed`: the further cursor was passed on already.
-    """
+    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered."""
 
     request: ReadRequest
     phase: Phase = Phase.READING
@@ -93,7 +90,6 @@ class AcquireRead:
     asked: tuple[str, ...] = ()
     told: Mapping[str, ReaderTold] = field(default_factory=dict)
     failed: Mapping[str, SeriatimError] = field(default_factory=dict)
-    has_passed: bool = False
     pending: ChainDocument | None = None
     rounds: int = 0
 
@@ -222,12 +218,12 @@ def _written(state: AcquireRead, version: ChainVersion) -> Step:
 def _look(state: AcquireRead) -> Step:
     if state.head is None:
         return _granted(state, Index(0))
-    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}, has_passed=False), (LookUpSessions(),)
+    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(),)
 
 
 def _tell(state: AcquireRead, registry: Registry) -> Step:
     """To every registered member of the head link, whichever incarnation is there now (H8)."""
-    link, found = state.head, state.subscription
+    link = state.head
     if link is None:
         raise InvariantBroken("there is no head link to tell about", queue=state.document.name)
     looked = replace(state, read=ChainRead(state.document, state.version, registry))
@@ -236,8 +232,14 @@ def _tell(state: AcquireRead, registry: Registry) -> Step:
         reason = f"no member of {link.group} is registered, so nobody can tell where link {link.epoch} was read to"
         return looked, (_wait(looked, {link.group: reason}),)
     asked = replace(looked, phase=Phase.TELLING, asked=tuple(side.name.member for side in present))
-    return asked, tuple(
-        TellReader(side.name, link, found.subscription_id, found.generation, found.reader_token) for side in present
+    return asked, _tellings(state, link, present, Index(0))
+
+
+def _tellings(state: AcquireRead, link: Link, sides: Iterable[ChainMember], cursor: Index) -> Effects:
+    found = state.subscription
+    return tuple(
+        TellReader(side.name, link, found.subscription_id, found.generation, found.reader_token, cursor)
+        for side in sides
     )
 
 
@@ -287,21 +289,16 @@ def _with_cursors(state: AcquireRead) -> Step:
         what = f"{found.name} has read link {link.epoch} to its end {link.end}"
         return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
     behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
-    if behind and not state.has_passed:
+    if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
         return _pass_on(state, link, behind, furthest)
     return _granted(state, cursor)
 
 
 def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: Index) -> Step:
     """A commit came to one member only. A reader that starts there counts on it, so both are to have it first (H7)."""
-    found = state.subscription
     told = {place: answer for place, answer in state.told.items() if place not in behind}
-    passing = replace(state, phase=Phase.PASSING, told=told, has_passed=True)
     sides = (side for side in (link.master, link.slave) if side.name.member in behind)
-    return passing, tuple(
-        TellReader(side.name, link, found.subscription_id, found.generation, found.reader_token, furthest)
-        for side in sides
-    )
+    return replace(state, phase=Phase.PASSING, told=told), _tellings(state, link, sides, furthest)
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:

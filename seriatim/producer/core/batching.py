@@ -8,6 +8,10 @@ are on their way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+BATCH_BYTES: Final = 512 * 1024
+"""`BatchLimits.batch_bytes`, where nobody says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
