@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 @log_options
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
+    from seriatim.broker_group.allocator import keep_freed_memory
     from seriatim.broker_group.process import BrokerSettings
     from seriatim.protocol import log, settings
 
+    keep_freed_memory()
     log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
