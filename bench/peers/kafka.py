@@ -87,7 +87,7 @@ class Kafka(Peer):
             settings = self.directory / f"{name}.properties"
             settings.write_text("".join(f"{key}={value}\n" for key, value in self._settings(number).items()))
             subprocess.run(
-                (*java, "kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(settings)),
+                (*java, "kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "-c", str(settings)),
                 check=True,
                 stdout=subprocess.DEVNULL,
                 timeout=_START_TIMEOUT_S,

@@ -18,7 +18,7 @@ from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.open_batch import OpenBatch
-from seriatim.producer.record import CheckedRecord, HeadersArgument, checked
+from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -78,15 +78,9 @@ class Buffer:
     # ---- the application's side --------------------------------------------------------------------------------
 
     def send(
-        self,
-        value: bytes,
-        key: bytes | None,
-        headers: HeadersArgument,
-        seq: int | None,
-        source: str | None,
-        timestamp_ms: int | None,
+        self, value: object, key: object, headers: object, seq: object, source: object, timestamp_ms: object
     ) -> Handle:
-        """See Producer.send."""
+        """See Producer.send, whose arguments these are: whatever an application made of them."""
         if key is None and seq is None and headers is None and timestamp_ms is None and type(value) is bytes:
             size = len(value) + _COLUMN_BYTES
             if size <= self._record_limit:
@@ -139,13 +133,15 @@ class Buffer:
             return NotElected(waited)
         return type(problem)(waited, **problem.details)
 
-    def send_many(self, values: Sequence[bytes]) -> Handles:
+    def send_many(self, given: Iterable[object]) -> Handles:
         """See Producer.send_many: values only."""
         runs: list[tuple[SharedBatch, int, int]] = []
-        for value in values:
+        values: list[bytes] = []
+        for value in given:
             if type(value) is not bytes:
                 raise InvalidArgument(f"a value is bytes, not {type(value).__name__}")
             self._check_size(len(value))
+            values.append(value)
         ends = list(accumulate(len(value) + _COLUMN_BYTES for value in values))
         at = 0
         taken_bytes = 0

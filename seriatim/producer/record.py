@@ -39,20 +39,17 @@ class CheckedRecord:
 
 
 def checked(
-    value: bytes,
-    key: bytes | None,
-    headers: HeadersArgument,
-    seq: int | None,
-    source: str | None,
-    timestamp_ms: int | None,
+    value: object, key: object, headers: object, seq: object, source: object, timestamp_ms: object
 ) -> CheckedRecord:
-    """Raises InvalidArgument for what can't be a record."""
+    """Of whatever an application hands over. Raises InvalidArgument for what can't be a record."""
     if source is not None and seq is None:
         raise InvalidArgument("a source of the user's needs a seq of the user's")
+    if source is not None and not isinstance(source, str):
+        raise InvalidArgument(f"a source is text, not {type(source).__name__}")
     if seq is not None and not isinstance(seq, int):
         raise InvalidArgument(f"a seq is a whole number, not {type(seq).__name__}")
-    if timestamp_ms is not None and not -(2**63) <= timestamp_ms < 2**63:
-        raise InvalidArgument(f"timestamp_ms {timestamp_ms} is not a signed 64-bit number")
+    if timestamp_ms is not None and not (isinstance(timestamp_ms, int) and -(2**63) <= timestamp_ms < 2**63):
+        raise InvalidArgument(f"timestamp_ms {timestamp_ms!r} is not a signed 64-bit number")
     return CheckedRecord(
         _as_bytes(value, "value"),
         None if key is None else _as_bytes(key, "key"),
@@ -71,12 +68,17 @@ def _as_bytes(content: object, what: str) -> bytes:
     raise InvalidArgument(f"a {what} is bytes, not {type(content).__name__}")
 
 
-def _as_headers(headers: HeadersArgument) -> Headers:
+def _as_headers(headers: object) -> Headers:
     if not headers:
         return ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, Iterable):
+        raise InvalidArgument(f"headers are pairs of a name and bytes, not {type(headers).__name__}")
     checked = []
-    for name, content in pairs:
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidArgument(f"a header is a pair of a name and bytes, not {pair!r}")
+        name, content = pair
         if not isinstance(name, str) or len(name.encode()) >= 2**16:
             raise InvalidArgument("the name of a header is text of less than 65,536 bytes")
         checked.append((name, _as_bytes(content, "header")))

@@ -162,6 +162,10 @@ def test_a_record_at_or_below_the_resume_point_is_complete_at_once() -> None:
         {"key": "text"},
         {"headers": {"h": "text"}},
         {"headers": [(1, b"")]},
+        {"headers": [b"alone"]},
+        {"headers": 7},
+        {"seq": 1, "source": 5},
+        {"timestamp_ms": "now"},
         {"timestamp_ms": 1 << 63},
         {"value": "text"},
         {"value": None},
@@ -174,6 +178,15 @@ def test_what_cannot_be_a_record_is_refused_and_harms_nothing(parts: dict[str, A
         send(buffer, **parts)
     send(buffer, b"after")
     assert taken(buffer)[0].values == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("wrong", ["text", None, bytearray(b"v"), 7])
+def test_of_many_that_hold_one_wrong_none_is_sent(wrong: Any) -> None:
+    buffer = new()
+    with pytest.raises(errors.InvalidArgument):
+        buffer.send_many([b"good", wrong])
+    send(buffer, b"after")
+    assert taken(buffer)[0].values == [b"after"]
 
 
 def test_a_source_has_automatic_seqs_or_the_users() -> None:
