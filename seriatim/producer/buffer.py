@@ -20,6 +20,7 @@ from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
+from seriatim.protocol.clock import monotonic_s
 from seriatim.protocol.errors import (
     DeadlineOver,
     InvalidArgument,
@@ -102,9 +103,9 @@ class Buffer:
                     return handle
                 if threading.get_ident() == self.own_thread:
                     raise InvalidArgument("send would have to wait, and a callback must not block the producer")
-                now_s = time.monotonic()
+                now_s = monotonic_s()
                 deadline_s = now_s + self._max_block_s if deadline_s is None else deadline_s
-                if not self._changed.wait(deadline_s - now_s) and time.monotonic() >= deadline_s:
+                if not self._changed.wait(deadline_s - now_s) and monotonic_s() >= deadline_s:
                     raise self._reason_to_give_up()
 
     def try_send(
@@ -286,7 +287,7 @@ class Buffer:
         open_batch = self._open
         if open_batch is None:
             return None
-        age_s = time.monotonic() - open_batch.opened_at_s
+        age_s = monotonic_s() - open_batch.opened_at_s
         return closes_in_s(records=len(open_batch.values), age_s=age_s, in_flight=in_flight, limits=self._limits)
 
     def elect(self, token: Token, resume_point: Mapping[str, int] | None) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.record import CheckedRecord
 from seriatim.protocol.batch import RecordColumns
+from seriatim.protocol.clock import monotonic_s, now_ms
 from seriatim.protocol.record import Headers
 
 
@@ -38,7 +37,7 @@ class OpenBatch:
         self.seqs: list[int] | None = None
         self.sources: list[str] = []
         self.source_names: set[str] = set()
-        self.opened_at_s = time.monotonic()
+        self.opened_at_s = monotonic_s()
 
     @property
     def is_plain(self) -> bool:
@@ -50,7 +49,7 @@ class OpenBatch:
         row = len(self.values)
         self.values.append(record.value)
         stamp = record.timestamp_ms
-        self.timestamps_ms.append(time.time_ns() // 1_000_000 if stamp is None else stamp)
+        self.timestamps_ms.append(now_ms() if stamp is None else stamp)
         if record.key is not None and self.keys is None:
             self.keys = [None] * row
         if record.headers and self.headers is None:

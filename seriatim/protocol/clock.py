@@ -1,4 +1,4 @@
-"""The two clocks. Cores never read them: time is given to a core as data."""
+"""The clocks. Cores never read them: time is given to a core as data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import time
 def boottime_s() -> float:
     """Seconds that also count while the machine sleeps, for leases and deadlines (protocol.md 4, Lease)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def monotonic_s() -> float:
+    """Seconds that don't count while the machine sleeps, for what one process waits for within itself."""
+    return time.monotonic()
 
 
 def now_ms() -> int:

@@ -385,7 +385,7 @@ def installed(world: World) -> Iterator[None]:
         (seriatim.broker_group.process, "open_store", open_store),
         (clock, "time", clocks),
         (seriatim.producer.loop, "time", clocks),
-        (seriatim.producer.buffer, "time", clocks),
+        (seriatim.producer.buffer, "_now_ns", clocks.time_ns),
         (seriatim.consumer.client, "time", clocks),
         (replica, "step", step),
         (readmission, "eligible", eligible),
