@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import seriatim.producer.buffer
 from bench.artifacts import CACHE
 from bench.cases import Case, Kind
 from bench.load import Order
@@ -180,5 +181,6 @@ def environment() -> dict[str, Any]:
         "memory_gib": round(pages * page_bytes / 2**30, 1),
         "kernel": os.uname().release,
         "python": sys.version.split()[0],
+        "is_compiled": str(seriatim.producer.buffer.__file__).endswith(".so"),
         "load_average": os.getloadavg(),
     }

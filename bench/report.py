@@ -78,7 +78,8 @@ class Report:
         """Tables: one a case, then the goals, then what failed."""
         head = (
             f"{self.environment['began']}, {self.environment['cores']} cores ({self.environment['cpu']}), "
-            f"{self.environment['memory_gib']} GiB, Linux {self.environment['kernel']}; "
+            f"{self.environment['memory_gib']} GiB, Linux {self.environment['kernel']}, "
+            f"Seriatim {'compiled' if self.environment['is_compiled'] else 'not compiled'}; "
             f"{self.plan.rounds} rounds of {self.plan.seconds:g} s a case; load average at the start "
             f"{self.environment['load_average'][0]:.1f}. Medians (smallest to largest); ratio: Seriatim's median divided "
             "by the peer's."

@@ -10,7 +10,9 @@ from bench.goals import GOALS
 from bench.peers import PEERS
 from bench.report import Report, number, write
 
-MACHINE = {"began": "today", "cores": 2, "cpu": "some", "memory_gib": 4, "kernel": "6", "load_average": [0.5, 0.5, 0.5]}
+MACHINE = {
+    "began": "today", "cores": 2, "cpu": "some", "memory_gib": 4, "kernel": "6", "load_average": [0.5, 0.5, 0.5], "is_compiled": True,
+}  # fmt: skip
 
 
 def plan(*words: str, peers: tuple[str, ...] = ("seriatim", "kafka")) -> Plan:
