@@ -23,8 +23,9 @@ and masters; `client` is the public class; `sources` feed a queue from elsewhere
 
 from __future__ import annotations
 
+from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.client import Producer
-from seriatim.producer.handle import Acknowledged, Handle, Handles
+from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected
 
 __all__ = ["Acknowledged", "Elected", "Handle", "Handles", "Producer"]

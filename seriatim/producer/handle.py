@@ -10,29 +10,14 @@ import asyncio
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
+from seriatim.producer.acknowledged import Acknowledged
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, SeriatimError
 from seriatim.protocol.names import Epoch, Index, Offset
 
 _log = log.logger("producer")
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A record that two members hold.
-
-    `epoch`, `index` and `offset` are None where it was found to be stored already, by a resume point or as a re-send;
-    `offset` also where the link's base isn't known, while an earlier link is lost.
-    """
-
-    epoch: Epoch | None
-    index: Index | None
-    offset: Offset | None
-    source: str
-    seq: int
 
 
 class SharedBatch:

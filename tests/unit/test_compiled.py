@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -10,6 +12,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
+from seriatim.producer import Acknowledged
+from seriatim.protocol.names import Epoch, Index, Offset
 
 ROOT = Path(__file__).parents[2]
 MODULES = re.findall(r'"(seriatim/[a-z_/]+)\.py"', (ROOT / "setup.py").read_text())
@@ -30,3 +35,8 @@ def test_what_is_compiled_is_what_the_sources_say() -> None:
     assert MODULES
     is_current = subprocess.run([ROOT / "tools" / "setup", "--current"], check=False).returncode == 0
     assert is_current, "a source changed since it was compiled: type make setup"
+
+
+def test_what_an_application_is_handed_can_be_copied_and_pickled() -> None:
+    stored = Acknowledged(Epoch(1), Index(2), Offset(3), "s", 4)
+    assert pickle.loads(pickle.dumps(stored)) == copy.deepcopy(stored) == stored

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.core.timing import AcknowledgementTiming
-from seriatim.producer.handle import Acknowledged, Handle, SharedBatch
+from seriatim.producer.handle import Handle, SharedBatch
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
 from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode

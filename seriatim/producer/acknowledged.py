@@ -1,0 +1,22 @@
+"""What an application gets for a record that is stored. Not compiled: it is copied and pickled, which compiled ones can't be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seriatim.protocol.names import Epoch, Index, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A record that two members hold.
+
+    `epoch`, `index` and `offset` are None where it was found to be stored already, by a resume point or as a re-send;
+    `offset` also where the link's base isn't known, while an earlier link is lost.
+    """
+
+    epoch: Epoch | None
+    index: Index | None
+    offset: Offset | None
+    source: str
+    seq: int
