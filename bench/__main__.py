@@ -15,8 +15,8 @@ from bench.growth import command
 from bench.peers import PEERS
 from seriatim.cli.embedded.errors import EmbeddedError
 
-_QUICK = {"rounds": 3, "seconds": 4.0, "warm_up": 3.0, "catch_up": 1_000_000, "fill": 20.0, "outages": 1}
-_FULL = {"rounds": 5, "seconds": 10.0, "warm_up": 5.0, "catch_up": 10_000_000, "fill": 90.0, "outages": 2}
+_QUICK = {"rounds": 3, "seconds": 4.0, "warm_up": 6.0, "catch_up": 1_000_000, "fill": 20.0, "outages": 1}
+_FULL = {"rounds": 5, "seconds": 10.0, "warm_up": 10.0, "catch_up": 10_000_000, "fill": 90.0, "outages": 2}
 
 
 def main() -> int:
