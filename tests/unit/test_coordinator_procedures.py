@@ -618,7 +618,28 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == [_note(world, "b")]
+
+
+def _note(world, gone):
+    return f"write {world.version}: {gone} of g1 is away: its cursors of link 1 are stale"
+
+
+def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absent_one_is_noted_as_stale(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    begun = trace.state
+    trace.tell(ReaderTold("a", Index(4), is_stale=False))
+    assert trace.orders == [_note(world, "b")]
+    assert trace.document.stale_cursors == ((1, "b"),)
+    trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False))
     assert trace.orders == ["grant link=1 index=4 token=1"]
+    trace.state = begun  # from where everybody starts it needs none
+    trace.tell(ReaderTold("a", None, is_stale=False))
+    assert trace.orders == ["grant link=1 index=0 token=1"]
 
 
 def test_h7_stale_cursors_dont_count(world):
@@ -651,7 +672,7 @@ def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_ther
     world.kill(("g1", "a"))
     world.expire(("g1", "a"))
     trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))
-    assert trace.orders == ["grant link=1 index=3 token=1"]
+    assert trace.orders == [_note(world, "a")]
 
 
 def test_events_that_nothing_asked_for_are_bugs(world):

@@ -68,6 +68,7 @@ class Phase(StrEnum):
     TELLING = "telling"
     PASSING = "passing"
     CHECKING = "checking"
+    NOTING = "noting"
     LEAVING = "leaving"
 
 
@@ -139,9 +140,9 @@ def step(state: AcquireRead, event: Event, now_ms: int) -> Step:  # noqa: ARG001
             return state, ()  # late: the other member's answer has decided already
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
-        case Phase.NAMING | Phase.LEAVING, ChainConflict():
+        case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainConflict():
             return _again(state)
-        case Phase.NAMING | Phase.LEAVING, ChainWritten(version):
+        case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainWritten(version):
             return _written(state, version)
         case Phase.LOOKING, SessionsSeen(registry):
             return _tell(state, registry)
@@ -291,6 +292,10 @@ def _with_cursors(state: AcquireRead) -> Step:
     behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
     if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
         return _pass_on(state, link, behind, furthest)
+    if cursor > subscriptions.start_index(found, link.epoch):
+        absent = _absent(state, link)
+        if absent:
+            return _note_stale(state, link, absent)
     return _granted(state, cursor)
 
 
@@ -299,6 +304,23 @@ def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: 
     told = {place: answer for place, answer in state.told.items() if place not in behind}
     sides = (side for side in (link.master, link.slave) if side.name.member in behind)
     return replace(state, phase=Phase.PASSING, told=told), _tellings(state, link, sides, furthest)
+
+
+def _absent(state: AcquireRead, link: Link) -> str:
+    """A member that wasn't told, because it isn't registered, and isn't noted as stale. A blank disk has no cursor to give."""
+    for side in (link.master, link.slave):
+        place = side.name.member
+        is_answered = place in state.told or isinstance(state.failed.get(place), UnknownLink)
+        if not is_answered and (link.epoch, place) not in state.document.stale_cursors:
+            return place
+    return ""
+
+
+def _note_stale(state: AcquireRead, link: Link, absent: str) -> Step:
+    """A reader starts at what the other member alone may have: once back, the absent one gives no cursor before it has it (H7)."""
+    noted = subscriptions.with_stale_cursors(state.document, link.epoch, absent, is_stale=True)
+    what = f"{absent} of {link.group} is away: its cursors of link {link.epoch} are stale"
+    return replace(state, phase=Phase.NOTING, pending=noted), (WriteChain(noted, state.version, what),)
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:
