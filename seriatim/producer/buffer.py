@@ -20,7 +20,7 @@ from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
-from seriatim.protocol.clock import monotonic_s
+from seriatim.protocol.clock import monotonic_s, now_ms
 from seriatim.protocol.errors import (
     DeadlineOver,
     InvalidArgument,
@@ -167,7 +167,7 @@ class Buffer:
         if open_batch is not None:
             runs.append((open_batch.shared, len(open_batch.values), len(values)))
             open_batch.values.extend(values)
-            open_batch.timestamps_ms.extend([_now_ns() // 1_000_000] * len(values))
+            open_batch.timestamps_ms.extend([now_ms()] * len(values))
 
     def flush(self) -> SharedBatch | None:
         """Close the open batch; the batch that is the last to be complete of what was sent before, None where none is."""

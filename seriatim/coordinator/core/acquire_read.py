@@ -292,10 +292,9 @@ def _with_cursors(state: AcquireRead) -> Step:
     behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
     if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
         return _pass_on(state, link, behind, furthest)
-    if cursor > subscriptions.start_index(found, link.epoch):
-        absent = _absent(state, link)
-        if absent:
-            return _note_stale(state, link, absent)
+    absent = _absent(state, link)
+    if absent and cursor > subscriptions.start_index(found, link.epoch):
+        return _note_stale(state, link, absent)
     return _granted(state, cursor)
 
 

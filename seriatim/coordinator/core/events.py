@@ -197,7 +197,7 @@ class TellReader:
     subscription_id: SubscriptionId
     generation: Generation
     token: Token
-    cursor: Index = Index(0)
+    cursor: Index
 
 
 @dataclass(frozen=True, slots=True)
