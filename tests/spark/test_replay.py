@@ -101,6 +101,9 @@ class Process:
     def events(self) -> list[dict]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith('{"event"')]
 
+    def has(self, name: str) -> bool:
+        return any(event["event"] == name for event in self.events())
+
     def wait_for(self, condition, what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -175,7 +178,9 @@ def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
     ):
         both = (first, second)
         first.wait_for(lambda: (position(dsn) or (0, 0))[0] == end, "replay")
-        elected = next(one for one in both if any(event["event"] == "progress" for event in one.events()))
+        # Progress is told after the target has committed it.
+        first.wait_for(lambda: any(one.has("progress") for one in both), "progress")
+        elected = next(one for one in both if one.has("progress"))
         standby = second if elected is first else first
         standby.wait_for(standby.events, "standby")
         assert {event["event"] for event in standby.events()} == {"waiting"}
