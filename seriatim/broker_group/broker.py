@@ -21,6 +21,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
+from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Durability
@@ -118,6 +119,7 @@ class Broker:
             self._add(record.key, runner)
         return runner
 
+    @uninterrupted
     async def known(self, record: LinkRecord) -> LinkRunner:
         """The link; where this member never heard of it, with this record, on disk first.
 
@@ -307,6 +309,7 @@ class Broker:
         self.resync_wanted.set()
         _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
 
+    @uninterrupted
     async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:
         """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
 

@@ -17,6 +17,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (
@@ -72,6 +73,7 @@ class CursorKeeper:
         await self._broker.store.keep_cursor(key, record)
         self.of_link(key)[record.subscription_id] = record
 
+    @uninterrupted
     async def tell(
         self,
         runner: LinkRunner,
@@ -94,6 +96,7 @@ class CursorKeeper:
             wake()
         return record
 
+    @uninterrupted
     async def commit(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> None:
         """A reader's commit, or one relayed by the peer. Raises Fenced, OlderGeneration, Unreachable."""
         key = runner.key
@@ -198,9 +201,15 @@ class CursorKeeper:
                 for record in self.of_link(key).values():
                     if record.index is not None:
                         await self._relay(runner, record, "bring-up", is_copied=True)
-                await self._note(runner, is_stale=False)
+                version = await chain_version(key[0])
+                self._noted[key] = set()
+                try:
+                    await self._note(runner, is_stale=False, version=version)
+                except OlderVersion:
+                    continue  # the next time
                 self._noted.pop(key, None)
 
+    @uninterrupted
     async def take_from_peer(self, runner: LinkRunner) -> None:
         """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""
         present = self._broker.peer.present

@@ -18,6 +18,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
 from seriatim.broker_group.streams import read
+from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
@@ -109,6 +110,7 @@ class BrokerService(BrokerServicer):
         self._broker.check_cluster(request.link.cluster)
         return await self.seal(request)
 
+    @uninterrupted
     async def seal(self, request: pb.SealRequest) -> pb.SealReply:
         """Take no more records for a link, for good, and say what is durable; also for a link never heard of (H11)."""
         broker = self._broker
