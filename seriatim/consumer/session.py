@@ -276,17 +276,12 @@ class ReaderSession:
                 self.waits = error.message
             except SeriatimError as error:
                 self.waits = str(error)
-                # A coordinator whose ZooKeeper server is behind doesn't know a new subscription yet; the watch tells if it was deleted.
-                if not error.can_retry and not (isinstance(error, UnknownSubscription) and self._is_known()):
+                if not error.can_retry:
                     self._end_term(str(error))
                     self._on_failure(error)
                     return
             _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
             await asyncio.sleep(pause_s)
-
-    def _is_known(self) -> bool:
-        """Whether the newest view has the subscription."""
-        return self.view is not None and self.view.subscription(self._subscription_id) is not None
 
     async def _acquired(self, node: str, cause_id: str, sent_s: float) -> bool:
         request = pb.AcquireReadRequest(

@@ -168,13 +168,8 @@ class _Run:
 
     async def _event(self, effect: Effect) -> Event:
         match effect:
-            case ReadChain(may_be_remembered):
-                seen = self._store.chains.get(self._queue_id) if may_be_remembered else None
-                if seen is not None:
-                    self._queue = seen.document
-                    return ChainRead(seen.document, seen.version, self._store.registry, is_remembered=True)
-                self._queue, version = await self._store.read_chain(self._queue_id)
-                return ChainRead(self._queue, version, self._store.registry)
+            case ReadChain():
+                return await self._chain_read(effect)
             case WriteChain():
                 return await self._written(effect)
             case LookUpSessions():
@@ -195,6 +190,16 @@ class _Run:
                 return await self._reader_told(effect)
             case Answer():
                 raise InvariantBroken("an answer is no order to carry out")
+
+    async def _chain_read(self, effect: ReadChain) -> Event:
+        seen = self._store.chains.get(self._queue_id) if effect.may_be_remembered else None
+        if seen is not None:
+            self._queue = seen.document
+            return ChainRead(seen.document, seen.version, self._store.registry, is_remembered=True)
+        if effect.is_newest:
+            await self._store.catch_up()
+        self._queue, version = await self._store.read_chain(self._queue_id)
+        return ChainRead(self._queue, version, self._store.registry)
 
     async def _written(self, effect: WriteChain) -> Event:
         version = await self._store.write_chain(effect.document, effect.expected)

@@ -298,6 +298,9 @@ class CoordinatorService(CoordinatorServicer):
         """The queue's id; the one the caller got to know it by, if it did (H16)."""
         queue_id = await self._store.queue_id(name)
         if expected and queue_id != expected:
+            await self._store.catch_up()  # this session's ZooKeeper server may be behind
+            queue_id = await self._store.queue_id(name)
+        if expected and queue_id != expected:
             raise UnknownQueue(f"queue {name} was deleted and made again", queue=name, queue_id=expected)
         return queue_id
 

@@ -121,7 +121,7 @@ class Store:
     async def queue_id(self, name: str) -> QueueId:
         """The id of the queue that has this name now. Raises UnknownQueue."""
         try:
-            data, _ = await self.session.get(self.paths.name(checked_name(name, "queue")))
+            data, _ = await self._found(self.paths.name(checked_name(name, "queue")))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue {name}", queue=name) from error
         return QueueId(json.loads(data))
@@ -129,10 +129,18 @@ class Store:
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
         """The chain document now. Raises UnknownQueue."""
         try:
-            data, version = await self.session.get(self.paths.chain(queue_id))
+            data, version = await self._found(self.paths.chain(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         return chain_document.decode(data), ChainVersion(version)
+
+    async def _found(self, path: str) -> tuple[bytes, int]:
+        """A node's data and version. NoNode only where it is so now: this session's ZooKeeper server may be behind."""
+        try:
+            return await self.session.get(path)
+        except NoNode:
+            await self.catch_up()
+            return await self.session.get(path)
 
     async def catch_up(self) -> None:
         """Whatever is read after this is as new as now, also where this session's ZooKeeper server was behind."""

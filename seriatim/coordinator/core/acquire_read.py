@@ -83,7 +83,11 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcquireRead:
-    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered."""
+    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
+
+    `is_newest`: the chain was read behind all that had been written until then. `noted`: the place of the member that
+    this run has noted as stale.
+    """
 
     request: ReadRequest
     phase: Phase = Phase.READING
@@ -93,6 +97,8 @@ class AcquireRead:
     failed: Mapping[str, SeriatimError] = field(default_factory=dict)
     pending: ChainDocument | None = None
     rounds: int = 0
+    is_newest: bool = False
+    noted: str = ""
 
     @property
     def document(self) -> ChainDocument:
@@ -176,7 +182,9 @@ def _with_token(state: AcquireRead) -> Step:
     try:
         found = state.subscription
     except UnknownSubscription as unknown:
-        return state, (Answer(Refused(unknown)),)
+        if state.is_newest:
+            return state, (Answer(Refused(unknown)),)
+        return replace(state, is_newest=True), (ReadChain(is_newest=True),)  # this ZooKeeper server may be behind
     token = state.request.token
     if token == 0:
         return replace(state, phase=Phase.ELECTING), (LookUpElection(found.subscription_id),)

@@ -132,9 +132,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ReadChain:
-    """Answered by ChainRead. `may_be_remembered`: where the chain is known from before, that does for a start."""
+    """Answered by ChainRead. `may_be_remembered`: where the chain is known from before, that does for a start.
+
+    `is_newest`: as it is now, also where this coordinator's ZooKeeper server is behind.
+    """
 
     may_be_remembered: bool = False
+    is_newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
