@@ -8,6 +8,7 @@ on every cursor of the link. Note and take-back run under one lock with the comm
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from seriatim.broker_group.broker import Broker
@@ -24,13 +25,14 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
     OlderGeneration,
+    OlderVersion,
     SeriatimError,
     StaleCursor,
     UnknownLink,
     Unreachable,
     WrongIncarnation,
 )
-from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+from seriatim.protocol.names import Generation, Index, QueueId, SubscriptionId, Token
 
 _log = log.logger("broker.cursors")
 
@@ -164,8 +166,8 @@ class CursorKeeper:
         await self._note(runner, is_stale=True)
         self._noted.setdefault(runner.key, set()).add(whose)
 
-    async def _note(self, runner: LinkRunner, *, is_stale: bool) -> None:
-        """Let a coordinator note that the peer's cursors of a link are stale, or no longer."""
+    async def _note(self, runner: LinkRunner, *, is_stale: bool, version: int = 0) -> None:
+        """Let a coordinator note that the peer's cursors of a link are stale, or, while the chain is at `version`, no longer."""
         key = runner.key
         me = self._broker.incarnation
         note = pb.StaleCursorsNote(
@@ -174,6 +176,7 @@ class CursorKeeper:
             epoch=key[1],
             member=self._broker.name.peer.member,
             is_stale=is_stale,
+            chain_version=version,
             cause_id=log.new_cause_id("stale-cursors"),
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )
@@ -189,8 +192,12 @@ class CursorKeeper:
         """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
         self._noted.setdefault(key, set())
 
-    async def bring_up_peer(self) -> None:
-        """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers."""
+    async def bring_up_peer(self, chain_version: Callable[[QueueId], Awaitable[int]]) -> None:
+        """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers.
+
+        Whether or not that is answered, it may be done now, or any time until the chain changes: a commit that doesn't
+        reach the peer from then on is noted anew, which changes the chain.
+        """
         for key in list(self._noted):
             runner = self._broker.find(key)
             if runner is None or not runner.record.has_cursors:

@@ -133,6 +133,14 @@ class Resyncer:
             return None
         return chain.decode(data)
 
+    async def _version(self, queue_id: QueueId) -> int:
+        """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""
+        try:
+            _, version = await self._session.get(self._paths.chain(queue_id))
+        except NoNode as error:
+            raise MemberBehind(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
+        return version
+
     async def _held(self) -> list[resync.Holding]:
         """What the disk has of every link, at one moment."""
         for number, record in enumerate(self._broker.links(), start=1):
@@ -245,7 +253,7 @@ class Resyncer:
                 if link is not None and link.group == name.group and member != name.member:
                     self._keeper.found_stale((queue_id, Epoch(epoch)))
         if self._keeper.has_noted and self._broker.peer.connected is not None:
-            await self._keeper.bring_up_peer()
+            await self._keeper.bring_up_peer(self._version)
 
 
 def _after(position: Position, encoded: EncodedBatch) -> Position:

@@ -23,6 +23,7 @@ from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import (
     Fenced,
     InvalidArgument,
+    OlderVersion,
     SeriatimError,
     UnknownGroup,
     UnknownQueue,
@@ -32,6 +33,8 @@ from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 
 _log = log.logger("coordinator")
 MAX_CONFLICTS = 50
+ANY_VERSION = ChainVersion(0)
+"""A queue's first, in which it has no links yet."""
 
 
 class Operations:
@@ -44,24 +47,37 @@ class Operations:
         self._description = description
 
     async def change(
-        self, queue_id: QueueId, transition: Callable[[ChainDocument], ChainDocument], what: str, cause_id: str
+        self,
+        queue_id: QueueId,
+        transition: Callable[[ChainDocument], ChainDocument],
+        what: str,
+        cause_id: str,
+        *,
+        must_write: bool = False,
+        only_at: ChainVersion = ANY_VERSION,
     ) -> tuple[ChainDocument, ChainVersion]:
         """Read, change by a transition of the core, write by compare-and-set; again where the chain changed meanwhile.
 
         A transition that changes nothing writes nothing, so no compare-and-set would tell that what was read is old, as it
         can be where a ZooKeeper server is behind: then, and before anything is refused, it is read again, behind all that
         was written until now. Raises what the transition raises, and Waiting.
+
+        `must_write`: also what changes nothing, so that the chain gets another version. `only_at`: only from this version of
+        the chain on, else OlderVersion.
         """
         is_present = False
         for _ in range(MAX_CONFLICTS):
             document, version = await self._store.read_chain(queue_id)
+            is_refused = False
             try:
+                if only_at not in (ANY_VERSION, version):
+                    raise OlderVersion("the chain has changed", queue=document.name, chain_version=version)
                 changed = _changed(document, transition)
             except SeriatimError:
                 if is_present:
                     raise
-                changed = document
-            if changed == document:
+                changed, is_refused = document, True
+            if is_refused or (changed == document and not must_write):
                 if is_present:
                     return document, version
                 await self._store.catch_up()

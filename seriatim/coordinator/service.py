@@ -26,7 +26,7 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, WrongCluster
-from seriatim.protocol.names import Epoch, Generation, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
 
 _log = log.logger("coordinator")
@@ -209,7 +209,11 @@ class CoordinatorService(CoordinatorServicer):
 
     @rpc.answers_errors
     async def NoteStaleCursors(self, request: pb.StaleCursorsNote, context: _Context) -> pb.Done:
-        """A member's cursors of a link are stale, or no longer (H7)."""
+        """A member's cursors of a link are stale, or no longer (H7).
+
+        A note that stands already is written again, and one is taken back only while the chain is as whoever asks has read
+        it: what takes back an earlier note, and is late, can't take back this one.
+        """
         del context
         self._check_cluster(request.cluster)
         if request.member not in ("a", "b"):
@@ -221,6 +225,8 @@ class CoordinatorService(CoordinatorServicer):
             ),
             f"cursors of link {request.epoch} on {request.member} {'are' if request.is_stale else 'no longer'} stale",
             request.cause_id or log.new_cause_id("stale-cursors"),
+            must_write=request.is_stale,
+            only_at=ChainVersion(request.chain_version),
         )
         return pb.Done()
 

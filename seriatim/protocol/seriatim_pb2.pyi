@@ -1670,6 +1670,7 @@ class StaleCursorsNote(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     IS_STALE_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    CHAIN_VERSION_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     epoch: _builtins.int
@@ -1677,6 +1678,8 @@ class StaleCursorsNote(_message.Message):
     """whose cursors of this link are stale (or no longer): a or b"""
     is_stale: _builtins.bool
     cause_id: _builtins.str
+    chain_version: _builtins.int
+    """no longer stale: only while the chain is at this version (0: whatever it is at)"""
     def __init__(
         self,
         *,
@@ -1686,10 +1689,11 @@ class StaleCursorsNote(_message.Message):
         member: _builtins.str = ...,
         is_stale: _builtins.bool = ...,
         cause_id: _builtins.str = ...,
+        chain_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "chain_version", b"chain_version", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,30 +103,34 @@ class Nemesis:
         other = one[:-1] + ("b" if one.endswith("a") else "a")
         self._cut_for(seconds, (one, other), (other, one))
 
-    def _link_read(self) -> Link | None:
+    def link_read(self) -> Link | None:
+        """One that is being read."""
         document = self.world.document
         heads = [] if document is None else [one.consume_list[0] for one in document.subscriptions if one.consume_list]
         return None if document is None or not heads else document.link(self.chance.choice(heads))
 
     def kill_reader_and_member(self) -> None:
         """Readers die, and with them, for longer, a member of a link that is being read: they were on one machine."""
-        link = self._link_read()
+        link = self.link_read()
         if link is not None:
             self._kill_with_readers(link)
 
     def divide_and_kill(self) -> None:
         """The members of a link that is being read lose each other; a moment later its readers and one of them die."""
-        link = self._link_read()
+        link = self.link_read()
         if link is None:
             return
         names = str(link.master.name), str(link.slave.name)
         self._cut_for(8.0, names, names[::-1])
         self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
 
-    def _kill_with_readers(self, link: Link) -> None:
+    def kill_readers(self) -> None:
         for name in self.world.hosts:
             if name.startswith(("reader", "audit")):
                 self._dies(name, False)
+
+    def _kill_with_readers(self, link: Link) -> None:
+        self.kill_readers()
         member = str(self.chance.choice((link.master, link.slave)).name)
         self.world.kill(member, is_power=True)
         self.later(4 + 5 * self.chance.random(), self.world.start, member)

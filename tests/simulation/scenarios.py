@@ -135,26 +135,30 @@ def abandon_head(schedule: Schedule) -> None:
     link, world = _head_dies(schedule), schedule.world
     schedule.until_sending_goes_on(SOON_S)
 
-    def now() -> Link | None:
-        return None if world.document is None else world.document.link(link.epoch)
+    def to_abandon() -> list[Link]:
+        """With the head, earlier links of its group that a subscription was sought back to."""
+        document = world.document
+        if document is None:
+            return []
+        listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
+        return [
+            one
+            for one in document.links
+            if one.group == link.group
+            and (one.epoch == link.epoch or (one.epoch < link.epoch and one.epoch in listed))
+            and not (one.certificate is not None and one.certificate.is_abandoned)
+        ]
 
     def is_closed() -> bool:
-        found = now()
-        return found is not None and found.state in (LinkState.LOST, LinkState.SEALED)
-
-    def is_abandoned() -> bool:
-        found = now()
-        return found is None or (found.certificate is not None and found.certificate.is_abandoned)
+        return all(one.state in (LinkState.LOST, LinkState.SEALED) for one in to_abandon())
 
     schedule.until(is_closed, "the link counts as lost, or is sealed", SOON_S)
     for name in [name for name in world.coordinator_names if schedule.chance.random() < 0.3]:
         world.kill(name, is_power=False)
         world.start(name)
-    request = pb.AbandonLinkRequest(queue=QUEUE, epoch=link.epoch, confirmed_queue=QUEUE)
     for _ in range(10):
-        if is_abandoned():
-            break
-        _asked(schedule, "AbandonLink", request)
+        for one in to_abandon():
+            _asked(schedule, "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=one.epoch, confirmed_queue=QUEUE))
     schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
     for name in _names(link):
         schedule.later(schedule.some_s(), world.start, name)
@@ -190,6 +194,60 @@ def nobody_sends(schedule: Schedule) -> None:
     schedule.until(schedule.is_all_read, "what was sent is read, though nobody sends", SOON_S)
     for name in senders:
         world.start(name)
+
+
+def note_taken_back_late(schedule: Schedule) -> None:
+    """A member's cursors were stale and aren't any more, which is recorded late, or unheard by its peer; both go, in turn (H7)."""
+    world, chance = schedule.world, schedule.chance
+    link = schedule.link_read()
+    if link is None:
+        return
+    one, other = chance.sample(_names(link), 2)
+
+    def is_noted() -> bool:
+        return world.document is not None and (link.epoch, one[-1]) in world.document.stale_cursors
+
+    world.kill(one, is_power=True)
+    world.loop.run(world.loop.now_s + 10.0, is_noted)
+    for name in world.coordinator_names:
+        if chance.random() < 0.5:
+            world.cut(name, other)
+            schedule.later(12.0, world.heal_cut, name, other)
+        else:
+            world.network.slow_s[other, name] = 3 * chance.random()
+            schedule.later(12.0, world.network.slow_s.pop, (other, name), None)
+    world.start(one)
+    world.loop.run(world.loop.now_s + 8.0, lambda: not is_noted())
+    world.kill(one, is_power=True)
+    world.loop.run(world.loop.now_s + 2.5 + 2.5 * chance.random())
+    world.kill(other, is_power=True)
+    schedule.kill_readers()
+    world.start(one)
+    schedule.later(6 + 6 * chance.random(), world.start, other)
+
+
+def commit_on_one(schedule: Schedule) -> None:
+    """A commit comes to one member, and isn't answered; a reader starts there while the other one is away; then they change (H7)."""
+    world, chance = schedule.world, schedule.chance
+    link = schedule.link_read()
+    if link is None:
+        return
+    one, other = chance.sample(_names(link), 2)
+    cuts = [(one, other), (other, one), *((one, name) for name in world.coordinator_names)]
+    for pair in cuts:
+        world.cut(*pair)
+    world.loop.run(world.loop.now_s + 0.5 + chance.random())
+    for name in (one, other):
+        world.kill(name, is_power=True)
+    for pair in cuts:
+        world.heal_cut(*pair)
+    schedule.kill_readers()
+    world.start(one)
+    world.loop.run(world.loop.now_s + 4.0 + 4.0 * chance.random())
+    world.kill(one, is_power=True)
+    schedule.kill_readers()
+    world.start(other)
+    schedule.later(6 + 6 * chance.random(), world.start, one)
 
 
 def disk_fills(schedule: Schedule) -> None:
@@ -276,6 +334,20 @@ def give_up_lost(schedule: Schedule) -> None:
             schedule.later(10.0, give_up_lost, schedule)
 
 
+def seek_lost(schedule: Schedule) -> None:
+    """Where a replaced disk has met a member that lacks commits, only an operator can say from where to read again."""
+    document = schedule.world.document
+    lost = schedule.links_without_cursors()
+    for one in () if document is None else document.subscriptions:
+        link = document.link(one.consume_list[0]) if document is not None and one.consume_list else None
+        if link is not None and link.epoch in lost and one.name != IDLE:
+            to = "earliest" if link.base is None else str(link.base)
+            request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=one.name, to=to)
+            schedule.operate("SeekSubscription", request)
+    if lost:
+        schedule.later(10.0, seek_lost, schedule)
+
+
 def settle_idle(schedule: Schedule) -> None:
     """Where groups come back drained only, somebody has to delete what nobody reads."""
     document = schedule.world.document
@@ -350,6 +422,8 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "abandon the head": (0.5, abandon_head),
     "unreachable head": (1, unreachable_head),
     "nobody sends": (0.5, nobody_sends),
+    "note taken back late": (0.5, note_taken_back_late),
+    "commit on one member": (0.5, commit_on_one),
     "disk fills": (0.5, disk_fills),
     "blank disk unseen": (0.5, blank_disk_unseen),
     "rotate quietly": (1, rotate_quietly),

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
-from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, settle_idle
+from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
 from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
@@ -261,6 +262,20 @@ class Schedule(Nemesis):
             self.operate("ResumeGroup", pb.GroupRequest(group=group))
         settle_idle(self)
         self.later(15.0, give_up_lost, self)
+        self.later(15.0, seek_lost, self)
+
+    def links_without_cursors(self) -> set[int]:
+        """Epochs of which a member says that the newest cursors are lost."""
+        said = [
+            registration.problem
+            for name in self.world.member_names
+            if (registration := _registration(self.world, name))
+        ]
+        return {
+            int(found[1])
+            for problem in said
+            if (found := re.match(r"queue \d+ epoch (\d+): the newest cursors", problem))
+        }
 
     def is_all_read(self) -> bool:
         """Every subscription was handed all that was acknowledged."""

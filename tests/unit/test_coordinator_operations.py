@@ -11,7 +11,7 @@ import pytest
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.store import Store
 from seriatim.protocol.chain import ChainDocument
-from seriatim.protocol.errors import UnknownSubscription
+from seriatim.protocol.errors import OlderVersion, UnknownSubscription
 from seriatim.protocol.names import ChainVersion, QueueId
 from tests.property.chain_world import World
 
@@ -31,14 +31,15 @@ class BehindStore:
 
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
         if expected != 2:
+            self.shown = self._new  # the refusal came through the same server, behind all that was written before
             return None
         self.written = document
         return ChainVersion(3)
 
 
-def changed(store: BehindStore, transition: Any) -> ChainDocument:
+def changed(store: BehindStore, transition: Any, **conditions: Any) -> ChainDocument:
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    document, _ = asyncio.run(operations.change(store.shown.queue_id, transition, "a test", "cause"))
+    document, _ = asyncio.run(operations.change(store.shown.queue_id, transition, "a test", "cause", **conditions))
     return document
 
 
@@ -74,3 +75,32 @@ def test_what_is_refused_by_the_present_document_is_refused() -> None:
     with pytest.raises(UnknownSubscription):
         changed(store, refused)
     assert store.written is None
+
+
+def unchanged(document: ChainDocument) -> ChainDocument:
+    return document
+
+
+def test_a_note_that_stands_is_written_again_and_is_another_version_of_the_chain() -> None:
+    noted = World().document
+    store = BehindStore(noted, noted)
+    changed(store, unchanged, must_write=True)
+    assert store.written == noted
+
+
+@pytest.mark.parametrize("read_at", [1, 3])
+def test_what_was_asked_for_at_another_version_of_the_chain_is_refused(read_at: int) -> None:
+    """Version 2 is the newest; a server that is behind shows version 1, at which the call would have been in time."""
+    new = World().document
+    store = BehindStore(replace(new, stale_cursors=((1, "b"),)), new)
+    with pytest.raises(OlderVersion):
+        changed(store, lambda document: replace(document, stale_cursors=()), only_at=ChainVersion(read_at))
+    assert store.written is None
+
+
+def test_what_was_asked_for_at_this_version_of_the_chain_is_done() -> None:
+    new = replace(World().document, stale_cursors=((1, "b"),))
+    store = BehindStore(World().document, new)
+    done = changed(store, lambda document: replace(document, stale_cursors=()), only_at=ChainVersion(2))
+    assert done.stale_cursors == ()
+    assert store.written == done

@@ -70,8 +70,8 @@ DOWN = Unreachable("connection refused")
 
 def shown(effect: Effect) -> str:  # noqa: C901 - a table
     match effect:
-        case ReadChain(may_be_remembered):
-            return "read or remember" if may_be_remembered else "read"
+        case ReadChain(may_be_remembered, is_newest):
+            return "read or remember" if may_be_remembered else "read the newest" if is_newest else "read"
         case WriteChain(_, expected, what):
             return f"write {expected}: {what}"
         case SendOpen(side, link, token, version):
@@ -622,7 +622,7 @@ def test_h8_every_registered_member_is_told_who_reads(world):
 
 
 def _note(world, gone):
-    return f"write {world.version}: {gone} of g1 is away: its cursors of link 1 are stale"
+    return f"write {world.version}: {gone} of g1 may lack cursors of link 1: they are stale"
 
 
 def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absent_one_is_noted_as_stale(world):
@@ -642,11 +642,37 @@ def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absen
     assert trace.orders == ["grant link=1 index=0 token=1"]
 
 
+def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_back(world):
+    document = subscriptions.with_reader(world.document, "s", "node-1")
+    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
+    assert trace.orders == [_note(world, "b")]
+    assert trace.document == world.document
+    trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
+    assert trace.orders == ["grant link=1 index=4 token=1"]
+
+
+def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_newest_chain(world):
+    unknown = replace(read(world), document=replace(world.document, subscriptions=()))
+    trace = reading(token=0).tell(unknown)
+    assert trace.orders == ["read the newest"]
+    missing = trace.state
+    trace.tell(read(world))
+    assert trace.orders == ["election"]
+    trace.state = missing
+    trace.tell(unknown)
+    assert trace.orders == ["refused unknown-subscription"]
+
+
 def test_h7_stale_cursors_dont_count(world):
     document = subscriptions.with_reader(world.document, "s", "node-1")
     world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     asked = trace.state
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
+    trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
     assert trace.orders == ["grant link=1 index=4 token=1"]
     trace.state = asked

@@ -300,9 +300,9 @@ def _with_cursors(state: AcquireRead) -> Step:
     behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
     if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
         return _pass_on(state, link, behind, furthest)
-    absent = _absent(state, link)
-    if absent and cursor > subscriptions.start_index(found, link.epoch):
-        return _note_stale(state, link, absent)
+    unsure = _unsure(state, link)
+    if unsure and unsure != state.noted and cursor > subscriptions.start_index(found, link.epoch):
+        return _note_stale(state, link, unsure)
     return _granted(state, cursor)
 
 
@@ -313,21 +313,27 @@ def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: 
     return replace(state, phase=Phase.PASSING, told=told), _tellings(state, link, sides, furthest)
 
 
-def _absent(state: AcquireRead, link: Link) -> str:
-    """A member that wasn't told, because it isn't registered, and isn't noted as stale. A blank disk has no cursor to give."""
+def _unsure(state: AcquireRead, link: Link) -> str:
+    """The member that may lack what the other one has: it isn't registered, or is noted as stale. "" for none.
+
+    A blank disk has no cursor to give.
+    """
     for side in (link.master, link.slave):
         place = side.name.member
         is_answered = place in state.told or isinstance(state.failed.get(place), UnknownLink)
-        if not is_answered and (link.epoch, place) not in state.document.stale_cursors:
+        if not is_answered or (link.epoch, place) in state.document.stale_cursors:
             return place
     return ""
 
 
-def _note_stale(state: AcquireRead, link: Link, absent: str) -> Step:
-    """A reader starts at what the other member alone may have: once back, the absent one gives no cursor before it has it (H7)."""
-    noted = subscriptions.with_stale_cursors(state.document, link.epoch, absent, is_stale=True)
-    what = f"{absent} of {link.group} is away: its cursors of link {link.epoch} are stale"
-    return replace(state, phase=Phase.NOTING, pending=noted), (WriteChain(noted, state.version, what),)
+def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:
+    """A reader starts at what the other member alone may have: this one gives no cursor before it has that (H7).
+
+    A note that stands already is written again: what takes it back may be on its way, and is refused once the chain has changed.
+    """
+    noted = subscriptions.with_stale_cursors(state.document, link.epoch, unsure, is_stale=True)
+    what = f"{unsure} of {link.group} may lack cursors of link {link.epoch}: they are stale"
+    return replace(state, phase=Phase.NOTING, pending=noted, noted=unsure), (WriteChain(noted, state.version, what),)
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:

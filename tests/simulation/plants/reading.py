@@ -16,7 +16,7 @@ from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
-from seriatim.protocol.names import Index
+from seriatim.protocol.names import Index, QueueId
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 
@@ -56,9 +56,28 @@ def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -
 # ---- cursors
 
 
-async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale: bool) -> None:
+async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale: bool, version: int = 0) -> None:
     if not is_stale:
-        await right(self, runner, is_stale=is_stale)
+        await right(self, runner, is_stale=is_stale, version=version)
+
+
+async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
+    noted = {key: set(whose) for key, whose in self._noted.items()}
+
+    async def any_version(_: QueueId) -> int:
+        return 0
+
+    try:
+        await right(self, any_version)
+    finally:
+        self._noted.update({key: noted[key] for key in self._noted.keys() & noted.keys()})
+    del chain_version
+
+
+def _starts_unnoted(right: Any, state: Any, link: Any, absent: str) -> Any:
+    del right, absent
+    furthest = max(answer.cursor or Index(0) for answer in state.told.values() if not answer.is_stale)
+    return acquire_read._granted(state, max(furthest, subscriptions.start_index(state.subscription, link.epoch)))
 
 
 def _not_passed_on(right: Any, state: Any, link: Any, behind: Any, furthest: Any) -> Any:
@@ -145,6 +164,22 @@ PLANTS: tuple[Plant, ...] = (
         ),
         within=300,
         shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, taken back late",
+        "a note of stale cursors is taken back whenever that arrives, and stands for whoever made it until it hears of that",
+        changed(CursorKeeper, "bring_up_peer", _taken_back_whenever),
+        within=300,
+        shape=Shape(kinds=("note taken back late",), faults=(1, 2), paces=(1,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, started unnoted",
+        "a reader starts at a cursor that an absent member may lack, and that isn't noted",
+        changed(acquire_read, "_note_stale", _starts_unnoted),
+        within=300,
+        shape=Shape(kinds=("commit on one member",), faults=(1, 2), paces=(1,)),
         finds="6:",
     ),
     Plant(
