@@ -29,6 +29,7 @@ _COMMON_OPTIONS: list[tuple[str, Any]] = [
     # A silent connection is given up after 5 s; a broken one is seen at once.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),  # else gRPC waits a minute, whatever the line above says
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -36,8 +37,9 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
     # A restarted process is found again within half a second.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # So long an attempt may take, whatever its name says: two round trips to far away, a packet sent again, a busy machine.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     # Also where it came back under another address: a container's name is looked up anew at each try.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),

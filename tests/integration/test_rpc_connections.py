@@ -1,0 +1,97 @@
+"""How long a connection is waited for, and when one that says nothing is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from threading import Thread
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from seriatim.protocol import rpc
+
+SERVER = """
+import asyncio
+from seriatim.protocol import rpc
+from seriatim.protocol.health import add_health
+
+async def serve():
+    server = rpc.server()
+    add_health(server, "test", lambda: True)
+    port = rpc.listen(server, "127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+asyncio.run(serve())
+"""
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of its own with Seriatim's limits, and its port."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_connection_that_says_nothing_any_more_is_given_up(server: tuple[subprocess.Popen[str], int]) -> None:
+    """Its stream has nothing to say either, and no deadline: only a keep-alive tells. gRPC's own would take a minute."""
+    process, port = server
+
+    async def scenario() -> None:
+        async with rpc.channel(f"127.0.0.1:{port}") as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            process.send_signal(signal.SIGSTOP)
+            async with asyncio.timeout(45):
+                with pytest.raises(grpc.aio.AioRpcError) as ended:
+                    await watch.read()
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.6])
+def test_a_connection_to_far_away_is_waited_for(server: tuple[subprocess.Popen[str], int], delay_s: float) -> None:
+    """What either side says is so long on its way; calls aren't repeated by gRPC, so the first attempt has to do."""
+    _, port = server
+
+    async def scenario(far_port: int) -> None:
+        async with rpc.channel(f"127.0.0.1:{far_port}") as channel:
+            asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+            assert (await asked).status == health_pb2.HealthCheckResponse.SERVING
+
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        Thread(target=carry_all, args=(far, port, delay_s), daemon=True).start()
+        asyncio.run(scenario(far.getsockname()[1]))
+
+
+def carry_all(far: socket.socket, port: int, delay_s: float) -> None:
+    """Until it is closed: what comes to `far` goes on to `port` later, and the answers go back later."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        while True:
+            near = opened.enter_context(far.accept()[0])
+            server = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for source, target in ((near, server), (server, near)):
+                Thread(target=carry, args=(source, target, delay_s), daemon=True).start()
+
+
+def carry(source: socket.socket, target: socket.socket, delay_s: float) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            time.sleep(delay_s)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
