@@ -13,6 +13,7 @@ from seriatim.cli.demo.plan import FaultKind, PlannedFault
 from seriatim.cli.demo.stage import CAPTURES, REPLAY, Stage
 from seriatim.cli.demo.watch import Watch
 from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.protocol.errors import SeriatimError
 
 _CLOSE_BEFORE_S = 0.5
 _CLOSE_AFTER_S = 7.0
@@ -70,10 +71,14 @@ class Nemesis:
         if due_s is None or since_s < due_s:
             return None
         kind = self._faults[0].kind
-        target = self._target(kind)
+        problem = ""
+        try:
+            target = self._target(kind)
+        except (SeriatimError, TimeoutError) as error:  # a busy machine, or a fault of before: nobody answers just now
+            target, problem = None, f" ({error})"
         if target is None or target in self.down:
             if since_s > due_s + _PATIENCE_S:
-                raise DemoFailed(f"found no {kind} to kill for {_PATIENCE_S:g} s")
+                raise DemoFailed(f"found no {kind} to kill for {_PATIENCE_S:g} s{problem}")
             return None
         del self._faults[0]
         return self._strike(kind, target)

@@ -21,6 +21,7 @@ from seriatim.protocol.log import new_cause_id
 _CLOSE_S = 0.025
 _USUAL_S = 0.15
 _TIMEOUT_S = 2.0
+_START_S = 30.0
 
 
 def committed_end(view: pb.QueueView) -> int:
@@ -52,7 +53,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._began.result(_TIMEOUT_S)
+        self._began.result(_START_S)
         return self
 
     def __exit__(
@@ -62,12 +63,12 @@ class Watch:
         self._thread.join(2 * _TIMEOUT_S)
 
     def describe(self) -> pb.QueueView:
-        """The queue now. Raises SeriatimErrors."""
+        """The queue now. Raises SeriatimErrors, TimeoutError."""
         view: pb.QueueView = self._asked("DescribeQueue", pb.QueueRequest(queue=self._queue))
         return view
 
     def elected_coordinator(self) -> str:
-        """HOST:PORT; empty where none is. Raises SeriatimErrors."""
+        """HOST:PORT; empty where none is. Raises SeriatimErrors, TimeoutError."""
         reply: pb.DescribeClusterReply = self._asked("DescribeCluster", pb.DescribeClusterRequest())
         return reply.elected_coordinator
 
