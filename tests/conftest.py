@@ -31,7 +31,7 @@ def zookeeper(zookeeper_server: EmbeddedZooKeeper) -> str:
     """HOST:PORT/CHROOT for kazoo: an empty tree of this test's own."""
     chroot = f"/test-{uuid.uuid4().hex}"
     client = KazooClient(zookeeper_server.address)
-    client.start(timeout=10)
+    client.start(timeout=60)
     client.create(chroot)
     client.stop()
     client.close()

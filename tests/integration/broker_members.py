@@ -36,7 +36,11 @@ from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSe
 
 QUEUE = QueueId(7)
 GROUP = "g1"
-READY_S = 20.0
+READY_S = 60.0
+CALL_S = 30.0
+"""For each call to a member: whoever is slow is waited for. How soon something comes isn't what is tested."""
+SESSION_MS = 20_000
+"""Longer than a machine stands still: no member is to lose its session, or its lease, but where a test wants it."""
 
 
 class Member:
@@ -49,7 +53,7 @@ class Member:
         self.registration: Registration | None = None
         self._command = [
             sys.executable, "-m", "seriatim.cli.main", "broker", "--zookeeper", zookeeper, "--cluster", cluster,
-            "--group", GROUP, "--member", member, "--session-timeout-ms", "2000", *flags,
+            "--group", GROUP, "--member", member, "--session-timeout-ms", str(SESSION_MS), *flags,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -76,7 +80,8 @@ class Member:
             line = await asyncio.to_thread(self.process.stdout.readline)
         assert line.startswith(f"ready {GROUP}-{self.member} "), f"{line!r}; log: {self.log_path.read_text()[-3000:]}"
         self.address = line.split()[2]
-        self._channel = rpc.channel(self.address)
+        # Without keep-alive: the test's connection outlives a pause, of this process or of the member's.
+        self._channel = grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     @property
     def stub(self) -> Any:
@@ -97,7 +102,7 @@ class Member:
     async def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = await asyncio.to_thread(self.process.wait, 15)
+        code = await asyncio.to_thread(self.process.wait, 60)
         await self.close()
         return code
 
@@ -169,9 +174,10 @@ class Members:
         return pb.LinkName(cluster=self.paths.cluster, queue_id=QUEUE, epoch=epoch, to=message(to))
 
     async def open(self, epoch: int = 1, token: int = 1, durability: str = "sync", **fields: Any) -> pb.Position:
-        """OpenLink to both, repeated until they agree, as a coordinator does; the position granted."""
+        """OpenLink to both, repeated until they agree, as a coordinator and its callers do; the position granted."""
         master, slave = self.chain_members.setdefault(Epoch(epoch), self.link_members())
-        for _ in range(acquire_send.MAX_OPENS):
+        give_up_at_s = asyncio.get_running_loop().time() + CALL_S
+        while True:
             requests = [
                 member.stub.OpenLink(
                     pb.OpenLinkRequest(
@@ -179,15 +185,15 @@ class Members:
                         master=master, slave=slave, durability=durability, flush_ms=20, max_record_bytes=1 << 20,
                         queue="orders", **fields,
                     ),
-                    timeout=2,
+                    timeout=CALL_S,
                 )
                 for member in self.both
             ]  # fmt: skip
             one, other = await asyncio.gather(*requests)
             if (one.next.index, one.next.hash) == (other.next.index, other.next.hash):
                 return one.next
+            assert asyncio.get_running_loop().time() < give_up_at_s, f"the members don't agree: {one} {other}"
             await asyncio.sleep(acquire_send.OPEN_PAUSE_MS / 1000)
-        raise AssertionError(f"the members don't agree: {one} {other}")
 
     async def seal(self, member: Member, epoch: int = 1, durability: str = "sync") -> pb.SealReply:
         self.version += 1
@@ -196,7 +202,19 @@ class Members:
             link=self.name(epoch, member.incarnation), chain_version=self.version, master=master, slave=slave,
             durability=durability,
         )  # fmt: skip
-        return await member.stub.Seal(request, timeout=2)
+        return await member.stub.Seal(request, timeout=CALL_S)
+
+    async def committed(self, index: int, epoch: int = 1) -> None:
+        """Until both members know that all below `index` is committed: the slave hears of it after the sender."""
+
+        async def holds() -> bool:
+            for member in self.both:
+                asked = pb.DescribeLinkRequest(link=self.name(epoch, member.incarnation))
+                if (await member.stub.DescribeLink(asked, timeout=CALL_S)).committed_index < index:
+                    return False
+            return True
+
+        await until(holds)
 
     async def record_end(self, member: Member, end: pb.Position, epoch: int = 1) -> pb.RecordEndReply:
         master, slave = self.chain_members[Epoch(epoch)]
@@ -204,7 +222,7 @@ class Members:
             link=self.name(epoch, member.incarnation), chain_version=self.version, master=master, slave=slave,
             end=end.index, link_hash=end.hash, durability="sync",
         )  # fmt: skip
-        return await member.stub.RecordEnd(request, timeout=2)
+        return await member.stub.RecordEnd(request, timeout=CALL_S)
 
     async def write_chain(self, end: pb.Position | None, epoch: int = 1, state: LinkState = LinkState.SEALED) -> None:
         """The chain document with one link, as a coordinator would have written it."""
@@ -298,13 +316,13 @@ class Appending:
                 self._call.cancel()
                 raise from_wire(reply.refusal)
 
-    async def until_acknowledged(self, index: int, timeout_s: float = 5) -> None:
+    async def until_acknowledged(self, index: int, timeout_s: float = 45) -> None:
         async def holds() -> bool:
             return self.acknowledged >= index
 
         await until(holds, timeout_s)
 
-    async def error(self, timeout_s: float = 5) -> Exception:
+    async def error(self, timeout_s: float = 45) -> Exception:
         """The error with which the stream ended."""
         async with asyncio.timeout(timeout_s):
             assert self._reading is not None
@@ -322,7 +340,7 @@ class Appending:
         self._call.cancel()
 
 
-async def until(claim: Callable[[], Awaitable[bool]], timeout_s: float = 15) -> None:
+async def until(claim: Callable[[], Awaitable[bool]], timeout_s: float = 45) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(timeout_s):
         while not await claim():  # noqa: ASYNC110 - what is waited for is in other processes
@@ -358,7 +376,7 @@ def as_sent(found: Iterable[EncodedBatch]) -> list[tuple[bytes, bytes]]:
 
 async def members(zookeeper: str, cluster: str, directory: Path, *flags: str) -> Members:
     """A started group."""
-    session = ZooKeeperSession(zookeeper, 4)
+    session = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
     await session.start()
     group = Members(
         session,

@@ -23,6 +23,9 @@ from seriatim.protocol.seriatim_pb2_grpc import (
     add_CoordinatorServicer_to_server,
 )
 
+BEAT_S = 0.1
+"""A stream with nothing to say says so this often, as a member does: a reader leaves one that it doesn't hear."""
+
 
 @dataclass
 class FakeLink:
@@ -84,7 +87,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self._loop.close()
 
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _start(self) -> None:
         for name in ("coordinator", "a", "b"):
@@ -310,7 +313,11 @@ class FakeMember(BrokerServicer):
                 if link.is_sealed:
                     yield pb.FetchReply(end=link.length)
                     return
-                await cluster.wait_changed(version)
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await cluster.wait_changed(version)
+                except TimeoutError:
+                    yield pb.FetchReply(committed_index=link.length)
         finally:
             listening.cancel()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import shutil
 import signal
 import threading
@@ -37,6 +39,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
 from tests.integration.broker_members import (
+    CALL_S,
     QUEUE,
     Member,
     Members,
@@ -47,6 +50,8 @@ from tests.integration.broker_members import (
     sent_batches,
     until,
 )
+
+pytestmark = pytest.mark.timeout(300)
 
 Scenario = Callable[[Members], Awaitable[None]]
 
@@ -59,7 +64,7 @@ def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None
         async def scenario_with_group() -> None:
             group = await members(zookeeper, cluster_name, tmp_path, *flags)
             try:
-                async with asyncio.timeout(90):
+                async with asyncio.timeout(200):
                     await scenario(group)
             finally:
                 await group.close()
@@ -76,6 +81,7 @@ async def filled(group: Members, count: int = 20, durability: str = "sync") -> p
     await stream.send(batches(count))
     await stream.until_acknowledged(count * 10)
     await stream.close()
+    await group.committed(count * 10)
     return await group.open(durability=durability)
 
 
@@ -108,10 +114,11 @@ def test_a_killed_slave_is_noticed_at_once_and_the_seal_covers_all_acknowledged(
         stream = await group.append(group.a).open()
         sending = asyncio.ensure_future(stream.send(batches(3000)))
         await stream.until_acknowledged(500)
-        started_s = asyncio.get_running_loop().time()
         await group.b.kill()
-        assert isinstance(await stream.error(), PeerLost)
-        assert asyncio.get_running_loop().time() - started_s < 1.0
+        error = await stream.error()
+        assert isinstance(error, PeerLost)
+        # At once: because the connection broke, and not because it was silent for some seconds ("Connection timed out").
+        assert not re.search("timed out|timeout", error.message), error
         await sending
         reply = await group.seal(group.a)
         assert reply.answer == pb.SealReply.WHOLE
@@ -174,11 +181,13 @@ def test_a_restarted_member_seals_its_links_is_another_incarnation_and_fills_up(
 def test_a_blank_member_gives_no_answer_to_a_seal_and_is_filled_from_its_peer(run: Callable[..., None]) -> None:
     async def scenario(group: Members) -> None:
         position = await filled(group)
-        await group.b.kill()
+        before = group.b.incarnation
+        assert await group.b.stop() == 0  # its session ends with it: another disk may take its place
         shutil.rmtree(group.b.directory)
         group.b.launch()
         await group.b.ready()
-        await group.registered(lambda a, b: b.incarnation.start == 1 and a.peer == b.incarnation)
+        await group.registered(lambda a, b: b.incarnation != before and a.peer == b.incarnation)
+        assert group.b.incarnation.start == 1
         assert (await group.seal(group.b)).answer == pb.SealReply.UNKNOWN
         # It knows nothing, and still it must not take index 0 again (H25), nor be opened late (H11).
         master, slave = group.chain_members[Epoch(1)]
@@ -187,10 +196,10 @@ def test_a_blank_member_gives_no_answer_to_a_seal_and_is_filled_from_its_peer(ru
             durability="sync",
         )  # fmt: skip
         with pytest.raises(Sealed):
-            await call(group.b.stub.OpenLink, request, 2)
+            await call(group.b.stub.OpenLink, request, CALL_S)
         request.link.epoch = 2
         with pytest.raises(WrongIncarnation):
-            await call(group.b.stub.OpenLink, request, 2)
+            await call(group.b.stub.OpenLink, request, CALL_S)
         end = (await group.seal(group.a)).positions[-1]
         assert end.index == position.index
         assert (await group.record_end(group.a, end)).has_it
@@ -270,7 +279,7 @@ def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None]) -> None:
         call = group.b.stub.Fetch()
         name = group.name(1, group.b.incarnation)
         await call.write(pb.FetchRequest(open=pb.FetchOpen(link=name, from_index=200, credit_bytes=1 << 20)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(CALL_S):
             replies = [await call.read() for _ in range(4)]
         assert [reply.WhichOneof("kind") for reply in replies] == ["start", None, None, None]
         assert [reply.committed_index for reply in replies] == [200] * 4
@@ -298,7 +307,10 @@ def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callabl
     async def scenario(group: Members) -> None:
         await group.open()
         stream = await group.append(group.a).open()
-        sending = asyncio.ensure_future(stream.send(batches(12_000)))
+        # As long as it is asked, and no shorter: whoever waits for the end of the stream has no answer.
+        numbers = itertools.count(0, 10)
+        endless = (one for first_index in numbers for one in batches(1, first_index=first_index))
+        sending = asyncio.ensure_future(stream.send(endless))
         await stream.until_acknowledged(100)
         master, slave = group.chain_members[Epoch(1)]
         for member in (group.a, group.b) * 3:
@@ -306,11 +318,12 @@ def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callabl
                 link=group.name(1, member.incarnation), chain_version=group.version, token=1, master=master,
                 slave=slave, durability="sync", flush_ms=20, max_record_bytes=1 << 20, queue="orders",
             )  # fmt: skip
-            reply = await member.stub.OpenLink(request, timeout=5)
+            reply = await member.stub.OpenLink(request, timeout=CALL_S)
             assert 0 < reply.next.index <= stream.sent_index + 10  # one may be on its way
             assert not sending.done()
+        stream.is_stopped = True
         await sending
-        await stream.until_acknowledged(120_000, timeout_s=15)
+        await stream.until_acknowledged(stream.sent_index)
         await stream.close()
 
     run(scenario)
@@ -328,7 +341,7 @@ def test_a_reader_gets_what_commits_at_once_within_its_credit_from_both(run: Cal
             first_index = 0 if member is group.a else 30
             await stream.send(batches(3, first_index=first_index))
             found = []
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(CALL_S):
                 found = [await anext(fetching) for _ in range(2)]
             assert sent_batches(found) == as_sent(batches(2))
             if member is group.a:
@@ -340,7 +353,7 @@ def test_a_reader_gets_what_commits_at_once_within_its_credit_from_both(run: Cal
         # The last batch of a quiet link reaches the slave's readers as well (H19).
         await stream.until_acknowledged(60)
         fetching = group.fetching(group.b, from_index=45)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(CALL_S):
             start = await anext(fetching)
             assert (start.start.index, dict(start.start.marks)) == (40, {"source": 39})
             assert sent_batches([await anext(fetching), await anext(fetching)]) == as_sent(batches(6)[4:])
@@ -358,14 +371,14 @@ def test_cursors_are_on_both_and_belong_to_the_reader_that_was_told(run: Callabl
             request = pb.TellReaderRequest(
                 link=group.name(1, member.incarnation), subscription_id=3, generation=generation, token=token
             )
-            return call(member.stub.TellReader, request, 2)
+            return call(member.stub.TellReader, request, CALL_S)
 
         def commit(member, generation: int, token: int, index: int):
             request = pb.CommitCursorRequest(
                 link=group.name(1, member.incarnation), subscription_id=3, generation=generation, token=token,
                 index=index,
             )  # fmt: skip
-            return call(member.stub.CommitCursor, request, 4)
+            return call(member.stub.CommitCursor, request, CALL_S)
 
         with pytest.raises(Fenced):
             await commit(group.a, 1, 1, 5)
@@ -462,7 +475,7 @@ def test_dropped_links_are_gone(run: Callable[..., None]) -> None:
             request = pb.DropLinksRequest(
                 cluster=group.paths.cluster, to=message(member.incarnation), queue_id=QUEUE, below_epoch=2
             )
-            await call(member.stub.DropLinks, request, 2)
+            await call(member.stub.DropLinks, request, CALL_S)
             with pytest.raises(UnknownLink):
                 await group.fetch(member)
             described = await member.stub.DescribeLink(pb.DescribeLinkRequest(link=group.name(1, member.incarnation)))
@@ -480,7 +493,7 @@ def test_h18_one_call_tells_which_of_many_links_are_sealed(run: Callable[..., No
 
         async def sealed(member: Member, to: Incarnation) -> list[pb.LinkKey]:
             request = pb.FindSealedRequest(cluster=group.paths.cluster, to=message(to), links=asked)
-            return list((await call(member.stub.FindSealed, request, 2)).sealed)
+            return list((await call(member.stub.FindSealed, request, CALL_S)).sealed)
 
         assert await sealed(group.a, group.a.incarnation) == asked[:1]
         assert await sealed(group.b, group.b.incarnation) == []
@@ -495,7 +508,7 @@ def test_a_second_process_on_a_directory_says_so(run: Callable[..., None]) -> No
         first = group.a.process
         group.a.launch()
         second, group.a._process = group.a.process, first
-        assert await asyncio.to_thread(second.wait, 15) == 2
+        assert await asyncio.to_thread(second.wait, 60) == 2
         assert second.stdout is not None
         second.stdout.close()
         assert "another broker runs on the directory" in group.a.log_path.read_text()
@@ -509,6 +522,7 @@ def test_a_paused_master_takes_nothing_after_its_session_and_seals_before_it_reg
     async def scenario(group: Members) -> None:
         position = await filled(group)
         stream = await group.append(group.a).open()
+        await stream.until_acknowledged(position.index)  # the stream stands
         group.a.process.send_signal(signal.SIGSTOP)
         await stream.send(batches(1, first_index=position.index))
         member_path = group.paths.member("g1", "a")
@@ -526,9 +540,10 @@ def test_a_paused_master_takes_nothing_after_its_session_and_seals_before_it_reg
         assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.WHOLE, position.index)
         request = pb.OpenLinkRequest(link=group.name(1, group.a.incarnation), chain_version=99, token=9)
         with pytest.raises(Sealed):
-            await call(group.a.stub.OpenLink, request, 2)
+            await call(group.a.stub.OpenLink, request, CALL_S)
 
-    run(scenario)
+    # It is waited out. A lease of four seconds, two thirds of it, outlasts a machine that stands still for a moment.
+    run(scenario, "--session-timeout-ms", "6000")
 
 
 def test_a_returning_member_waits_for_no_session_of_its_own(run: Callable[..., None]) -> None:
@@ -538,11 +553,11 @@ def test_a_returning_member_waits_for_no_session_of_its_own(run: Callable[..., N
         group.b.launch()
         await group.b.ready()
         await group.whole()
-        # The session of the killed process would have lasted two seconds from its last sign of life.
-        assert asyncio.get_running_loop().time() - started_s < 1.8
+        # The session of the killed process would have lasted a minute from its last sign of life, which it gives every 8 s.
+        assert asyncio.get_running_loop().time() - started_s < 45
         assert group.b.incarnation.start == 2
 
-    run(scenario)
+    run(scenario, "--session-timeout-ms", "60000")
 
 
 def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(

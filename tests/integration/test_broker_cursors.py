@@ -17,7 +17,9 @@ from seriatim.protocol.errors import StaleCursor, Unreachable
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import CoordinatorRegistration
-from tests.integration.broker_members import Member, Members, batches, members, until
+from tests.integration.broker_members import CALL_S, Member, Members, batches, members, until
+
+pytestmark = pytest.mark.timeout(300)
 
 
 class Listener(CoordinatorServicer):
@@ -72,12 +74,13 @@ def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None
         async def scenario_with_group() -> None:
             group = await members(zookeeper, cluster_name, tmp_path)
             try:
-                async with asyncio.timeout(60), listening(group) as listener:
+                async with asyncio.timeout(200), listening(group) as listener:
                     await group.open()
                     stream = await group.append(group.a).open()
                     await stream.send(batches(10))
                     await stream.until_acknowledged(100)
                     await stream.close()
+                    await group.committed(100)
                     await scenario(group, listener)
             finally:
                 await group.close()
@@ -92,7 +95,7 @@ async def tell(
 ) -> pb.TellReaderReply:
     name = group.name(1, member.incarnation)
     request = pb.TellReaderRequest(link=name, subscription_id=subscription_id, generation=generation, token=token)
-    return await call(member.stub.TellReader, request, 2)
+    return await call(member.stub.TellReader, request, CALL_S)
 
 
 async def commit(group: Members, member: Member, index: int, subscription_id: int = 3, generation: int = 1) -> None:
@@ -100,15 +103,30 @@ async def commit(group: Members, member: Member, index: int, subscription_id: in
     request = pb.CommitCursorRequest(
         link=name, subscription_id=subscription_id, generation=generation, token=1, index=index
     )
-    await call(member.stub.CommitCursor, request, 5)
+    await call(member.stub.CommitCursor, request, CALL_S)
+
+
+async def commit_on_both(group: Members, listener: Listener, index: int) -> None:
+    """A commit while both can be reached; nothing is noted afterwards.
+
+    A member that stands still for half a second is an outage to the other one: it is noted, and taken back soon after.
+    """
+    await commit(group, group.a, index)
+
+    async def is_taken_back() -> bool:
+        return not listener.notes or listener.notes[-1] == ("b", False)
+
+    await until(is_taken_back)
+    assert listener.notes in ([], [("b", True), ("b", False)])
+    listener.notes.clear()
 
 
 def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stale(run: Callable[..., None]) -> None:
     async def scenario(group: Members, listener: Listener) -> None:
+        await group.write_chain(None, state=LinkState.OPEN)  # a note is taken back from a version of the chain
         for member in group.both:
             await tell(group, member)
-        await commit(group, group.a, 10)
-        assert listener.notes == []
+        await commit_on_both(group, listener, 10)
         await group.b.kill()
         listener.is_deaf = True
         with pytest.raises(Unreachable):
@@ -120,24 +138,26 @@ def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stal
         assert listener.notes == [("b", True)]
         group.b.launch()
         await group.b.ready()
-        await group.whole()
+        await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
 
         async def is_taken_back() -> bool:
             return listener.notes[-1] == ("b", False)
 
         await until(is_taken_back)
+        assert listener.notes == [("b", True), ("b", False)]
+        listener.notes.clear()
         told = await tell(group, group.b)
         assert (told.cursor, told.is_stale) == (30, False)
         # The next outage is another one.
-        await commit(group, group.a, 40)
+        await commit_on_both(group, listener, 40)
         await group.b.kill()
         await commit(group, group.a, 50)
-        assert listener.notes == [("b", True), ("b", False), ("b", True)]
+        assert listener.notes == [("b", True)]
         # So is a seek within it: the note went with the older generation (H7).
         await tell(group, group.a, generation=2)
         await commit(group, group.a, 20, generation=2)
         await commit(group, group.a, 30, generation=2)
-        assert listener.notes[3:] == [("b", True)]
+        assert listener.notes == [("b", True), ("b", True)]
 
     run(scenario)
 
@@ -150,7 +170,7 @@ def test_a_blank_member_gives_no_cursor_until_it_has_taken_them(run: Callable[..
         await group.write_chain(None, state=LinkState.CLOSING)
         end = (await group.seal(group.a)).positions[-1]
         assert (await group.record_end(group.a, end)).has_it
-        await group.b.kill()
+        assert await group.b.stop() == 0  # its session ends with it: another disk may take its place
         (group.b.directory).rename(group.b.directory.with_name("away"))
         group.b.launch()
         await group.b.ready()
@@ -189,7 +209,7 @@ def test_drained_is_reported_until_it_is_noted(run: Callable[..., None]) -> None
         listener.is_deaf = False
 
         async def is_noted() -> bool:
-            return len(listener.drained) == 2
+            return len(listener.drained) >= 2  # one whose answer was late is repeated
 
         await until(is_noted)
         assert set(listener.drained) == {(1, 3, 1)}
@@ -208,7 +228,7 @@ def test_a_reader_that_comes_while_drained_is_being_reported_is_reported_in_its_
             await group.record_end(member, end)
 
         async def is_asked() -> bool:
-            return listener.asked == 2
+            return listener.asked >= 2  # again where the answer is late
 
         await until(is_asked)
         for member in group.both:
@@ -217,7 +237,7 @@ def test_a_reader_that_comes_while_drained_is_being_reported_is_reported_in_its_
         await commit(group, group.a, 100, subscription_id=4)
 
         async def is_noted() -> bool:
-            return set(listener.drained) == {(1, 3, 1), (1, 4, 1)} and len(listener.drained) == 4
+            return set(listener.drained) == {(1, 3, 1), (1, 4, 1)} and len(listener.drained) >= 4
 
         await until(is_noted)
 

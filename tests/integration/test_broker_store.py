@@ -156,7 +156,7 @@ async def fill(store: Any, record: LinkRecord, encoded: list[EncodedBatch]) -> l
         stored = StoredPosition(after, before.index, stored.size_bytes + one.size_bytes)
         store.append(record, one, stored, done)
         found.append(stored)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await kept.wait()
     return found
 
@@ -529,7 +529,7 @@ def test_a_disk_that_failed_once_is_not_trusted_again() -> None:
         for tag in (1, 2):
             is_told.clear()
             writer.submit(Write(((b"k", b"v"),), done, tag))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await is_told.wait()
             sink.is_broken = False
         assert [tag for tag, _ in told] == [1, 2]

@@ -14,6 +14,8 @@ from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer
 from tests.integration.consumer_fakes import FakeCluster
 
+pytestmark = pytest.mark.timeout(300)
+
 COMMAND = [sys.executable, "-m", "seriatim.cli.main"]
 
 
@@ -28,7 +30,7 @@ def cluster(zookeeper_server: EmbeddedZooKeeper, cluster_name: str) -> Iterator[
 
 def run(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *arguments, "--coordinator", cluster.coordinator]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def start(cluster: FakeCluster, *arguments: str) -> subprocess.Popen[str]:
@@ -40,8 +42,10 @@ def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -
     first = run(cluster, "consume", "--queue", "q", "--max", "5")
     assert (first.returncode, first.stdout.split()) == (0, ["0", "1", "2", "3", "4"]), first.stderr
     assert cluster.cursor_offset("default") == 5
-    rest = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5")
+    rest = run(cluster, "consume", "--queue", "q", "--max", "15")
     assert (rest.returncode, rest.stdout.split()) == (0, [str(number) for number in range(5, 20)]), rest.stderr
+    idle = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5")
+    assert (idle.returncode, idle.stdout) == (0, ""), idle.stderr
     again = run(cluster, "consume", "--queue", "q", "--from", "3", "--max", "1", "--json", "--no-commit")
     assert json.loads(again.stdout) == {
         "queue": "q",
@@ -59,7 +63,7 @@ def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -
 
 def test_bytes_that_are_no_text_are_in_base64(cluster: FakeCluster) -> None:
     cluster.append([b"\xff\x00"], 20)
-    found = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5", "--json").stdout.splitlines()
+    found = run(cluster, "consume", "--queue", "q", "--max", "21", "--json").stdout.splitlines()
     assert json.loads(found[-1])["value_base64"] == "/wA="
     assert "value" not in json.loads(found[-1])
 
@@ -70,7 +74,7 @@ def test_a_signal_commits_what_was_printed(cluster: FakeCluster, number: int) ->
     assert process.stdout is not None
     assert [process.stdout.readline().strip() for _ in range(20)] == [str(number) for number in range(20)]
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert cluster.cursor_offset("default") == 22
 
@@ -82,20 +86,20 @@ def test_nobody_reads_the_output_any_more(cluster: FakeCluster) -> None:
     process.stdout.close()
     cluster.append([b"x"], 20)
     cluster.append([b"y"], 21)
-    assert process.wait(20) == 0
+    assert process.wait(100) == 0
     assert process.stderr is not None
     assert "Error" not in process.stderr.read()
     process.stderr.close()
 
 
 def test_a_standby_says_so(cluster: FakeCluster) -> None:
-    with Consumer(cluster.coordinator, "q") as elected:
-        assert elected.poll(1, 10.0)
+    with Consumer(cluster.coordinator, "q", session_timeout_s=20) as elected:
+        assert elected.poll(1, 60.0)
         process = start(cluster)
         assert process.stderr is not None
-        assert "another reader is elected" in next(line for line in process.stderr if line.startswith("standing by"))
+        assert any(line.startswith("standing by: another reader is elected") for line in process.stderr)
         process.terminate()
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=100)
         assert (process.returncode, output) == (0, "")
 
 
@@ -103,7 +107,7 @@ def test_what_is_wrong_has_its_exit_code(cluster: FakeCluster) -> None:
     assert run(cluster, "consume", "--queue", "nothing").returncode == 2
     assert run(cluster, "consume", "--queue", "q", "--from", "yesterday").returncode == 2
     command = [*COMMAND, "subscription", "list", "--queue", "q", "--coordinator", "127.0.0.1:1"]
-    gone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    gone = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert gone.returncode == 3
     assert "127.0.0.1:1" in gone.stderr
 

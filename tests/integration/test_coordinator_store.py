@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from seriatim.coordinator import background
-from seriatim.coordinator.core import chain
+from seriatim.coordinator.core import background as core_background
+from seriatim.coordinator.core import chain, closing
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.coordinator.store import Store
 from seriatim.protocol import rpc
@@ -37,9 +38,14 @@ from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import Paths, Registration, ZooKeeperSession
 
 CLUSTER = "c"
+CALL_S = 60.0
+SESSION_MS = 20_000
+"""Longer than a machine stands still: no session of a test, a coordinator or a broker ends by itself."""
+
+pytestmark = pytest.mark.timeout(300)
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], what: str, timeout_s: float = 15) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str, timeout_s: float = 60) -> None:
     """Wait for a condition with a deadline."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -52,7 +58,7 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str, time
 
 @asynccontextmanager
 async def session(zookeeper: str) -> AsyncIterator[ZooKeeperSession]:
-    opened = ZooKeeperSession(zookeeper, 4)
+    opened = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
     await opened.start()
     try:
         yield opened
@@ -62,7 +68,14 @@ async def session(zookeeper: str) -> AsyncIterator[ZooKeeperSession]:
 
 @asynccontextmanager
 async def coordinator(zookeeper: str) -> AsyncIterator[CoordinatorStub]:
-    process = CoordinatorProcess(CoordinatorSettings(zookeeper=zookeeper, cluster=CLUSTER))
+    settings = CoordinatorSettings(
+        zookeeper=zookeeper,
+        cluster=CLUSTER,
+        session_timeout_ms=SESSION_MS,
+        member_timeout_ms=10_000,
+        call_timeout_ms=50_000,
+    )
+    process = CoordinatorProcess(settings)
     await process.start()
     run = asyncio.create_task(process.run())
     channel = rpc.channel(process.address)
@@ -108,7 +121,7 @@ class Brokers:
                 "--member": member,
                 "--dir": str(self._directory / name),
                 "--listen": "127.0.0.1:0",
-                "--session-timeout-ms": "2000",
+                "--session-timeout-ms": str(SESSION_MS),
             }
             with (self._directory / f"{name}.log").open("a") as log:
                 self.processes[name] = subprocess.Popen(
@@ -150,6 +163,19 @@ def brokers(zookeeper: str, tmp_path: Path) -> Iterator[Brokers]:
         yield started
     finally:
         started.stop()
+
+
+async def groups_whole(stub: CoordinatorStub, *groups: str) -> None:
+    """Until this coordinator sees both members of these groups in sync and connected, some time after they are ready."""
+
+    async def are_whole() -> bool:
+        found = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
+        members = [member for one in found if one.group in groups for member in one.members]
+        return len(members) == 2 * len(groups) and all(
+            member.is_registered and member.is_in_sync and member.is_peer_connected for member in members
+        )
+
+    await until(are_whole, "the groups are whole")
 
 
 def new_document(name: str, queue_id: QueueId) -> ChainDocument:
@@ -248,6 +274,10 @@ def test_a_change_of_one_registration_reads_that_group_and_watches_each_node_onc
             run = asyncio.create_task(store.run())
             store.changed("groups")
             await until(lambda: "a" in store.registry.group("g1").members, "the member is seen")
+            # Once more: after this, whatever was still to be read again because of the start has been.
+            registration = replace(registration, address="here:0")
+            await members.set(paths.member("g1", "a"), registration.encode())
+            await until(lambda: store.registry.group("g1").members["a"].address == "here:0", "the change is seen")
             read: list[str] = []
             get = own.get
 
@@ -286,21 +316,27 @@ def test_bad_requests_get_typed_errors(zookeeper: str) -> None:
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub:
             ask = rpc.call
-            await refused(ask(stub.AcquireSend, pb.AcquireSendRequest(queue="none"), 5), UnknownQueue)
-            await refused(ask(stub.DescribeQueue, pb.QueueRequest(queue="none"), 5), UnknownQueue)
-            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="a/b"), 5), InvalidArgument)
+            await refused(ask(stub.AcquireSend, pb.AcquireSendRequest(queue="none"), CALL_S), UnknownQueue)
+            await refused(ask(stub.DescribeQueue, pb.QueueRequest(queue="none"), CALL_S), UnknownQueue)
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="a/b"), CALL_S), InvalidArgument)
             wrong = pb.QueueSettings(durability="often")
-            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), 5), InvalidArgument)
+            await refused(
+                ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), CALL_S), InvalidArgument
+            )
             wrong = pb.QueueSettings(groups=["g9"])
-            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), 5), InvalidArgument)
-            await refused(ask(stub.DrainGroup, pb.GroupRequest(group="g9"), 5), UnknownGroup)
-            await ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
-            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5), QueueExists)
+            await refused(
+                ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q", settings=wrong), CALL_S), InvalidArgument
+            )
+            await refused(ask(stub.DrainGroup, pb.GroupRequest(group="g9"), CALL_S), UnknownGroup)
+            await ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
+            await refused(ask(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S), QueueExists)
             reading = pb.AcquireReadRequest(queue="q", subscription="none")
-            await refused(ask(stub.AcquireRead, reading, 5), UnknownSubscription)
-            await refused(ask(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node="n-1"), 5), NotElected)
+            await refused(ask(stub.AcquireRead, reading, CALL_S), UnknownSubscription)
+            await refused(
+                ask(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node="n-1"), CALL_S), NotElected
+            )
             other = pb.AcquireSendRequest(queue="q", queue_id=99, election_node="n-1")
-            await refused(ask(stub.AcquireSend, other, 5), UnknownQueue)
+            await refused(ask(stub.AcquireSend, other, CALL_S), UnknownQueue)
 
     asyncio.run(scenario())
 
@@ -308,18 +344,18 @@ def test_bad_requests_get_typed_errors(zookeeper: str) -> None:
 def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub:
-            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
             async with elected(zookeeper, Paths(CLUSTER).senders(QueueId(view.queue_id))) as node:
                 request = pb.AcquireSendRequest(queue="q", election_node=node)
-                reply = await rpc.call(stub.AcquireSend, request, 5)
+                reply = await rpc.call(stub.AcquireSend, request, CALL_S)
                 assert reply.WhichOneof("kind") == "wait"
                 assert reply.token == 1
                 assert reply.wait.reasons
                 request.token = reply.token
-                again = await rpc.call(stub.AcquireSend, request, 5)
+                again = await rpc.call(stub.AcquireSend, request, CALL_S)
                 assert again.token == 1  # the same instance keeps its token
                 request.token = 0
-                anew = await rpc.call(stub.AcquireSend, request, 5)
+                anew = await rpc.call(stub.AcquireSend, request, CALL_S)
                 assert anew.token == 2  # it was deposed meanwhile (H4)
 
     asyncio.run(scenario())
@@ -328,9 +364,9 @@ def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
 def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> None:
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub, session(zookeeper) as own:
-            first = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
-            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), 5)
-            second = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            first = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
+            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), CALL_S)
+            second = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
             assert second.queue_id != first.queue_id
             gone = Paths(CLUSTER).queue(QueueId(first.queue_id))
 
@@ -340,7 +376,7 @@ def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> No
             await until(is_gone, "the nodes are gone")
 
             async def is_listed() -> bool:
-                queues = (await rpc.call(stub.ListQueues, pb.ListQueuesRequest(), 5)).queues
+                queues = (await rpc.call(stub.ListQueues, pb.ListQueuesRequest(), CALL_S)).queues
                 return [one.queue_id for one in queues] == [second.queue_id]
 
             await until(is_listed, "only the new queue is listed")
@@ -354,9 +390,9 @@ def test_more_queues_than_are_worked_on_at_once_are_all_cleared_away(zookeeper: 
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub, session(zookeeper) as own:
             for number in range(count):
-                await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue=f"q{number}"), 5)
+                await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue=f"q{number}"), CALL_S)
             for number in range(count):
-                await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue=f"q{number}"), 5)
+                await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue=f"q{number}"), CALL_S)
 
             async def are_gone() -> bool:
                 return not await own.children(Paths(CLUSTER).queues)
@@ -372,10 +408,12 @@ def test_a_killed_master_costs_one_call_and_its_group_comes_back(zookeeper: str,
 
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub, coordinator(zookeeper) as other:
-            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            await groups_whole(stub, "g1", "g2")
+            await groups_whole(other, "g1", "g2")
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
             assert list(view.send_list) == ["g1", "g2"]
             subscription = pb.CreateSubscriptionRequest(queue="q", subscription="s")
-            await rpc.call(stub.CreateSubscription, subscription, 5)
+            await rpc.call(stub.CreateSubscription, subscription, CALL_S)
             views: list[pb.QueueView] = []
 
             async def watch() -> None:
@@ -395,36 +433,42 @@ def test_a_killed_master_costs_one_call_and_its_group_comes_back(zookeeper: str,
 
 
 async def _fail_over(stub: CoordinatorStub, other: CoordinatorStub, brokers: Brokers, node: str) -> None:
-    reply = await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=node), 5)
+    reply = await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=node), CALL_S)
     assert (reply.grant.epoch, reply.grant.master.group, reply.token) == (1, "g1", 1)
     brokers.kill("g1-a")
     failed = pb.AcquireSendRequest(queue="q", election_node=node, token=1, failed_epoch=1)
-    both = await asyncio.gather(rpc.call(stub.AcquireSend, failed, 5), rpc.call(other.AcquireSend, failed, 5))
+    both = await asyncio.gather(rpc.call(stub.AcquireSend, failed, CALL_S), rpc.call(other.AcquireSend, failed, CALL_S))
     assert [(one.grant.epoch, one.grant.master.group) for one in both] == [(2, "g2"), (2, "g2")]
     older = pb.AcquireSendRequest(queue="q", election_node=node, token=1, failed_epoch=1)
-    assert (await rpc.call(stub.AcquireSend, older, 5)).grant.epoch == 2
+    assert (await rpc.call(stub.AcquireSend, older, CALL_S)).grant.epoch == 2
     brokers.start("g1-a")
 
 
 @pytest.mark.slow
-def test_a_planned_switch_opens_the_next_link_and_shares_its_answer(zookeeper: str, brokers: Brokers) -> None:
+def test_a_planned_switch_opens_the_next_link_and_shares_its_answer(
+    zookeeper: str, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     brokers.start("g1-a", "g1-b", "g2-a", "g2-b")
+    # Both members' answers are waited for, however late one comes, and nothing else is written meanwhile.
+    monkeypatch.setattr(closing, "OTHER_ANSWER_MS", 30_000)
+    monkeypatch.setattr(core_background, "QUIET_MS", 300_000)
 
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub:
-            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            await groups_whole(stub, "g1", "g2")
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
             # Nobody ever sent: there is nothing to switch for.
-            assert len((await rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), 5)).links) == 0
+            assert len((await rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), CALL_S)).links) == 0
             async with elected(zookeeper, Paths(CLUSTER).senders(QueueId(view.queue_id))) as node:
                 asked = pb.AcquireSendRequest(queue="q", queue_id=view.queue_id, election_node=node)
-                reply = await rpc.call(stub.AcquireSend, asked, 5)
+                reply = await rpc.call(stub.AcquireSend, asked, CALL_S)
                 assert (reply.grant.epoch, reply.grant.next_master) == (1, brokers.address("g2-a"))
-                before = (await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), 5)).chain_version
+                before = (await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), CALL_S)).chain_version
                 asked.token, asked.failed_epoch = 1, 1
                 rotated, reply, again = await asyncio.gather(
-                    rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), 5),
-                    rpc.call(stub.AcquireSend, asked, 5),
-                    rpc.call(stub.AcquireSend, asked, 5),
+                    rpc.call(stub.RotateQueue, pb.QueueRequest(queue="q"), CALL_S),
+                    rpc.call(stub.AcquireSend, asked, CALL_S),
+                    rpc.call(stub.AcquireSend, asked, CALL_S),
                 )
                 assert (reply.grant.epoch, reply.grant.master.group, reply.token) == (2, "g2", 1)
                 assert again.grant == reply.grant
@@ -435,9 +479,9 @@ def test_a_planned_switch_opens_the_next_link_and_shares_its_answer(zookeeper: s
                     (2, "open", "g2"),
                 ]
                 assert list(rotated.links[0].answered) == ["a", "b"]
-            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), 5)
+            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), CALL_S)
             asked.failed_epoch = 2
-            await refused(rpc.call(stub.AcquireSend, asked, 5), UnknownQueue)
+            await refused(rpc.call(stub.AcquireSend, asked, CALL_S), UnknownQueue)
 
     asyncio.run(scenario())
 
@@ -448,25 +492,30 @@ def test_a_reader_gets_its_place_and_an_older_one_is_fenced(zookeeper: str, brok
 
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub:
-            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), 5)
+            await groups_whole(stub, "g1")
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
             assert any("one group only" in wait.reason for wait in view.waits)
-            await rpc.call(stub.CreateSubscription, pb.CreateSubscriptionRequest(queue="q", subscription="s"), 5)
+            await rpc.call(stub.CreateSubscription, pb.CreateSubscriptionRequest(queue="q", subscription="s"), CALL_S)
             paths, queue_id = Paths(CLUSTER), QueueId(view.queue_id)
             async with elected(zookeeper, paths.senders(queue_id)) as sender:
-                await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=sender), 5)
+                await rpc.call(stub.AcquireSend, pb.AcquireSendRequest(queue="q", election_node=sender), CALL_S)
             for token in (1, 2):
                 async with elected(zookeeper, paths.readers(queue_id, 1)) as node:
                     request = pb.AcquireReadRequest(queue="q", subscription="s", election_node=node)
-                    reply = await rpc.call(stub.AcquireRead, request, 5)
+                    reply = await rpc.call(stub.AcquireRead, request, CALL_S)
                     assert (reply.token, reply.grant.epoch, reply.grant.index) == (token, 1, 0)
             late = pb.AcquireReadRequest(queue="q", subscription="s", election_node=node, token=1)
-            await refused(rpc.call(stub.AcquireRead, late, 5), Fenced)
-            described = await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), 5)
-            assert (described.links[0].copies, described.subscriptions[0].has_cursor) == (2, True)
+            await refused(rpc.call(stub.AcquireRead, late, CALL_S), Fenced)
+
+            async def is_described() -> bool:  # a member that doesn't answer soon is left out of a description
+                described = await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="q"), CALL_S)
+                return (described.links[0].copies, described.subscriptions[0].has_cursor) == (2, True)
+
+            await until(is_described, "two copies and the cursor are described")
             await rpc.call(
                 stub.SeekSubscription, pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest"), 5
             )
-            groups = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), 5)).groups
+            groups = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
             assert [(one.group, list(one.sending_queues)) for one in groups] == [("g1", ["q"])]
 
     asyncio.run(scenario())

@@ -6,11 +6,14 @@ import time
 import pytest
 
 from seriatim.cli.embedded.ports import free_port
+from seriatim.protocol import coordinators as coordinators_module
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import SILENCE_S, Coordinators, may_overlap
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+
+DEADLINE_S = 60
 
 
 class Coordinator(CoordinatorServicer):
@@ -20,11 +23,17 @@ class Coordinator(CoordinatorServicer):
         self.version = version
         self.is_silent = is_silent
         self.calls = []
+        self.is_asked = asyncio.Event()
+
+    async def _silence(self):
+        """Until the server ends."""
+        self.is_asked.set()
+        await asyncio.Event().wait()
 
     async def _answer(self, request):
         self.calls.append(request)
         if self.is_silent:
-            await asyncio.sleep(60)
+            await self._silence()
         return pb.QueueView(queue=request.queue, chain_version=self.version)
 
     @rpc.answers_errors
@@ -36,7 +45,7 @@ class Coordinator(CoordinatorServicer):
     @rpc.answers_errors
     async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
         if self.is_silent:
-            await asyncio.sleep(60)
+            await self._silence()
         return pb.DescribeClusterReply()
 
     @rpc.answers_errors
@@ -45,7 +54,7 @@ class Coordinator(CoordinatorServicer):
             raise Fenced("overtaken")
         self.calls.append(request)
         if self.is_silent:
-            await asyncio.sleep(60)
+            await self._silence()
         return pb.AcquireSendReply(token=7, grant=pb.SendGrant(epoch=self.version))
 
     async def CreateQueue(self, request, context):  # noqa: N802 - gRPC's name
@@ -96,9 +105,9 @@ def test_a_silent_one_is_passed_over_for_a_question_but_a_change_isn_t_asked_for
         servers, addresses = zip(*[await start(one) for one in (silent, answering)], strict=True)
         async with Coordinators(",".join(addresses)) as coordinators:
             with pytest.raises(DeadlineOver, match="may have done it"):
-                await coordinators.call("CreateQueue", pb.CreateQueueRequest(queue="q"), 0.3)
+                await coordinators.call("CreateQueue", pb.CreateQueueRequest(queue="q"), 3)
             assert (len(silent.calls), len(answering.calls)) == (1, 0)
-            view = await coordinators.call("DescribeQueue", pb.QueueRequest(queue="q"), 0.3)
+            view = await coordinators.call("DescribeQueue", pb.QueueRequest(queue="q"), DEADLINE_S)
             assert view.chain_version == 9
         for server in servers:
             await server.stop(None)
@@ -106,29 +115,42 @@ def test_a_silent_one_is_passed_over_for_a_question_but_a_change_isn_t_asked_for
     asyncio.run(scenario())
 
 
-async def acquired(requests, *servicers):
-    """The epochs granted, how long each took, and in which order the coordinators are asked from then on."""
+async def acquired(requests, *servicers, then=lambda: None):
+    """The epochs granted, how long each took, and in which order the coordinators are asked from then on.
+
+    `then` is called after each answer.
+    """
     servers, addresses = zip(*[await start(one) for one in servicers], strict=True)
     granted = []
     try:
         async with Coordinators(",".join(addresses)) as coordinators:
             for request in requests:
                 begun_s = time.monotonic()
-                reply = await coordinators.call("AcquireSend", request, 5)
+                reply = await coordinators.call("AcquireSend", request, DEADLINE_S)
                 granted.append((reply.grant.epoch, time.monotonic() - begun_s))
+                then()
             return granted, [addresses.index(address) for address in coordinators._addresses]
     finally:
         for server in servers:
             await server.stop(None)
 
 
-def test_beside_a_silent_one_another_is_asked_and_is_the_first_to_be_asked_from_then_on():
-    silent, answering = Coordinator(is_silent=True), Coordinator(3)
+def test_beside_a_silent_one_another_is_asked_and_is_the_first_to_be_asked_from_then_on(monkeypatch):
+    class Answering(Coordinator):
+        async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+            await silent.is_asked.wait()
+            return await super().AcquireSend(request, context)
+
+    def wait_longer():
+        """The first one asked is the only one, also where it is slow."""
+        monkeypatch.setattr(coordinators_module, "SILENCE_S", DEADLINE_S)
+
+    silent, answering = Coordinator(is_silent=True), Answering(3)
     requests = [pb.AcquireSendRequest(token=7, failed_epoch=epoch) for epoch in (1, 2)]
-    granted, order = asyncio.run(acquired(requests, silent, answering))
+    granted, order = asyncio.run(acquired(requests, silent, answering, then=wait_longer))
     assert [epoch for epoch, _ in granted] == [3, 3]
-    assert SILENCE_S <= granted[0][1] < 2.5
-    assert granted[1][1] < SILENCE_S
+    assert SILENCE_S <= granted[0][1] < DEADLINE_S / 2
+    assert granted[1][1] < DEADLINE_S / 2
     assert (len(silent.calls), len(answering.calls), order) == (1, 2, [1, 0])
 
 
@@ -137,7 +159,7 @@ def test_without_a_token_only_who_answers_is_asked_for_one_and_once():
     silent, answering = Coordinator(is_silent=True), Coordinator(3)
     granted, order = asyncio.run(acquired([pb.AcquireSendRequest(election_node="n-1")], silent, answering))
     assert granted[0][0] == 3
-    assert granted[0][1] < 2.5
+    assert granted[0][1] < DEADLINE_S / 2
     assert (silent.calls, len(answering.calls), order) == ([], 1, [1, 0])
 
 
@@ -199,7 +221,9 @@ def test_one_that_comes_up_in_time_is_waited_for():
         async with Coordinators(f"127.0.0.1:{port}") as coordinators:
             with pytest.raises(Unreachable):
                 await coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), 0.3)
-            waiting = asyncio.create_task(coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), 20))
+            waiting = asyncio.create_task(
+                coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), DEADLINE_S)
+            )
             await asyncio.sleep(0.3)
             assert not waiting.done()
             server, _ = await start(Coordinator(4), port)
@@ -229,4 +253,4 @@ def test_a_watch_goes_on_at_another_coordinator():
         await second.stop(None)
         assert seen == [1, 2]
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

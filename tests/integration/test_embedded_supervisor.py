@@ -22,7 +22,7 @@ STUBBORN = (
 )
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=60.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "the condition didn't come true"
@@ -57,7 +57,7 @@ def test_a_restarted_child_comes_back_and_pids_json_knows(tmp_path):
         first = supervisor.start(ProcessSpec("one", SLEEPER, is_restarted=True))
         assert supervisor.wait_for_line("one") == "ready here"
         supervisor.kill("one")
-        assert written_pids(tmp_path) == {}
+        assert written_pids(tmp_path).get("one") != first  # true at once; a moment later there is the next one
         wait_until(lambda: written_pids(tmp_path).get("one", first) != first)
         assert supervisor.wait_for_line("one") == "ready here"
         supervisor.stop("one")

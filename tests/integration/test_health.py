@@ -26,6 +26,10 @@ from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.health import HealthServer, ask
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, ListGroupsRequest
 
+PATIENT = ("--timeout", "30")
+SESSION_MS = 20_000
+"""Longer than this process stands still: servers stay ready."""
+
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(test)
@@ -37,7 +41,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 @asynccontextmanager
 async def coordinator(zookeeper: str, cluster: str, **settings: str) -> AsyncIterator[CoordinatorProcess]:
-    process = CoordinatorProcess(CoordinatorSettings(zookeeper, cluster, **settings))
+    process = CoordinatorProcess(CoordinatorSettings(zookeeper, cluster, session_timeout_ms=SESSION_MS, **settings))
     await process.start()
     work = asyncio.create_task(process.run())
     try:
@@ -53,7 +57,7 @@ async def broker(settings: BrokerSettings) -> AsyncIterator[str]:
     """A broker that has registered; its address."""
     ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
     serving = asyncio.create_task(serve(settings, lambda _name, address: ready.set_result(address), stop))
-    done, _ = await asyncio.wait((ready, serving), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait((ready, serving), timeout=60, return_when=asyncio.FIRST_COMPLETED)
     assert ready in done, serving
     try:
         yield ready.result()
@@ -63,7 +67,7 @@ async def broker(settings: BrokerSettings) -> AsyncIterator[str]:
 
 
 async def status(address: str, service: str = "") -> str:
-    return await asyncio.to_thread(ask, address, service, 5.0)
+    return await asyncio.to_thread(ask, address, service, 30.0)
 
 
 def described(address: str) -> tuple[list[str], list[str]]:
@@ -81,7 +85,7 @@ def described(address: str) -> tuple[list[str], list[str]]:
 async def test_servers_answer_for_their_health_and_describe_themselves(
     zookeeper: str, cluster_name: str, tmp_path: Path
 ) -> None:
-    settings = BrokerSettings(zookeeper, cluster_name, "g1", "a", tmp_path)
+    settings = BrokerSettings(zookeeper, cluster_name, "g1", "a", tmp_path, session_timeout_ms=SESSION_MS)
     async with coordinator(zookeeper, cluster_name) as process, broker(settings) as address:
         for server, own in ((process.address, "seriatim.v1.Coordinator"), (address, "seriatim.v1.Broker")):
             assert [await status(server, name) for name in ("", own, "live")] == ["SERVING"] * 3
@@ -105,7 +109,7 @@ async def test_without_zookeeper_a_server_lives_but_is_not_ready(cluster_name: s
             await asyncio.to_thread(own_zookeeper.supervisor.stop, "zookeeper")
             for server in (process.address, door, address):
                 async with rpc.channel(server) as channel:
-                    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+                    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
                     async for reply in watch:
                         if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                             break
@@ -123,7 +127,7 @@ async def test_who_comes_from_outside_is_told_addresses_that_reach_from_there(
     # Names of inside, which nobody here can look up; from outside all of it is on this machine.
     door, port = f"127.0.0.1:{free_port()}", free_port()
     settings = BrokerSettings(
-        zookeeper, cluster_name, "g1", "a", tmp_path, f"127.0.0.1:{port}", "g1-a:7000", f"127.0.0.1:{port}"
+        zookeeper, cluster_name, "g1", "a", tmp_path, f"127.0.0.1:{port}", "g1-a:7000", f"127.0.0.1:{port}", SESSION_MS
     )
     inside_and_out = {
         "advertise": "c1:7000", "listen_outside": door, "advertise_outside": door, "zookeeper_outside": "outside:2181",
@@ -151,11 +155,11 @@ def test_a_process_that_serves_nothing_else_answers_for_its_health(capsys: pytes
     is_elected = False
     with HealthServer("127.0.0.1:0", {"": lambda: True, "elected": lambda: is_elected}) as server:
         address = f"127.0.0.1:{server.port}"
-        assert run(["health", address]) == 0
-        assert run(["health", address, "--service", "elected", "--json"]) == 1
+        assert run(["health", *PATIENT, address]) == 0
+        assert run(["health", *PATIENT, address, "--service", "elected", "--json"]) == 1
         is_elected = True
-        assert run(["health", address, "--service", "elected"]) == 0
-        assert run(["health", address, "--service", "nobody"]) == 2
+        assert run(["health", *PATIENT, address, "--service", "elected"]) == 0
+        assert run(["health", *PATIENT, address, "--service", "nobody"]) == 2
         with pytest.raises(InvalidArgument, match="health"), HealthServer(address, {}):
             pass
     assert run(["health", address, "--timeout", "1"]) == 3
