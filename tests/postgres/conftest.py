@@ -38,7 +38,7 @@ def new_database(postgres_server: EmbeddedPostgres) -> Iterator[Callable[[], str
         for name in made:
             # A walsender ends a moment after its client, and a database with a slot in use can't be dropped.
             connection.execute(
-                "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE database = %s AND active",
+                "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots WHERE database = %s AND active",
                 (name,),
             )
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

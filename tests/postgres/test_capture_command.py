@@ -16,9 +16,10 @@ import pytest
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
-ENVIRONMENT = {"SERIATIM_SESSION_TIMEOUT_MS": "2000"}
+ENVIRONMENT = {"SERIATIM_SESSION_TIMEOUT_MS": "10000"}
+"""Longer than a busy machine stands still: the one that is elected stays so until it is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def running(*captures):
             capture.process.wait()
 
 
-def wait_until(holds, timeout_s=60):
+def wait_until(holds, timeout_s=120):
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, "the condition didn't come true"
@@ -82,7 +83,7 @@ def wait_until(holds, timeout_s=60):
 
 
 def changes(coordinator, queue):
-    """Offsets, and the changes of rows, of all that the queue holds."""
+    """Offsets, and the changes of rows, of all that the queue holds; fewer where the queue is silent for two seconds."""
     done = seriatim(coordinator, "consume", "--queue", queue, "--idle-exit", "2", "--no-commit", "--json")
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -112,8 +113,15 @@ def test_the_other_capture_takes_over_without_gap_or_repeat(coordinator, dsn, tm
                 expected += [("c", number, "late") for number in range(300, 350)]
                 wait_until(lambda: len(changes(coordinator, "log")[1]) >= len(expected))
                 two.process.send_signal(signal.SIGTERM)
-                assert two.process.wait(30) == 0
-        offsets, rows = changes(coordinator, "log")
+                assert two.process.wait(60) == 0
+        found = []
+
+        def is_whole():
+            found[:] = changes(coordinator, "log")
+            return len(found[1]) >= len(expected)
+
+        wait_until(is_whole)
+        offsets, rows = found
         assert rows == expected
         assert offsets == list(range(len(offsets)))
         assert two.events[-1]["event"] == "stopped"
@@ -122,8 +130,10 @@ def test_the_other_capture_takes_over_without_gap_or_repeat(coordinator, dsn, tm
 
 def test_what_can_t_be_captured_is_said_in_one_line(coordinator, dsn):
     missing = seriatim(coordinator, "capture", "postgres", "--dsn", dsn, "--queue", "nowhere")
-    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
-    assert "there is no queue nowhere" in missing.stderr
+    # Where the coordinator takes its time, it says before that it waits.
+    (said,) = [line for line in missing.stderr.splitlines() if not line.startswith("waiting: ")]
+    assert missing.returncode == 2
+    assert "there is no queue nowhere" in said
     away = seriatim(coordinator, "capture", "postgres", "--dsn", "host=127.0.0.1 port=1", "--queue", "log")
     assert away.returncode == 3
     assert "is the database running" in away.stderr

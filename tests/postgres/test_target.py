@@ -22,7 +22,7 @@ from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.errors import Fenced
 from tests.property import change_strategies as changes
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
 QUEUE = 7
 
@@ -112,7 +112,7 @@ def test_an_overtaken_replay_finds_the_position_moved(target, dsn) -> None:
     def pause(step: str) -> None:
         if step == "changes carried out":
             moved.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     failures: list[Exception] = []
     with PostgresTarget(dsn, "job", on_step=pause) as slow:
@@ -128,11 +128,11 @@ def test_an_overtaken_replay_finds_the_position_moved(target, dsn) -> None:
 
         threads = [threading.Thread(target=first), threading.Thread(target=second)]
         threads[0].start()
-        assert moved.wait(20)
+        assert moved.wait(60)
         threads[1].start()
         go_on.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert len(failures) == 1
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(5,)]
 
@@ -257,7 +257,7 @@ def test_killed_between_any_two_steps_it_leaves_all_or_nothing(dsn, tmp_path: Pa
         for step in range(20):
             done = subprocess.run(
                 [sys.executable, "-c", _CHILD, dsn, str(path), str(step)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=60, check=False, capture_output=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=120, check=False, capture_output=True,
             )  # fmt: skip
             # The server may still be busy ending the dead session; a lock on the position waits for it.
             with psycopg.connect(dsn) as connection:

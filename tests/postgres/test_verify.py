@@ -12,7 +12,7 @@ from seriatim.consumer.verification.comparison import compare
 from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, UnknownTable
 from seriatim.consumer.verification.result import Example, Progress
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
 SCHEMA = """
 CREATE TABLE numbers (id integer PRIMARY KEY, note text, amount numeric);

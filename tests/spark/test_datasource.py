@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from seriatim.protocol.batch import RecordColumns
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 _SEQ_MAX = 2**64 - 1
 
@@ -137,7 +137,7 @@ def test_stream_is_limited_and_goes_on_from_its_checkpoint(spark, queue, tmp_pat
         writer = source.load().writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path))
         query = writer.trigger(processingTime="50 milliseconds").start()
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while sum(map(len, seen)) < count:
                 assert query.isActive, query.exception()
                 assert time.monotonic() < deadline, seen
@@ -162,5 +162,5 @@ def test_available_now_ends_where_the_queue_ended(spark, queue, tmp_path):
     seen: list[int] = []
     writer = frame.writeStream.foreachBatch(lambda part, _batch: seen.extend(offsets(part)))
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(120)
     assert seen == list(range(500))

@@ -20,7 +20,10 @@ from fake_queue import QUEUE_ID, FakeQueue
 
 from seriatim.protocol.change import Change, Origin, encode
 
-pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SESSION_TIMEOUT_MS = 10_000
+"""Longer than a busy machine stands still: nobody is elected but where a test kills the one that is."""
 
 TABLE = "CREATE TABLE public.stock (id bigint PRIMARY KEY, amount bigint NOT NULL CHECK (amount >= 0), note text)"
 Rows = dict[int, tuple[int, str]]
@@ -83,14 +86,14 @@ class Process:
                 [
                     *(sys.executable, str(script), kill[0], str(kill[1])),
                     *("--queue", queue.name, "--target", dsn, "--coordinator", queue.address, "--json"),
-                    *("--master", "local[2]", "--session-timeout-ms", "1500", *options),
+                    *("--master", "local[2]", "--session-timeout-ms", str(SESSION_TIMEOUT_MS), *options),
                 ],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def end(self, timeout_s: float = 60) -> int:
+    def end(self, timeout_s: float = 120) -> int:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
@@ -99,12 +102,17 @@ class Process:
         self.process.wait()
 
     def events(self) -> list[dict]:
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith('{"event"')]
+        """What it has told; the last line may be half written yet."""
+        lines = self.log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
 
     def has(self, name: str) -> bool:
         return any(event["event"] == name for event in self.events())
 
-    def wait_for(self, condition, what: str, timeout_s: float = 60) -> None:
+    def has_reason(self, reason: str) -> bool:
+        return any(reason in event.get("reason", "") for event in self.events())
+
+    def wait_for(self, condition, what: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, self.log.read_text()[-4000:]
@@ -156,11 +164,13 @@ def test_killed_at_any_step_it_neither_loses_nor_repeats(queue, dsn, tmp_path):
         offset, _ = position(dsn)
         assert offset >= reached
         reached = offset
-    with running(queue, dsn, tmp_path / "last.log", *options, "--until-idle", "0.5") as process:
+    # Idle for long enough that the cursor, which is committed beside the replay, has come.
+    with running(queue, dsn, tmp_path / "last.log", *options, "--until-idle", "5") as process:
         assert process.end() == 0, process.log.read_text()[-4000:]
     assert held(dsn) == source.rows
     offset, token = position(dsn)
-    assert (offset, token) == (end, len(kills) + 1)
+    assert len(queue.tokens) > len(kills)
+    assert (offset, token) == (end, len(queue.tokens))
     assert queue.cursors[-1] == end
     assert max(queue.cursors) == end
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -182,9 +192,8 @@ def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
         first.wait_for(lambda: any(one.has("progress") for one in both), "progress")
         elected = next(one for one in both if one.has("progress"))
         standby = second if elected is first else first
-        standby.wait_for(standby.events, "standby")
+        standby.wait_for(lambda: standby.has_reason("another reader is elected"), "standby")
         assert {event["event"] for event in standby.events()} == {"waiting"}
-        assert "another reader is elected" in standby.events()[-1]["reason"]
 
         elected.kill()
         end = fill(queue, source, [5] * 20, end)
@@ -193,13 +202,13 @@ def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         end = fill(queue, source, [5] * 20, end)
         standby.wait_for(lambda: position(dsn)[0] == end, "replay after the target's connection broke")
-        assert any("target's connection failed" in event.get("reason", "") for event in standby.events())
+        assert standby.has_reason("target's connection failed")
         assert held(dsn) == source.rows
-        assert position(dsn)[1] == 2
+        assert position(dsn)[1] == len(queue.tokens) >= 2
         assert queue.fetched_tokens >= {1, 2}
 
         standby.process.send_signal(signal.SIGTERM)
-        assert standby.end(20) == 0, standby.log.read_text()[-4000:]
+        assert standby.end() == 0, standby.log.read_text()[-4000:]
         assert standby.events()[-1]["event"] == "stopped"
 
 
@@ -236,7 +245,7 @@ def refused_at_once(
         env=os.environ | (environment or {}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     return done.returncode, done.stderr
@@ -269,13 +278,13 @@ def test_signal_that_ends_spark_too_is_no_failure_and_a_dead_jvm_is_named(queue,
     with running(queue, dsn, tmp_path / "signal.log") as process:
         process.wait_for(lambda: (position(dsn) or (0, 0))[0] == end, "replay")
         os.killpg(process.process.pid, signal.SIGTERM)
-        assert process.end(30) == 0, process.log.read_text()[-4000:]
+        assert process.end() == 0, process.log.read_text()[-4000:]
         assert process.events()[-1] == {"event": "stopped", "offset": end, "records": end, "changes": 100}
     with running(queue, dsn, tmp_path / "jvm.log") as process:
         process.wait_for(process.events, "start")
         process.wait_for(lambda: process.events()[-1]["event"] == "started", "start")
         (java,) = [child for child in psutil.Process(process.process.pid).children() if child.name() == "java"]
         java.kill()
-        assert process.end(30) == 3, process.log.read_text()[-4000:]
+        assert process.end() == 3, process.log.read_text()[-4000:]
         assert "Spark has ended" in process.log.read_text()
         assert "start the replay again" in process.log.read_text()
