@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
             # What fixtures do has deadlines of its own: images may have to be built first. Too late is an exception here,
             # and not the end of the process, so that nothing is left running.
-            item.add_marker(pytest.mark.timeout(300, method="signal", func_only=True))
+            item.add_marker(pytest.mark.timeout(900, method="signal", func_only=True))
 
 
 @pytest.hookimpl(wrapper=True)

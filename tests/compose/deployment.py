@@ -151,7 +151,7 @@ class Deployment:
         state = container.attrs["State"]
         return str(state.get("Health", {}).get("Status", state["Status"]))
 
-    def wait_until_healthy(self, services: Iterable[str], timeout_s: float = 90) -> None:
+    def wait_until_healthy(self, services: Iterable[str], timeout_s: float = 180) -> None:
         left = set(services)
 
         def are_healthy() -> bool:
@@ -173,7 +173,7 @@ class Deployment:
 
         return asyncio.run(call())
 
-    def wait_until_whole(self, timeout_s: float = 60) -> None:
+    def wait_until_whole(self, timeout_s: float = 120) -> None:
         """Every member of the three groups registered, in sync, connected to the other one; both coordinators there."""
 
         def is_whole() -> bool:

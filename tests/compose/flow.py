@@ -47,7 +47,7 @@ class Flow:
         self.deployment.ask("CreateQueue", pb.CreateQueueRequest(queue=self.queue))
         for name in (*SENDERS, *READERS):
             self.start(name)
-        self.wait_for_progress("at the start", 60)
+        self.wait_for_progress("at the start")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,10 +119,10 @@ class Flow:
             names[:] = [found()]
             return names[0] in (*SENDERS, *READERS) or names[0].startswith("g")
 
-        wait_until(is_known, f"there is a {who}", 40)
+        wait_until(is_known, f"there is a {who}")
         return names[0]
 
-    def wait_for_progress(self, when: str, timeout_s: float = 40, least: int = 50) -> None:
+    def wait_for_progress(self, when: str, timeout_s: float = 90, least: int = 50) -> None:
         """Records are acknowledged, and each subscription gets some that were acknowledged since."""
         since_s = time.monotonic()
 
@@ -144,7 +144,7 @@ class Flow:
                 container.kill()
                 self._undo.append(container.start)
             case "pause":
-                _pause(container)
+                pause(container)
                 self._undo.append(container.unpause)
             case "disconnect":
                 network = self.deployment.client.networks.get(self.deployment.network)
@@ -186,8 +186,8 @@ class Flow:
     def _stop(self, names: tuple[str, ...]) -> None:
         for name in names:
             container = self.instance(name)
-            container.stop(timeout=20)
-            status = container.wait(timeout=20)["StatusCode"]
+            container.stop(timeout=60)
+            status = container.wait(timeout=60)["StatusCode"]
             assert status == 0, (name, status, container.logs(tail=20).decode(errors="replace"))
 
     def _acknowledged(self) -> int:
@@ -207,7 +207,7 @@ class Flow:
             ]
 
 
-def _pause(container: Container) -> None:
+def pause(container: Container) -> None:
     """The kernel doesn't always manage to freeze a container that just starts a process (a health check) in it."""
 
     def is_paused() -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 import docker
 import grpc
@@ -17,6 +18,7 @@ from seriatim.producer import Producer
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.health import ask
 from tests.compose.deployment import COORDINATORS, CORE, MEMBERS, ZOOKEEPERS, Deployment
+from tests.compose.flow import pause
 from tests.faults.trial import wait_until
 
 LOG_LINE = re.compile(rb"^\d{4}-\d\d-\d\dT[\d:.]+Z (INFO|WARNING|ERROR) [\w.]+ .*\w+=\S+", re.MULTILINE)
@@ -36,7 +38,7 @@ def outside(deployment: Deployment, service: str) -> str:
 def read(deployment: Deployment, queue: str, count: int, subscription: str) -> list[tuple[int, bytes]]:
     with Consumer(deployment.coordinators, queue, subscription) as consumer:
         found: list[tuple[int, bytes]] = []
-        give_up_at_s = time.monotonic() + 30
+        give_up_at_s = time.monotonic() + 60
         while len(found) < count and time.monotonic() < give_up_at_s:
             found += [(one.offset, one.value) for one in consumer.poll(count - len(found), 0.5)]
         consumer.commit()
@@ -65,9 +67,10 @@ def test_images_are_small_labelled_and_not_root(client: docker.DockerClient, ima
 
 def test_the_command_reaches_everything_from_inside_and_outside(deployment: Deployment, queue: str) -> None:
     deployment.run("queue", "create", queue)
-    with Producer(deployment.coordinators, queue, "shop") as producer:  # from outside
+    # From outside. No slow answer ends a link: what was on its way might then be sent again, which costs offsets.
+    with Producer(deployment.coordinators, queue, "shop", acknowledgement_deadline_s=60) as producer:
         handles = [producer.send(str(number).encode()) for number in range(20)]
-        producer.flush(30)
+        producer.flush(60)
         assert [handle.result().offset for handle in handles] == list(range(20))
     printed = deployment.run("consume", "--queue", queue, "--max", "20")  # from inside
     assert printed.split() == [str(number) for number in range(20)]
@@ -82,7 +85,10 @@ def test_the_command_reaches_everything_from_inside_and_outside(deployment: Depl
 def test_servers_answer_for_their_health_and_describe_themselves(deployment: Deployment) -> None:
     for service in (*COORDINATORS, *MEMBERS):
         address = outside(deployment, service)
-        assert [ask(address, name, 5) for name in ("", "live")] == ["SERVING"] * 2, service
+        for name in ("", "live"):
+            wait_until(
+                lambda address=address, name=name: ask(address, name, 5) == "SERVING", f"{service} serves {name}"
+            )
         with grpc.insecure_channel(address) as channel:
             found = set(ProtoReflectionDescriptorDatabase(channel).get_services())
         own = "seriatim.v1.Coordinator" if service in COORDINATORS else "seriatim.v1.Broker"
@@ -92,14 +98,16 @@ def test_servers_answer_for_their_health_and_describe_themselves(deployment: Dep
 def test_health_tells_the_truth_about_a_lost_zookeeper(deployment: Deployment) -> None:
     servers = [outside(deployment, service) for service in (*COORDINATORS, "g1-a", "g2-b")]
     paused = [deployment.container(name) for name in ZOOKEEPERS[:2]]
-    for container in paused:
-        container.pause()
+    undo: list[Callable[[], object]] = []
     try:
-        wait_until(lambda: {ask(one, "", 5) for one in servers} == {"NOT_SERVING"}, "nobody is ready any more", 40)
-        assert {ask(one, "live", 5) for one in servers} == {"SERVING"}
-    finally:
         for container in paused:
-            container.unpause()
+            pause(container)
+            undo.append(container.unpause)
+        wait_until(lambda: {ask(one, "", 5) for one in servers} == {"NOT_SERVING"}, "nobody is ready any more")
+        wait_until(lambda: {ask(one, "live", 5) for one in servers} == {"SERVING"}, "everybody lives")
+    finally:
+        for unpause in undo:
+            unpause()
     wait_until(lambda: {ask(one, "", 5) for one in servers} == {"SERVING"}, "everybody is ready again", 60)
     deployment.wait_until_whole()
 
@@ -114,25 +122,25 @@ def test_servers_stop_cleanly_when_told_to(deployment: Deployment) -> None:
         container = deployment.container(service)
         started_s = time.monotonic()
         container.stop(timeout=20)
-        assert container.wait(timeout=5)["StatusCode"] == 0, container.logs(tail=20)
-        assert time.monotonic() - started_s < 10, f"{service} waited to be killed"
+        assert container.wait(timeout=60)["StatusCode"] == 0, container.logs(tail=20)
+        assert time.monotonic() - started_s < 20, f"{service} waited to be killed"
         container.start()
     deployment.wait_until_whole()
 
 
 def test_data_survive_down_and_up(deployment: Deployment, queue: str) -> None:
     deployment.ask("CreateQueue", pb.CreateQueueRequest(queue=queue))
-    with Producer(deployment.coordinators, queue, "shop") as producer:
+    with Producer(deployment.coordinators, queue, "shop", acknowledgement_deadline_s=60) as producer:
         for number in range(100):
             producer.send(str(number).encode())
-        producer.flush(30)
+        producer.flush(60)
     before = read(deployment, queue, 40, "main")
     deployment.down()
     deployment.up()
     deployment.wait_until_healthy(CORE)
     deployment.wait_until_whole()
-    with Producer(deployment.coordinators, queue, "shop") as producer:
+    with Producer(deployment.coordinators, queue, "shop", acknowledgement_deadline_s=60) as producer:
         producer.wait_until_elected(60)
-        assert producer.send(b"100").result(30).offset == 100
+        assert producer.send(b"100").result(60).offset == 100
     after = read(deployment, queue, 61, "main")
     assert before + after == [(number, str(number).encode()) for number in range(101)]

@@ -68,32 +68,32 @@ def test_a_group_and_a_coordinator_come_and_go(deployment: Deployment, settings:
 
         def is_there() -> bool:
             nonlocal sent
-            producer.send(str(sent).encode()).result(30)
+            producer.send(str(sent).encode()).result(60)
             sent += 1
             if _links_on(deployment, queue)[-1] == "g4":
                 return True
             deployment.ask("RotateQueue", pb.QueueRequest(queue=queue))
             return False
 
-        wait_until(is_there, "the queue sends to the new group", 60)
-        producer.send(b"last").result(30)
+        wait_until(is_there, "the queue sends to the new group", 120)
+        producer.send(b"last").result(60)
         values: list[bytes] = []
 
         def is_read() -> bool:
             values.extend(one.value for one in consumer.poll(100, 0.5))
             return values[-1:] == [b"last"]
 
-        wait_until(is_read, "all is read", 30)
+        wait_until(is_read, "all is read", 60)
         assert values == [*(str(number).encode() for number in range(sent)), b"last"]
 
         # Out again: it takes no more, what it holds is read and its retention is over.
         consumer.commit()
-        arguments = ("group", "drain", "g4", "--until", "drained", "--timeout", "60")
+        arguments = ("group", "drain", "g4", "--until", "drained", "--timeout", "120")
         assert run([*arguments, "--coordinator", deployment.coordinators]) == 0
         wait_until(lambda: "g4" not in _links_on(deployment, queue), "no link on the group is kept", 60)
         _compose(deployment, "group", settings, "down", "-v")
         _compose(deployment, "coordinator", settings, "down")
     with Producer(deployment.coordinators, queue, "shop-2") as producer:
         producer.wait_until_elected(60)
-        assert producer.send(b"later").result(30).offset is not None
-    assert not any(member.is_registered for member in _group(deployment).members)
+        assert producer.send(b"later").result(60).offset is not None
+    wait_until(lambda: not any(member.is_registered for member in _group(deployment).members), "the group has left", 60)

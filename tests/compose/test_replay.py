@@ -34,7 +34,7 @@ print(*ProtoReflectionDescriptorDatabase(grpc.insecure_channel("127.0.0.1:7900")
 @pytest.fixture(scope="module")
 def replaying(deployment: Deployment) -> Iterator[Deployment]:
     deployment.up(profile="replay")
-    deployment.wait_until_healthy(REPLAY, 150)
+    deployment.wait_until_healthy(REPLAY, 300)
     yield deployment
     deployment.compose("--profile", "demo", "stop", "-t", "20", *REPLAY, "customers", *READERS)
 
@@ -93,14 +93,14 @@ def printed(deployment: Deployment, reader: str) -> list[int]:
 def test_one_database_becomes_the_other(replaying: Deployment) -> None:
     with psycopg.connect(dsn(replaying, "EAST"), autocommit=True) as east:
         buy(east, 0, 200)
-        wait_until(lambda: orders(replaying, "WEST") == 200, "the first orders are in west", 90)
+        wait_until(lambda: orders(replaying, "WEST") == 200, "the first orders are in west", 180)
 
         capture = replaying.container(elected(replaying, ("capture-1", "capture-2"), sender))
         capture.kill()
         buy(east, 200, 200)
         replaying.container("replay").restart(timeout=20)
         buy(east, 400, 200)
-        wait_until(lambda: orders(replaying, "WEST") == 600, "all orders are in west", 120)
+        wait_until(lambda: orders(replaying, "WEST") == 600, "all orders are in west", 180)
         capture.start()
     assert_identical(replaying)
 
@@ -110,16 +110,22 @@ def test_everything_around_is_upgraded_while_customers_buy(replaying: Deployment
     replaying.wait_until_healthy((*READERS, "capture-1", "capture-2"))
 
     def wait_for_arrivals(when: str) -> None:
-        before = orders(replaying, "WEST")
-        wait_until(lambda: orders(replaying, "WEST") > before > 0, f"orders arrive in west {when}", 90)
+        seen: list[int] = []  # from when on west can be asked: it may just be starting
+
+        def have_arrived() -> bool:
+            seen.append(orders(replaying, "WEST"))
+            return seen[-1] > next((count for count in seen if count), 0) > 0
+
+        wait_until(have_arrived, f"orders arrive in west {when}", 180)
 
     wait_for_arrivals("before the upgrade")
     # The first reader's end shows: the other one goes on.
     first = elected(replaying, READERS, audit_reader)
-    replaying.container(first).stop(timeout=20)
+    wait_until(lambda: bool(printed(replaying, first)), f"{first} prints")
+    replaying.container(first).stop(timeout=60)
     before, second = printed(replaying, first), next(name for name in READERS if name != first)
     assert elected(replaying, (second,), audit_reader) == second
-    wait_until(lambda: bool(printed(replaying, second)), f"{second} prints", 60)
+    wait_until(lambda: bool(printed(replaying, second)), f"{second} prints")
     after = printed(replaying, second)
     assert before == list(range(before[-1] + 1))
     assert after == list(range(before[-1] + 1, after[-1] + 1))
@@ -131,12 +137,13 @@ def test_everything_around_is_upgraded_while_customers_buy(replaying: Deployment
             image = replaying.container(service).image
             assert any(tag.endswith("-next") for tag in image.tags), (service, image.tags)
         wait_for_arrivals(f"after the upgrade of {services}")
+    replaying.wait_until_healthy(READERS)
     # The ends of a row of readers and senders answer as servers do.
     for service in ("capture-1", "replay", "reader-1"):
         answer = replaying.container(service).exec_run(["python3", "-c", REFLECTED])
         assert answer.exit_code == 0, answer.output
         assert b"grpc.health.v1.Health" in answer.output.split()
-    replaying.container("customers").stop(timeout=20)
-    wait_until(lambda: orders(replaying, "WEST") == orders(replaying, "EAST") > 600, "all orders are in west", 120)
+    replaying.container("customers").stop(timeout=60)
+    wait_until(lambda: orders(replaying, "WEST") == orders(replaying, "EAST") > 600, "all orders are in west", 180)
     replaying.wait_until_healthy((*REPLAY, *READERS))
     assert_identical(replaying)

@@ -62,6 +62,7 @@ class Campaign:
         self._began_s = time.monotonic()
         self._is_stopping = False
         self._clusters = 0
+        self._struck = 0
         command = f"python -m tests.faults.campaign {' '.join(sys.argv[1:])}"
         self.findings = Findings(command, arguments.seed, arguments.rate)
 
@@ -96,7 +97,8 @@ class Campaign:
 
     def _is_over(self) -> bool:
         seconds = self._arguments.seconds
-        return self._is_stopping or (seconds is not None and time.monotonic() - self._began_s > seconds)
+        is_late = seconds is not None and time.monotonic() - self._began_s > seconds
+        return self._is_stopping or (is_late and self._struck >= self._arguments.at_least)
 
     def _round(self, cluster: FaultCluster, nemesis: Nemesis, left: list[Kind]) -> bool:
         """One queue and its faults; False where the cluster can't be used any more."""
@@ -143,6 +145,7 @@ class Campaign:
         fault = Fault(number, kind.name, kind.family)
         faults.append(fault)
         faults[-1] = nemesis.strike(number, kind, scene)
+        self._struck += 1
         fault = faults[-1]
         scene.follow()
         sending_s = longest_gap_s(sorted(scene.acknowledged_at_s[-200_000:]), fault.harmed_s, fault.healed_s)
@@ -240,6 +243,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.faults.campaign", description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=80, help="how many")
     parser.add_argument("--seconds", type=float, help="begin no fault after so long")
+    parser.add_argument("--at-least", type=int, default=0, help="as many faults in any case, however long they take")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--report", type=Path, default=Path("fault-report"), help="folder; faults.md, .png and .json")
     parser.add_argument("--rate", type=float, default=1000, help="records a second")

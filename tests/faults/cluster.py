@@ -115,7 +115,7 @@ class FaultCluster:
                 name,
                 self.network.entered(name, command),
                 environment={"PYTHONPATH": str(ROOT)},
-                stop_timeout_s=20.0,
+                stop_timeout_s=60.0,
             )
         )
 

@@ -27,7 +27,7 @@ from tests.faults.trial import copies_of, sealed_links
 LATE = "late"
 _CALL_S = 5.0
 _POLL_S = 0.05
-_WAIT_S = 45.0
+_WAIT_S = 90.0
 
 
 class Stuck(Exception):

@@ -22,12 +22,11 @@ def campaign(report: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_nothing_is_lost_repeated_or_out_of_order_in_five_minutes_of_faults(tmp_path: Path) -> None:
     seed = os.environ.get("SERIATIM_FAULTS_SEED")
-    process = campaign(
-        tmp_path, "--faults", "200", "--seconds", str(SECONDS), *(("--seed", seed) if seed is not None else ())
-    )
+    length = ("--faults", "200", "--seconds", str(SECONDS), "--at-least", str(LEAST_FAULTS))
+    process = campaign(tmp_path, *length, *(("--seed", seed) if seed is not None else ()))
     output, _ = process.communicate()
     sys.stdout.write(output)
     assert process.returncode == 0, output[-6000:]
@@ -38,7 +37,7 @@ def test_nothing_is_lost_repeated_or_out_of_order_in_five_minutes_of_faults(tmp_
     assert (tmp_path / "faults.png").stat().st_size > 1000
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_an_interrupted_campaign_ends_with_its_report_and_leaves_nothing(tmp_path: Path) -> None:
     process = campaign(tmp_path, "--faults", "100", "--only", "planned rotation")
     assert process.stdout is not None

@@ -10,6 +10,7 @@ told; a reader writes *delivered* before it asks for more, and so before anythin
 
 from __future__ import annotations
 
+import os
 import queue as queues
 import signal
 import sys
@@ -26,7 +27,8 @@ from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, U
 from tests.faults.history import Acknowledged, Delivered, Recorder, Sent
 
 SOURCE = "log"
-SESSION_TIMEOUT_S = 1.5
+SESSION_VARIABLE = "SERIATIM_WORKLOAD_SESSION_S"
+SESSION_TIMEOUT_S = float(os.environ.get(SESSION_VARIABLE, "1.5"))
 _STEP_S = 0.002
 _MOST_AT_ONCE = 20
 _FLUSH_S = 8.0
