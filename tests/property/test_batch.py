@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.protocol import batch
@@ -48,6 +48,7 @@ def _rows(one: batch.RecordColumns):
         )
 
 
+@settings(deadline=None)
 @given(columns(), st.integers(0, 2**63), st.booleans())
 def test_what_goes_in_comes_out(one, first_index, compress):
     encoded = batch.encode(one, Index(first_index), compress=compress)
@@ -61,6 +62,7 @@ def test_what_goes_in_comes_out(one, first_index, compress):
     assert batch.split(encoded.header_bytes + encoded.payload) == (encoded.header_bytes, encoded.payload)
 
 
+@settings(deadline=None)
 @given(columns(), st.data())
 def test_a_flipped_bit_is_seen(one, data):
     encoded = batch.encode(one, Index(0))
@@ -72,6 +74,7 @@ def test_a_flipped_bit_is_seen(one, data):
         batch.parse(bytes(whole[:size]), bytes(whole[size:]))
 
 
+@settings(deadline=None)
 @given(columns(), st.integers(0, 400))
 def test_a_cut_batch_is_seen(one, keep):
     encoded = batch.encode(one, Index(0))
@@ -83,6 +86,7 @@ def test_a_cut_batch_is_seen(one, keep):
             batch.parse(encoded.header_bytes, encoded.payload[: keep - len(encoded.header_bytes)])
 
 
+@settings(deadline=None)
 @given(columns(), st.data())
 def test_resends_are_cut_by_marks(one, data):
     sources = sorted({one.source_of(row) for row in range(len(one))})

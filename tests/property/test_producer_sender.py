@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -256,5 +257,14 @@ def test_a_wrong_rule_is_found(wrong: Decide) -> None:
 
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
-            WrongWorld, settings=settings(BUSY, max_examples=500, print_blob=False, report_multiple_bugs=False)
+            WrongWorld,
+            settings=settings(
+                BUSY,
+                max_examples=2000,
+                database=None,
+                derandomize=True,
+                phases=[hypothesis.Phase.generate],
+                print_blob=False,
+                report_multiple_bugs=False,
+            ),
         )

@@ -214,12 +214,22 @@ def test_the_records_limit_counts_key_and_headers() -> None:
 
 
 def test_a_full_buffer_holds_the_sender_back_until_there_is_room() -> None:
-    buffer = new(max_buffer_bytes=2000, max_block_s=10)
+    buffer = new(max_buffer_bytes=2000, max_block_s=60)
     for _ in range(20):
         send(buffer, b"x" * 68)
     shared, _ = buffer.take(0) or pytest.fail("nothing to take")
-    threading.Timer(0.05, complete, (buffer, shared)).start()
+    has_begun = threading.Event()
+
+    def make_room() -> None:
+        has_begun.set()
+        complete(buffer, shared)
+
+    timer = threading.Timer(0.05, make_room)
+    timer.start()
     send(buffer, b"x" * 68)
+    assert has_begun.is_set()
+    # There is room a moment before the batch is done.
+    timer.join()
     assert shared.is_done
 
 
@@ -253,7 +263,7 @@ def test_after_a_deposal_seqs_of_the_users_wait_for_the_resume_point_to_be_read(
 
 
 def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> None:
-    buffer = new(max_buffer_bytes=1000, max_block_s=10)
+    buffer = new(max_buffer_bytes=1000, max_block_s=60)
     send(buffer, b"x" * 900, seq=1)
     failure: list[BaseException] = []
 
@@ -270,7 +280,7 @@ def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> No
     buffer.depose("fenced", [])
     buffer.elect(Token(2), {"p": 0})
     buffer.take_up(Token(2))
-    thread.join(10)
+    thread.join(60)
     assert isinstance(failure[0], errors.NotElected)
 
 
