@@ -625,6 +625,12 @@ def _note(world, gone):
     return f"write {world.version}: {gone} of g1 may lack cursors of link 1: they are stale"
 
 
+def _granted(trace, world, version=None):
+    """What is ordered once the chain was read again, and found as it was."""
+    assert trace.orders == ["read"]
+    return trace.tell(replace(read(world), version=ChainVersion(version or world.version))).orders
+
+
 def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absent_one_is_noted_as_stale(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     world.kill(("g1", "b"))
@@ -636,10 +642,24 @@ def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absen
     assert trace.document.stale_cursors == ((1, "b"),)
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False))
-    assert trace.orders == ["grant link=1 index=4 token=1"]
+    assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
     trace.state = begun  # from where everybody starts it needs none
     trace.tell(ReaderTold("a", None, is_stale=False))
-    assert trace.orders == ["grant link=1 index=0 token=1"]
+    assert _granted(trace, world) == ["grant link=1 index=0 token=1"]
+
+
+def test_h7_a_note_that_was_made_meanwhile_or_wasnt_seen_at_first_counts(world):
+    """Read from a server that is behind, or before the only member that had the commit went: the other one has no cursor."""
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("b", None, is_stale=False))
+    noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", is_stale=True)
+    now = replace(read(world), document=noted, version=ChainVersion(world.version + 1))
+    assert trace.tell(now).orders == ["read"]
+    trace.tell(now, SessionsSeen(world.registry()), ReaderTold("b", None, is_stale=False))
+    assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
 
 
 def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_back(world):
@@ -651,7 +671,7 @@ def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_ba
     assert trace.document == world.document
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
-    assert trace.orders == ["grant link=1 index=4 token=1"]
+    assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
 
 
 def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_newest_chain(world):
@@ -674,7 +694,7 @@ def test_h7_stale_cursors_dont_count(world):
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
-    assert trace.orders == ["grant link=1 index=4 token=1"]
+    assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
     trace.state = asked
     trace.tell(ReaderTold("a", Index(4), is_stale=True), ReaderTold("b", Index(9), is_stale=False))
     assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
@@ -687,10 +707,10 @@ def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_ther
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1 cursor=3"]
     passing = trace.state
     trace.tell(ReaderTold("a", Index(3), is_stale=False))
-    assert trace.orders == ["grant link=1 index=3 token=1"]
+    assert _granted(trace, world) == ["grant link=1 index=3 token=1"]
     trace.state = passing  # a member of an older version keeps what it had: no reason to ask for ever
     trace.tell(ReaderTold("a", None, is_stale=False))
-    assert trace.orders == ["grant link=1 index=3 token=1"]
+    assert _granted(trace, world) == ["grant link=1 index=3 token=1"]
     trace.state = passing
     trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))
     assert trace.orders[0].startswith("wait g1-a: it is registered, but can't be told")

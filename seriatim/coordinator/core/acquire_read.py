@@ -8,6 +8,10 @@
     checking   a member couldn't be told: is it still registered?
     passing    the further of two cursors is on its way to the member that has less (H7)
     leaving    the cursor is at the end of the head: it is being taken off the consume list (H22)
+    confirming all is known: is the chain still what it was when it was read?
+
+The first read may be that of a ZooKeeper server that is behind, and a note of stale cursors may be made while members are told;
+looking up sessions brings that server up to date, so what is read again after it shows both (H7).
 
 It remembers nothing that it couldn't read again.
 """
@@ -69,6 +73,7 @@ class Phase(StrEnum):
     PASSING = "passing"
     CHECKING = "checking"
     NOTING = "noting"
+    CONFIRMING = "confirming"
     LEAVING = "leaving"
 
 
@@ -86,7 +91,7 @@ class AcquireRead:
     """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
 
     `is_newest`: the chain was read behind all that had been written until then. `noted`: the place of the member that
-    this run has noted as stale.
+    this run has noted as stale. `index`: where the reader is to start, if the chain is still the same.
     """
 
     request: ReadRequest
@@ -99,6 +104,7 @@ class AcquireRead:
     rounds: int = 0
     is_newest: bool = False
     noted: str = ""
+    index: Index = Index(0)
 
     @property
     def document(self) -> ChainDocument:
@@ -135,13 +141,19 @@ def start(request: ReadRequest) -> Step:
     return AcquireRead(request), (ReadChain(),)
 
 
-def step(state: AcquireRead, event: Event, now_ms: int) -> Step:  # noqa: ARG001 - as every procedure's step
+def step(  # noqa: C901, PLR0912 - a transition table
+    state: AcquireRead,
+    event: Event,
+    now_ms: int,  # noqa: ARG001 - as every procedure's step
+) -> Step:
     """What follows from one event. Raises InvariantBroken for an event that nothing asked for."""
     match state.phase, event:
         case Phase.READING, ChainRead():
             return _with_token(replace(state, read=event))
         case Phase.READING, Woken():
             return state, (ReadChain(),)
+        case Phase.CONFIRMING, ChainRead():
+            return _confirmed(state, event)
         case Phase.READING, ReaderTold() | ReaderNotTold():
             return state, ()  # late: the other member's answer has decided already
         case Phase.ELECTING, ElectionSeen(first):
@@ -303,7 +315,7 @@ def _with_cursors(state: AcquireRead) -> Step:
     unsure = _unsure(state, link)
     if unsure and unsure != state.noted and cursor > subscriptions.start_index(found, link.epoch):
         return _note_stale(state, link, unsure)
-    return _granted(state, cursor)
+    return replace(state, phase=Phase.CONFIRMING, index=cursor), (ReadChain(),)
 
 
 def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: Index) -> Step:
@@ -334,6 +346,10 @@ def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:
     noted = subscriptions.with_stale_cursors(state.document, link.epoch, unsure, is_stale=True)
     what = f"{unsure} of {link.group} may lack cursors of link {link.epoch}: they are stale"
     return replace(state, phase=Phase.NOTING, pending=noted, noted=unsure), (WriteChain(noted, state.version, what),)
+
+
+def _confirmed(state: AcquireRead, again: ChainRead) -> Step:
+    return _granted(state, state.index) if again.version == state.version else _again(state)
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:
