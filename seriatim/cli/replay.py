@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -160,15 +161,18 @@ def _logged(event: Event) -> None:
 
 
 def reporter(*, is_json: bool) -> Callable[[Event], None]:
-    """Prints what a replay tells: as JSON with the event's name, or as a line for a person."""
+    """Prints what a replay tells, on any thread: as JSON with the event's name, or as a line for a person."""
+    lock = threading.Lock()
 
     def print_json(event: Event) -> None:
-        print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
+        with lock:
+            print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
 
     def print_text(event: Event) -> None:
         line = as_text(event)
         if line:
-            print(line, flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
+            with lock:
+                print(line, flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
 
     return print_json if is_json else print_text
 
