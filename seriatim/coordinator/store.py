@@ -24,7 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownGroup, UnknownQueue, WorldError
+from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownGroup, UnknownQueue, Waiting, WorldError
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -169,7 +169,10 @@ class Store:
         return QueueId(int(path[-10:]) + 1)
 
     async def create_queue(self, document: ChainDocument) -> ChainVersion:
-        """The chain first, then the name: one that is cut off between them is cleared away. Raises QueueExists."""
+        """The chain first, then the name: one that is cut off between them is cleared away. Raises QueueExists, Waiting.
+
+        Whoever was so long between the two that it was cleared away meanwhile takes the name back.
+        """
         queue_id = document.queue_id
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
@@ -179,7 +182,17 @@ class Store:
         except NodeExists as error:
             await self.clear_queue(queue_id)
             raise QueueExists(f"there is a queue {document.name} already", queue=document.name) from error
+        if await self._is_gone(queue_id):
+            await self.free_name(document.name, queue_id)
+            raise Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         return ChainVersion(0)
+
+    async def _is_gone(self, queue_id: QueueId) -> bool:
+        try:
+            document, _ = await self.read_chain(queue_id)
+        except UnknownQueue:
+            return True
+        return document.is_deleted
 
     async def free_name(self, name: str, queue_id: QueueId) -> None:
         """The name of a deleted queue may be given to another one."""

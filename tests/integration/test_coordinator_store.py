@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ from seriatim.protocol.errors import (
     UnknownGroup,
     UnknownQueue,
     UnknownSubscription,
+    Waiting,
 )
 from seriatim.protocol.names import Incarnation, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
@@ -196,6 +198,32 @@ def test_chains_change_by_compare_and_set_only(zookeeper: str) -> None:
             assert await rival.write_chain(chain.with_sender(document, "theirs"), version) == version + 1
             assert await store.write_chain(chain.with_sender(document, "ours"), version) is None
             assert (await store.read_chain(queue_id))[0].sender_node == "theirs"
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_was_cleared_away_while_it_was_made_gets_no_name(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes it stands still between chain and name, for longer than the elected coordinator waits for the name."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            store, elected = Store(own, CLUSTER), Store(other, CLUSTER)
+            await store.start()
+            queue_id = await store.new_queue_id()
+            create = own.create
+
+            async def late(path: str, *arguments: Any, **named: Any) -> str:
+                if path == store.paths.name("orders"):
+                    await elected.clear_queue(queue_id)
+                return await create(path, *arguments, **named)
+
+            monkeypatch.setattr(own, "create", late)
+            with pytest.raises(Waiting):
+                await store.create_queue(new_document("orders", queue_id))
+            with pytest.raises(UnknownQueue):
+                await store.queue_id("orders")
 
     asyncio.run(scenario())
 

@@ -18,7 +18,7 @@ from seriatim.coordinator.core.background import (
 )
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol.chain import ChainDocument, LinkState
-from seriatim.protocol.names import Epoch, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 LATER_MS = 10_000
@@ -183,9 +183,18 @@ def test_h16_a_deleted_queue_is_let_go_by_the_members_before_its_nodes_go():
 
 
 def test_a_queue_whose_making_was_cut_off_is_cleared_away():
-    world = World(groups=())
-    assert planned(world, names={}, now_ms=1000) == ()
-    assert kinds(planned(world, names={"orders": QueueId(2)}, now_ms=100_000)) == [ClearQueue]
+    world = World()
+    seen = (SeenChain(world.document, ChainVersion(0), since_ms=0),)
+    assert planned(world, chains=seen, names={}, now_ms=1000) == ()
+    for names in ({}, {"orders": QueueId(2)}):
+        (marked,) = planned(world, chains=seen, names=names, now_ms=100_000)
+        # By compare-and-set, so that it stays where somebody has begun to use it.
+        assert marked == Change(chain.deleted(world.document), ChainVersion(0), "deleted: its making was cut off")
+    assert planned(world, chains=seen, now_ms=100_000) == ()
+
+
+def test_a_queue_that_was_used_is_not_deleted_because_its_name_isnt_seen():
+    assert planned(sending_world(), names={}, now_ms=100_000) == ()
 
 
 def test_status_says_what_waits_and_how_many_switches_are_left():

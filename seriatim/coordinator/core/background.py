@@ -112,8 +112,11 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
     """The actions that are due now. At most one of them writes each chain."""
     actions: list[Action] = []
     for seen in view.chains:
-        if seen.document.is_deleted or _is_orphan(seen, view, now_ms):
+        if seen.document.is_deleted:
             actions += _deletion(seen, view)
+            continue
+        if _is_orphan(seen, view, now_ms):
+            actions.append(Change(chain.deleted(seen.document), seen.version, "deleted: its making was cut off"))
             continue
         closings = tuple(_closings(seen, view, now_ms))
         actions += closings or _change(seen, view, now_ms)
@@ -129,7 +132,10 @@ def end_key(document: ChainDocument, link: Link, incarnation: Incarnation) -> tu
 
 
 def _is_orphan(seen: SeenChain, view: View, now_ms: int) -> bool:
+    """A queue that never had a name, so that nobody has changed its chain. One that somebody uses is for people to delete."""
     document = seen.document
+    if seen.version > 0:
+        return False
     is_old = now_ms - document.created_at_ms > ORPHAN_AFTER_MS and now_ms - seen.since_ms > ORPHAN_AFTER_MS
     return is_old and view.names.get(document.name) != document.queue_id
 
