@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
@@ -92,10 +92,10 @@ class CoordinatorProcess:
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Connect, serve and register. Raises Unreachable, InvalidArgument."""
+        """Connect, serve and register. Raises Unreachable where ZooKeeper never answered, and InvalidArgument."""
         await self._session.start()
         self._session.on_state(self._session_changed)
-        await self._store.start()
+        await self._done(self._store.start)
         self._store.on_change(self._members.connect)
         self._members.connect()
         description = Description(self._store, self._members)
@@ -111,7 +111,7 @@ class CoordinatorProcess:
             self._serve(service, self._outside_server)
             rpc.listen(self._outside_server, self._settings.listen_outside)
             await self._outside_server.start()
-        await self._registered()
+        await self._done(self._registered)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -163,6 +163,15 @@ class CoordinatorProcess:
                 await asyncio.sleep(REGISTER_RETRY_S)
                 self._register.set()
 
+    async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """A connection that breaks, or a session that ends, in the midst of starting is waited out, as it is later."""
+        while True:
+            try:
+                return await step()
+            except (WorldError, NoNode) as error:
+                _log.warning("can't start yet", error=error)
+                await asyncio.sleep(REGISTER_RETRY_S)
+
     async def _registered(self) -> None:
         path = f"{self._store.paths.coordinators}/{self.name}"
         data = CoordinatorRegistration(self.address, self._settings.advertise_outside).encode()
@@ -185,9 +194,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    await process.start()
-    print(f"ready {process.name} {process.address}", flush=True)  # noqa: T201 - whoever started it waits for this line
-    work = asyncio.create_task(process.run())
+    work = asyncio.create_task(_work(process))
     signalled = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
@@ -199,3 +206,9 @@ async def serve(settings: CoordinatorSettings) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await process.stop()
+
+
+async def _work(process: CoordinatorProcess) -> None:
+    await process.start()
+    print(f"ready {process.name} {process.address}", flush=True)  # noqa: T201 - whoever started it waits for this line
+    await process.run()
