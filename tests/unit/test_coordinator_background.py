@@ -182,6 +182,19 @@ def test_h16_a_deleted_queue_is_let_go_by_the_members_before_its_nodes_go():
     assert planned(world, names={}, told=Told(drops=drops)) == (ClearQueue(QueueId(1), "orders"),)
 
 
+def test_a_deleted_queue_stays_until_a_member_that_is_away_has_let_it_go_too():
+    world = sending_world()
+    world.document = chain.deleted(world.document)
+    world.kill(("g2", "a"))
+    world.expire(("g2", "a"))
+    drops = frozenset((QueueId(1), Epoch(0), action.incarnation) for action in planned(world, names={}))
+    assert len(drops) == 5
+    assert planned(world, names={}, told=Told(drops=drops)) == ()
+    world.restart(("g2", "a"))
+    (told,) = planned(world, names={}, told=Told(drops=drops))
+    assert (type(told), str(told.member)) == (TellDrop, "g2-a")
+
+
 def test_a_queue_whose_making_was_cut_off_is_cleared_away():
     world = World()
     seen = (SeenChain(world.document, ChainVersion(0), since_ms=0),)

@@ -216,7 +216,13 @@ def _drops(document: ChainDocument, below: Epoch, view: View, groups: tuple[str,
 
 
 def _deletion(seen: SeenChain, view: View) -> list[Action]:
-    """First the members let it go, then its nodes go; its id is never used again (H16)."""
+    """First the members let it go, then its nodes go; its id is never used again (H16).
+
+    As long as one is away that may hold something of it, the chain stays, and tells that one when it is back.
+    """
     document = seen.document
-    due: list[Action] = list(_drops(document, Epoch(0), view, _groups(document, view.registry)))
+    groups = _groups(document, view.registry)
+    due: list[Action] = list(_drops(document, Epoch(0), view, groups))
+    if not due and document.next_epoch > 1 and any(view.registry.group(group).missing for group in groups):
+        return []
     return due or [ClearQueue(document.queue_id, document.name)]
