@@ -69,6 +69,7 @@ class Broker:
             self.maybe_drained.add(record.key)
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._opening: dict[LinkKey, asyncio.Event] = {}
+        self.under_way: set[asyncio.Task[Any]] = set()
 
     @property
     def incarnation(self) -> Incarnation:

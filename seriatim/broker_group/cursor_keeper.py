@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
@@ -50,6 +51,7 @@ class CursorKeeper:
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._noted: dict[LinkKey, set[tuple[SubscriptionId, Generation]]] = {}
+        self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
 
     def _lock(self, key: LinkKey) -> asyncio.Lock:

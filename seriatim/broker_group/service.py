@@ -51,6 +51,7 @@ class BrokerService(BrokerServicer):
         self._broker = broker
         self._keeper = keeper
         self._membership = membership
+        self.under_way: set[asyncio.Task[Any]] = set()
 
     # ---- links
 

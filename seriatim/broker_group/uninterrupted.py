@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+
+class Working(Protocol):
+    """`under_way`: the tasks that were begun; the loop itself holds tasks weakly."""
+
+    under_way: set[asyncio.Task[Any]]
+
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_Method = Callable[_Arguments, Coroutine[Any, Any, _Result]]
+_Self = TypeVar("_Self", bound=Working)
+_Method = Callable[Concatenate[_Self, _Arguments], Coroutine[Any, Any, _Result]]
 
-_under_way: set[asyncio.Task[Any]] = set()
 
-
-def uninterrupted(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]:
+def uninterrupted(method: _Method[_Self, _Arguments, _Result]) -> _Method[_Self, _Arguments, _Result]:
     """For a method that changes the disk and what is remembered of it under a lock.
 
     Cut off between the two by a caller's deadline, it would leave a disk that is ahead of memory, and a lock that is free:
@@ -22,10 +28,10 @@ def uninterrupted(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _
     """
 
     @functools.wraps(method)
-    async def whole(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
-        task = asyncio.get_running_loop().create_task(method(*arguments, **keywords))
-        _under_way.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(_under_way.discard)
+    async def whole(self: _Self, /, *arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        task = asyncio.get_running_loop().create_task(method(self, *arguments, **keywords))
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
         return await asyncio.shield(task)
 
     return whole
