@@ -157,8 +157,8 @@ def test_a_capture_goes_on_when_its_whole_group_restarts_and_one_answer_ends_the
         sql(dsn, "INSERT INTO a VALUES (-1, 0)")
         wait_until_confirmed(dsn, run)
     finally:
+        run.end()  # before its producer, which it would miss
         second.abort()
-        run.end()
         for name in down:
             cluster.restart(name, timeout_s=120)
     assert run.error is None

@@ -313,7 +313,8 @@ class Nemesis:
     def seek(self) -> None:
         """Back to the beginning, to that of a link, or to anywhere: over nothing that wasn't read before."""
         document = self.world.document
-        assert document is not None
+        if document is None or not document.subscriptions:
+            return
         subscription = self.chance.choice([one.name for one in document.subscriptions])
         reached = max(self.world.ledger.progress[subscription].delivered, default=0)
         starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]

@@ -19,7 +19,9 @@ SCHEDULES = 5000
 def simulate(*arguments: str) -> str:
     """What the simulator prints, in a process of its own: it puts a world in the place of what this one uses."""
     command = (sys.executable, "-m", "tests.simulation", *arguments)
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout, run.stderr
+    return run.stdout
 
 
 @pytest.mark.slow
