@@ -156,20 +156,15 @@ class CoordinatorProcess:
         while True:
             await self._register.wait()
             self._register.clear()
-            try:
-                await self._registered()
-            except WorldError as error:
-                _log.warning("can't register now", error=error)
-                await asyncio.sleep(REGISTER_RETRY_S)
-                self._register.set()
+            await self._done(self._registered)
 
     async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """A connection that breaks, or a session that ends, in the midst of starting is waited out, as it is later."""
+        """A connection that breaks, or a session that ends, in the midst of a step is waited out."""
         while True:
             try:
                 return await step()
             except (WorldError, NoNode) as error:
-                _log.warning("can't start yet", error=error)
+                _log.warning("ZooKeeper can't be asked now", error=error)
                 await asyncio.sleep(REGISTER_RETRY_S)
 
     async def _registered(self) -> None:

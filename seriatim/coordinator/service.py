@@ -149,7 +149,7 @@ class CoordinatorService(CoordinatorServicer):
                 changed.clear()
                 seen = self._store.chains.get(queue_id)
                 if seen is None:
-                    if await self._is_gone(queue_id):
+                    if await self._store.is_gone(queue_id):
                         raise UnknownQueue(f"queue {request.queue} was deleted", queue=request.queue)
                     continue
                 if seen.version < told.chain_version:
@@ -172,13 +172,6 @@ class CoordinatorService(CoordinatorServicer):
         view = messages.queue_view(seen.document, seen.version, registry)
         self._views[queue_id] = seen, registry, view
         return view
-
-    async def _is_gone(self, queue_id: QueueId) -> bool:
-        try:
-            await self._store.read_chain(queue_id)
-        except UnknownQueue:
-            return True
-        return False
 
     @rpc.answers_errors
     async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
@@ -306,8 +299,8 @@ class CoordinatorService(CoordinatorServicer):
         if expected and queue_id != expected:
             await self._store.catch_up()  # this session's ZooKeeper server may be behind
             queue_id = await self._store.queue_id(name)
-        if expected and queue_id != expected:
-            raise UnknownQueue(f"queue {name} was deleted and made again", queue=name, queue_id=expected)
+            if queue_id != expected:
+                raise UnknownQueue(f"queue {name} was deleted and made again", queue=name, queue_id=expected)
         return queue_id
 
     def _check_cluster(self, cluster: str) -> None:

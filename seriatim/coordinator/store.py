@@ -182,12 +182,13 @@ class Store:
         except NodeExists as error:
             await self.clear_queue(queue_id)
             raise QueueExists(f"there is a queue {document.name} already", queue=document.name) from error
-        if await self._is_gone(queue_id):
+        if await self.is_gone(queue_id):
             await self.free_name(document.name, queue_id)
             raise Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         return ChainVersion(0)
 
-    async def _is_gone(self, queue_id: QueueId) -> bool:
+    async def is_gone(self, queue_id: QueueId) -> bool:
+        """Whether the queue is marked as deleted, or cleared away already."""
         try:
             document, _ = await self.read_chain(queue_id)
         except UnknownQueue:

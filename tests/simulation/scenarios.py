@@ -196,6 +196,15 @@ def nobody_sends(schedule: Schedule) -> None:
         world.start(name)
 
 
+def _change_places(schedule: Schedule, *, goes: str, comes: str) -> None:
+    """One member goes, with the readers, for longer than its session, and the other one is back."""
+    world = schedule.world
+    world.kill(goes, is_power=True)
+    schedule.kill_readers()
+    world.start(comes)
+    schedule.later(6 + 6 * schedule.chance.random(), world.start, goes)
+
+
 def note_taken_back_late(schedule: Schedule) -> None:
     """A member's cursors were stale and aren't any more, which is recorded late, or unheard by its peer; both go, in turn (H7)."""
     world, chance = schedule.world, schedule.chance
@@ -220,10 +229,7 @@ def note_taken_back_late(schedule: Schedule) -> None:
     world.loop.run(world.loop.now_s + 8.0, lambda: not is_noted())
     world.kill(one, is_power=True)
     world.loop.run(world.loop.now_s + 2.5 + 2.5 * chance.random())
-    world.kill(other, is_power=True)
-    schedule.kill_readers()
-    world.start(one)
-    schedule.later(6 + 6 * chance.random(), world.start, other)
+    _change_places(schedule, goes=other, comes=one)
 
 
 def commit_on_one(schedule: Schedule) -> None:
@@ -244,10 +250,7 @@ def commit_on_one(schedule: Schedule) -> None:
     schedule.kill_readers()
     world.start(one)
     world.loop.run(world.loop.now_s + 4.0 + 4.0 * chance.random())
-    world.kill(one, is_power=True)
-    schedule.kill_readers()
-    world.start(other)
-    schedule.later(6 + 6 * chance.random(), world.start, one)
+    _change_places(schedule, goes=one, comes=other)
 
 
 def disk_fills(schedule: Schedule) -> None:
@@ -337,9 +340,11 @@ def give_up_lost(schedule: Schedule) -> None:
 def seek_lost(schedule: Schedule) -> None:
     """Where a replaced disk has met a member that lacks commits, only an operator can say from where to read again."""
     document = schedule.world.document
+    if document is None:
+        return
     lost = schedule.links_without_cursors()
-    for one in () if document is None else document.subscriptions:
-        link = document.link(one.consume_list[0]) if document is not None and one.consume_list else None
+    for one in document.subscriptions:
+        link = document.link(one.consume_list[0]) if one.consume_list else None
         if link is not None and link.epoch in lost and one.name != IDLE:
             to = "earliest" if link.base is None else str(link.base)
             request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=one.name, to=to)

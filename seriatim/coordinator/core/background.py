@@ -223,6 +223,7 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     document = seen.document
     groups = _groups(document, view.registry)
     due: list[Action] = list(_drops(document, Epoch(0), view, groups))
-    if not due and document.next_epoch > 1 and any(view.registry.group(group).missing for group in groups):
-        return []
-    return due or [ClearQueue(document.queue_id, document.name)]
+    if due:
+        return due
+    is_awaited = document.next_epoch > 1 and any(view.registry.group(group).missing for group in groups)
+    return [] if is_awaited else [ClearQueue(document.queue_id, document.name)]

@@ -62,6 +62,7 @@ async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale:
 
 
 async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
+    del chain_version
     noted = {key: set(whose) for key, whose in self._noted.items()}
 
     async def any_version(_: QueueId) -> int:
@@ -71,7 +72,6 @@ async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: An
         await right(self, any_version)
     finally:
         self._noted.update({key: noted[key] for key in self._noted.keys() & noted.keys()})
-    del chain_version
 
 
 def _starts_unnoted(right: Any, state: Any, link: Any, absent: str) -> Any:
