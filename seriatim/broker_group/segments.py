@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from seriatim.broker_group.core.link_record import LinkKey
+from seriatim.protocol.batch import Payload
 from seriatim.protocol.errors import DiskFailed, MalformedFrame
 
 MAGIC: Final = b"SRP\x01"
@@ -67,7 +68,7 @@ class LargeBatch:
     link: LinkKey
     key: bytes
     header: bytes
-    payload: bytes
+    payload: Payload
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class SegmentFiles:
 
     def append(self, batches: Sequence[LargeBatch]) -> list[Place]:
         """Give the batches to the system, and say where each lies. Nothing is durable before `sync`. Raises OSError."""
-        of_link: dict[LinkKey, list[bytes]] = {}
+        of_link: dict[LinkKey, list[Payload]] = {}
         places = []
         for batch in batches:
             file = self._file(batch.link)
@@ -189,7 +190,7 @@ class SegmentFiles:
         return self._directory / f"{link[0]}-{link[1]}{_SUFFIX}"
 
 
-def _write(descriptor: int, parts: list[bytes]) -> None:
+def _write(descriptor: int, parts: list[Payload]) -> None:
     written = os.writev(descriptor, parts)
     if written < sum(map(len, parts)):
         rest = memoryview(b"".join(parts))[written:]

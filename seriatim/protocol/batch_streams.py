@@ -5,7 +5,8 @@ and taking the payload out again copies it each time into fresh memory: about 1 
 
 Idea: on the wire it is protobuf, as seriatim.proto says; only it is written and read by hand. In every one of these
 messages the batch is a field of length and bytes, and so are its header and its payload: a few bytes, joined once with
-the payload where it is sent, and cut off once where it arrives.
+the payload where it is sent. Where it arrives a broker leaves a large payload in the message and looks at it there; a client,
+which takes values out of it, has it cut off.
 
 `BatchMessage` stands for each of these messages while it carries a batch; all others stay what the stubs generate. What
 another encoder wrote in another order of fields is read by protobuf.
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch import EncodedBatch, Payload
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Broker"].full_name
 _LENGTH_DELIMITED: Final = 2
 _VARINT: Final = 0
+_VIEWED_BYTES: Final = 16 * 1024
+"""A smaller payload is cut off by a broker, too: a view takes as long to make, and more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class BatchMessage:
     """A message with a batch. `committed_index`: of ReplicateRequest and FetchReply, 0 elsewhere."""
 
     header: bytes
-    payload: bytes
+    payload: Payload
     committed_index: int = 0
 
     @classmethod
@@ -69,10 +72,17 @@ _PAYLOAD: Final = _tag(pb.Batch.PAYLOAD_FIELD_NUMBER, _LENGTH_DELIMITED)
 
 
 class Codec:
-    """Writes and reads one type of message. `batch_field`: 0 where the message is the batch; `committed_field`: 0 for none."""
+    """Writes and reads one type of message.
 
-    def __init__(self, generated: Any, batch_field: int = 0, committed_field: int = 0) -> None:
+    `batch_field`: 0 where the message is the batch; `committed_field`: 0 for none; `is_viewed`: a large payload is a view of
+    the message that it came in.
+    """
+
+    def __init__(
+        self, generated: Any, batch_field: int = 0, committed_field: int = 0, *, is_viewed: bool = False
+    ) -> None:
         self._generated = generated
+        self._is_viewed = is_viewed
         self._batch = _tag(batch_field, _LENGTH_DELIMITED) if batch_field else b""
         self._committed = _tag(committed_field, _VARINT) if committed_field else b""
 
@@ -120,7 +130,8 @@ class Codec:
         size, at = _read_varint(data, at + 1)
         if at + size != len(data):
             return None
-        return BatchMessage(header, data[at:], committed_index)
+        payload = memoryview(data)[at:] if self._is_viewed and size >= _VIEWED_BYTES else data[at:]
+        return BatchMessage(header, payload, committed_index)
 
     def _parse_any(self, data: bytes) -> Any:
         message = self._generated.FromString(data)
@@ -132,11 +143,14 @@ class Codec:
         return BatchMessage(message.batch.header, message.batch.payload, committed_index)
 
 
-APPEND: Final = Codec(pb.AppendRequest, pb.AppendRequest.BATCH_FIELD_NUMBER)
+APPEND: Final = Codec(pb.AppendRequest, pb.AppendRequest.BATCH_FIELD_NUMBER, is_viewed=True)
 REPLICATE: Final = Codec(
-    pb.ReplicateRequest, pb.ReplicateRequest.BATCH_FIELD_NUMBER, pb.ReplicateRequest.COMMITTED_INDEX_FIELD_NUMBER
+    pb.ReplicateRequest,
+    pb.ReplicateRequest.BATCH_FIELD_NUMBER,
+    pb.ReplicateRequest.COMMITTED_INDEX_FIELD_NUMBER,
+    is_viewed=True,
 )
-COPY: Final = Codec(pb.Batch)
+COPY: Final = Codec(pb.Batch, is_viewed=True)
 FETCH: Final = Codec(pb.FetchReply, pb.FetchReply.BATCH_FIELD_NUMBER, pb.FetchReply.COMMITTED_INDEX_FIELD_NUMBER)
 
 

@@ -99,3 +99,30 @@ def test_resends_are_cut_by_marks(one, data):
 def test_seqs_that_do_not_rise_are_refused(seqs):
     with pytest.raises(ValueError, match="seq"):
         batch.encode(batch.RecordColumns([b""] * len(seqs), seqs, "p", [0] * len(seqs)), Index(0))
+
+
+def _crc32c(data: bytes) -> int:
+    """As RFC 3720 defines it, bit by bit by way of a table."""
+    found = 0xFFFFFFFF
+    for byte in data:
+        found = found >> 8 ^ _TABLE[(found ^ byte) & 0xFF]
+    return found ^ 0xFFFFFFFF
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_entry(byte) for byte in range(256)]
+
+
+@pytest.mark.parametrize("size", [*range(70), 255, 256, 1023, 1024, 4096, 24 * 1024 + 1, 33 * 1024, 600_007])
+def test_the_checksum_is_crc32c_at_every_size(size):
+    assert _crc32c(b"123456789") == 0xE3069283
+    encoded = batch.encode(batch.RecordColumns([bytes(range(256)) * (size // 256 + 1)], [0], "p", [size]), Index(0))
+    shorter = batch.encode(batch.RecordColumns([encoded.payload[:size]], [0], "p", [size]), Index(7))
+    for one in (encoded, shorter):
+        assert one.header.payload_crc == _crc32c(one.payload)
+        assert int.from_bytes(one.header_bytes[-4:], "little") == _crc32c(one.header_bytes[:-4])

@@ -45,6 +45,22 @@ def test_what_protobuf_or_this_module_wrote_is_read(codec: Codec) -> None:
         assert codec.parse(generated(codec, message).SerializeToString()) == message
 
 
+@pytest.mark.parametrize("codec", [APPEND, REPLICATE, COPY])
+def test_a_broker_leaves_a_large_payload_where_it_came_and_passes_it_on_as_it_is(codec: Codec) -> None:
+    data = codec.serialize(BatchMessage(HEADER, bytes(range(256)) * 2000))
+    arrived = codec.parse(data)
+    assert isinstance(arrived.payload, memoryview)
+    assert arrived.payload.obj is data
+    assert arrived.payload.readonly
+    for onwards in (REPLICATE, COPY, FETCH):
+        assert onwards.parse(onwards.serialize(arrived)) == arrived
+
+
+def test_a_client_has_bytes_and_so_has_everybody_of_a_small_payload() -> None:
+    for codec, size in ((FETCH, 300_000), (APPEND, 1000), (REPLICATE, 1000), (COPY, 1000)):
+        assert isinstance(codec.parse(codec.serialize(BatchMessage(HEADER, b"p" * size))).payload, bytes)
+
+
 def test_fields_may_come_in_pieces_and_in_any_order() -> None:
     part, rest = pb.ReplicateRequest(batch=pb.Batch(payload=b"1")), pb.ReplicateRequest(batch=pb.Batch(header=HEADER))
     data = part.SerializeToString() + rest.SerializeToString()
