@@ -21,6 +21,7 @@ from kazoo.retry import KazooRetry
 
 from seriatim.protocol.errors import InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
+from seriatim.protocol.zookeeper_threads import Handler
 
 
 class NoNode(Exception):
@@ -204,7 +205,7 @@ class ZooKeeperSession:
         self.state = SessionState.LOST
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
-        self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect)
+        self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=Handler())
         self._note_negotiated_timeout()
 
     def _note_negotiated_timeout(self) -> None:
