@@ -2,7 +2,7 @@
 
     replay_process.py STEP COUNT ARGUMENT…
 
-STEP is a step of the target's (`PostgresTarget.on_step`), "cursor wanted", or "never"; COUNT says at the how-manieth time.
+What Spark keeps waiting is told after 2 s. STEP is a step of the target's (`PostgresTarget.on_step`), "cursor wanted", or "never"; COUNT says at the how-manieth time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 
 from seriatim.cli.main import run
+from seriatim.consumer.spark import replay, term
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 
@@ -39,6 +40,7 @@ def want_watched(self, offset):
     step("cursor wanted")
 
 
+replay.SLOW_S = term.SLOW_S = 2.0
 PostgresTarget.__init__ = make_watched_target
 CursorKeeper.want = want_watched
 

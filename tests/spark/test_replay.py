@@ -15,13 +15,16 @@ from pathlib import Path
 
 import psutil
 import psycopg
+import pyspark
 import pytest
 from fake_queue import QUEUE_ID, FakeQueue
 
+from seriatim.cli.embedded.ports import free_port
 from seriatim.protocol.change import Change, Origin, encode
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
+SPARK_HOME = str(Path(pyspark.__file__).parent)
 SESSION_TIMEOUT_MS = 10_000
 """Longer than a busy machine stands still: nobody is elected but where a test kills the one that is."""
 
@@ -249,6 +252,67 @@ def refused_at_once(
         check=False,
     )
     return done.returncode, done.stderr
+
+
+@contextmanager
+def spark_process(log: Path, role: str, *arguments: str) -> Iterator[None]:
+    """A master or a worker of a Spark cluster of its own."""
+    command = [
+        f"{SPARK_HOME}/bin/spark-class",
+        f"org.apache.spark.deploy.{role.lower()}.{role}",
+        "--host",
+        "127.0.0.1",
+        *arguments,
+    ]
+    environment = os.environ | {"SPARK_HOME": SPARK_HOME, "SPARK_WORKER_DIR": str(log.parent / "work")}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--webui-port", "0"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_without_executors_it_says_what_it_waits_for_and_goes_on_when_they_come(queue, dsn, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    source = Source(seed=5)
+    end = fill(queue, source, [5] * 4)
+    master = f"spark://127.0.0.1:{free_port()}"
+    port = master.rpartition(":")[2]
+    with (
+        spark_process(tmp_path / "master.log", "Master", "--port", port),
+        running(queue, dsn, tmp_path / "log", "--master", master) as process,
+    ):
+        process.wait_for(lambda: process.has_reason(f"Spark has no executors at {master}"), "word of it")
+        assert position(dsn)[0] == 0
+        with spark_process(tmp_path / "worker.log", "Worker", "--cores", "1", "--memory", "1g", master):
+            process.wait_for(lambda: position(dsn)[0] == end, "replay")
+            assert held(dsn) == source.rows
+
+
+def test_a_master_that_is_none_is_refused_and_one_that_does_not_answer_is_waited_for_until_a_signal(
+    queue, dsn, tmp_path
+):
+    with running(queue, dsn, tmp_path / "none.log", "--master", "sparkle") as process:
+        assert process.end() == 3
+    said = (tmp_path / "none.log").read_text()
+    assert "Spark can't be started at sparkle" in said
+    assert "check --master" in said
+    assert "Traceback" not in said
+    master = f"spark://127.0.0.1:{free_port()}"
+    with running(queue, dsn, tmp_path / "silent.log", "--master", master) as process:
+        process.wait_for(lambda: process.has_reason(f"Spark hasn't started yet at {master}"), "word of it")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.end(30) == 0, process.log.read_text()[-4000:]
+        assert process.events()[-1] == {"event": "stopped", "offset": None, "records": 0, "changes": 0}
 
 
 def test_without_java_it_says_what_to_install(queue, dsn, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from seriatim.consumer.spark.datasource import SeriatimDataSource
@@ -39,6 +40,16 @@ class JavaMissing(WorldError):
     next_step = "install one, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"
 
 
+class SparkNotStarted(WorldError):
+    """Spark refused its master's address, or nobody answered there."""
+
+    code = "spark-not-started"
+    can_retry = False
+    next_step = (
+        "check --master: spark://HOST:PORT of a master that can be reached from here and can reach back, or local[N]"
+    )
+
+
 def check_java() -> None:
     """Raises JavaMissing where Spark would not find a Java it runs on."""
     home = os.environ.get("JAVA_HOME")
@@ -57,6 +68,7 @@ def spark_session(master: str, directory: Path, *, log_level: str = "fatal") -> 
     """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
 
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
+    Raises SparkNotStarted, where nobody answers at `master` after a minute.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -88,6 +100,32 @@ def spark_session(master: str, directory: Path, *, log_level: str = "fatal") -> 
     builder = SparkSession.builder.appName("seriatim replay").master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except Exception as error:  # py4j has many, with a Java trace each
+        raise SparkNotStarted(f"Spark can't be started at {master}: {_reason(error)}") from error
     spark.dataSource.register(SeriatimDataSource)
     return spark
+
+
+def _reason(error: Exception) -> str:
+    """The line that says what Java met."""
+    lines = [line.removeprefix(": ") for line in str(error).splitlines() if "Exception" in line or "Error:" in line]
+    return (lines or [type(error).__name__])[0][:300]
+
+
+def give_up_starting() -> None:
+    """End the JVM, so that `spark_session`, which waits for it on another thread, raises."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - no public way
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        process.kill()
+
+
+def lacks_executors(spark: SparkSession) -> bool:
+    """Whether nobody is there who could run a task. Where Spark runs in one process, that runs them itself."""
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        return False
+    known: int = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - no public way
+    return known <= 1  # the driver counts as one

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+SLOW_S = 10.0
+"""What takes longer, and each time so much longer again, gets a word about what it may be waiting for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

@@ -16,18 +16,19 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import RangeReader
-from seriatim.consumer.spark.engine import check_java, spark_session
-from seriatim.consumer.spark.progress import Report, Stopped, Waiting
+from seriatim.consumer.spark.engine import check_java, give_up_starting, spark_session
+from seriatim.consumer.spark.progress import SLOW_S, Report, Stopped, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.spark.term import ReplayTerm
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
+from seriatim.protocol.clock import boottime_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +69,7 @@ class Replay:
     def run(self) -> None:
         """Replay until stopped or idle.
 
-        Raises JavaMissing; TargetLost, Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed,
+        Raises JavaMissing or SparkNotStarted; TargetLost, Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed,
         BrokenStream or InvalidArgument where going on needs somebody to mend something; Fenced where the target was
         claimed with a newer token than this election gives.
         """
@@ -82,20 +83,39 @@ class Replay:
             # Spark first: it is started by a fork, which gRPC's threads don't survive. On a thread of its own, because on the
             # main one it would put its own handler on Ctrl-C.
             starting = stack.enter_context(ThreadPoolExecutor(1))
-            spark = starting.submit(
-                spark_session, settings.master, directory, log_level=settings.spark_log_level
-            ).result()
-            stack.callback(_stop, spark)
-            stack.enter_context(self._beside())
-            reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
-            reader.positions()
-            subscriber = self._standing = stack.enter_context(self._subscriber())
-            while not run.stopping.is_set():
-                term = self._elected(subscriber)
-                if term is not None:
-                    with ReplayTerm(run, spark, target, reader, subscriber, term, directory) as elected:
-                        elected.run()
+            spark = self._started(
+                starting.submit(spark_session, settings.master, directory, log_level=settings.spark_log_level)
+            )
+            if spark is not None:
+                stack.callback(_stop, spark)
+                self._stand(stack, spark, target, directory)
         run.report(Stopped(run.offset, run.records, run.changes))
+
+    def _stand(self, stack: contextlib.ExitStack, spark: SparkSession, target: PostgresTarget, directory: Path) -> None:
+        """In the election, until stopped or idle."""
+        run, settings = self._run, self._run.settings
+        stack.enter_context(self._beside())
+        reader = stack.enter_context(RangeReader(settings.coordinators, settings.queue))
+        reader.positions()
+        subscriber = self._standing = stack.enter_context(self._subscriber())
+        while not run.stopping.is_set():
+            term = self._elected(subscriber)
+            if term is not None:
+                with ReplayTerm(run, spark, target, reader, subscriber, term, directory) as elected:
+                    elected.run()
+
+    def _started(self, starting: Future[SparkSession]) -> SparkSession | None:
+        """Spark, when it runs; None when the replay is to stop before. A master that isn't there is waited for for a minute."""
+        run = self._run
+        next_word_s = boottime_s() + SLOW_S
+        while not starting.done():
+            if run.stopping.wait(0.05):
+                give_up_starting()
+                return None if starting.exception() is not None else starting.result()
+            if boottime_s() >= next_word_s:
+                next_word_s += SLOW_S
+                run.report(Waiting(f"Spark hasn't started yet at {run.settings.master}"))
+        return starting.result()
 
     def _subscriber(self) -> Subscriber:
         run = self._run

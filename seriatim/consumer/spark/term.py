@@ -16,7 +16,8 @@ from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, c
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.datasource import NAME
-from seriatim.consumer.spark.progress import Progress, Started, Waiting
+from seriatim.consumer.spark.engine import lacks_executors
+from seriatim.consumer.spark.progress import SLOW_S, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.subscriber import Subscriber, Term
@@ -89,6 +90,7 @@ class ReplayTerm:
         self._failure: BaseException | None = None
         self._failures = 0
         self._is_busy = threading.Event()
+        self._slow_at_s = 0.0
         self._asked_lag_at_s = 0.0
         self._end = 0
         self._commit_ts_ms: int | None = None
@@ -227,6 +229,7 @@ class ReplayTerm:
 
     def _apply_batch(self, records: DataFrame, batch_id: int) -> None:
         del batch_id  # proves nothing: a run that was killed had other batches
+        self._slow_at_s = boottime_s() + SLOW_S
         self._is_busy.set()
         try:
             began_s = boottime_s()
@@ -269,7 +272,17 @@ class ReplayTerm:
                     self._run.stopping.set()
                     return
                 self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
+            if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
+                self._slow_at_s = boottime_s() + SLOW_S
+                self._tell_if_without_executors()
             self._run.stopping.wait(0.05)
+
+    def _tell_if_without_executors(self) -> None:
+        if lacks_executors(self._spark):
+            master = self._settings.master
+            self._run.report(
+                Waiting(f"Spark has no executors at {master}: has it a worker with a core and memory to spare?")
+            )
 
     def _is_all_read(self, query: StreamingQuery) -> bool:
         """Whether the query has handed in everything that the queue holds now."""
