@@ -28,7 +28,7 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError, Unreachable
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
-from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId
+from seriatim.protocol.names import ChainVersion, Index, QueueId
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession
 
 _log = log.logger("broker.resync")
@@ -248,10 +248,10 @@ class Resyncer:
     async def _bring_up_peer(self, documents: dict[QueueId, ChainDocument | None]) -> None:
         name = self._broker.name
         for queue_id, document in documents.items():
-            for epoch, member in document.stale_cursors if document is not None else ():
-                link = None if document is None else document.link(epoch)
-                if link is not None and link.group == name.group and member != name.member:
-                    self._keeper.found_stale((queue_id, Epoch(epoch)))
+            for note in document.stale_cursors if document is not None else ():
+                link = None if document is None else document.link(note.epoch)
+                if link is not None and link.group == name.group and note.member != name.member:
+                    self._keeper.found_stale((queue_id, note.epoch))
         if self._keeper.has_noted and self._broker.peer.connected is not None:
             await self._keeper.bring_up_peer(self._version)
 

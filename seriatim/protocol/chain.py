@@ -7,7 +7,7 @@ is a pure function in `coordinator.core`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -158,6 +158,21 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
+class StaleCursors:
+    """A note that `member` ("a" or "b") of a link's group may lack cursors there, so that those it has must not be used (H7).
+
+    `of`: whose, by subscription and generation: of all that had the link on their consume list when it was made.
+    """
+
+    epoch: Epoch
+    member: str
+    of: tuple[tuple[SubscriptionId, Generation], ...]
+
+    def is_of(self, subscription: Subscription) -> bool:
+        return (subscription.subscription_id, subscription.generation) in self.of
+
+
+@dataclass(frozen=True, slots=True)
 class Abandoned:
     """What an operator gave up for good; every status shows it.
 
@@ -184,10 +199,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class ChainDocument:
-    """See the module. `links` by rising epoch. `send_list`: its first entry is the head.
-
-    `stale_cursors`: (epoch, member) pairs whose cursors must not be used (H7).
-    """
+    """See the module. `links` by rising epoch. `send_list`: its first entry is the head. `stale_cursors`: one a link and member."""
 
     cluster: str
     queue_id: QueueId
@@ -202,7 +214,7 @@ class ChainDocument:
     send_list: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    stale_cursors: tuple[tuple[Epoch, str], ...] = ()
+    stale_cursors: tuple[StaleCursors, ...] = ()
     abandoned: tuple[Abandoned, ...] = ()
     is_deleted: bool = False
 
@@ -215,6 +227,13 @@ class ChainDocument:
 
     def subscription(self, name: str) -> Subscription | None:
         return next((one for one in self.subscriptions if one.name == name), None)
+
+    def readers_of(self, epoch: Epoch) -> tuple[Subscription, ...]:
+        """The subscriptions that have yet to read a link to its end."""
+        return tuple(one for one in self.subscriptions if epoch in one.consume_list)
+
+    def stale_note(self, epoch: Epoch, member: str) -> StaleCursors | None:
+        return next((one for one in self.stale_cursors if (one.epoch, one.member) == (epoch, member)), None)
 
 
 def encode(document: ChainDocument) -> bytes:
@@ -283,10 +302,24 @@ def _link(content: dict[str, Any]) -> Link:
     )
 
 
+def _subscription(content: dict[str, Any]) -> Subscription:
+    return Subscription(**content | {"consume_list": tuple(content["consume_list"])})
+
+
+def _stale_note(content: dict[str, Any] | list[Any], subscriptions: Iterable[Subscription]) -> StaleCursors:
+    """An earlier version noted epoch and member alone: of everybody who reads the link."""
+    if isinstance(content, list):
+        epoch, member = content
+        readers = (one for one in subscriptions if epoch in one.consume_list)
+        return StaleCursors(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+    return StaleCursors(**content | {"of": tuple((whose, generation) for whose, generation in content["of"])})
+
+
 def _document(content: dict[str, Any]) -> ChainDocument:
     del content["format"]
     settings = content["settings"]
     dropped = content["dropped"]
+    subscriptions = tuple(map(_subscription, content["subscriptions"]))
     return ChainDocument(
         **content
         | {
@@ -301,10 +334,8 @@ def _document(content: dict[str, Any]) -> ChainDocument:
             "dropped": Dropped(**dropped | {"chain_hash": bytes.fromhex(dropped["chain_hash"])}),
             "send_list": tuple(content["send_list"]),
             "links": tuple(_link(link) for link in content["links"]),
-            "subscriptions": tuple(
-                Subscription(**one | {"consume_list": tuple(one["consume_list"])}) for one in content["subscriptions"]
-            ),
-            "stale_cursors": tuple((epoch, member) for epoch, member in content["stale_cursors"]),
+            "subscriptions": subscriptions,
+            "stale_cursors": tuple(_stale_note(one, subscriptions) for one in content["stale_cursors"]),
             "abandoned": tuple(Abandoned(**one) for one in content["abandoned"]),
         }
     )

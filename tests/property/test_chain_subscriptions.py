@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from seriatim.coordinator.core import invariants, subscriptions
 from seriatim.coordinator.core.chain import point_before
-from seriatim.protocol.chain import LinkState
+from seriatim.protocol.chain import LinkState, StaleCursors
 from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
 from seriatim.protocol.names import Epoch, Index, SubscriptionId
 from tests.property.chain_world import World, send_call
@@ -90,16 +90,24 @@ def test_a_note_of_stale_cursors_ends_with_the_last_generation_that_can_have_cur
     position = subscriptions.located(world.document, "earliest", None)
     one = subscriptions.created(world.document, "s", position, 0)
     noted = subscriptions.with_stale_cursors(one, Epoch(1), "a", is_stale=True)
-    assert noted.stale_cursors == ((1, "a"),)
-    two = subscriptions.created(noted, "t", position, 0)
+    assert noted.stale_cursors == (StaleCursors(Epoch(1), "a", ((1, 1),)),)
+    two = subscriptions.created(one, "t", position, 0)
+    two = subscriptions.with_stale_cursors(two, Epoch(1), "a", is_stale=True)
+    note = StaleCursors(Epoch(1), "a", ((1, 1), (2, 1)))
+    assert two.stale_cursors == (note,)
     of = {each.name: each for each in two.subscriptions}
 
     sought = subscriptions.sought(noted, "s", position)
     assert (sought.stale_cursors, sought.subscriptions[0].consume_list[0]) == ((), 1)
-    assert subscriptions.sought(two, "s", position).stale_cursors == ((1, "a"),)  # t may have a cursor there
+    sought = subscriptions.sought(two, "s", position)
+    assert sought.stale_cursors == (note,)  # t may have a cursor there
+    assert subscriptions.created(noted, "t", position, 0).stale_cursors == noted.stale_cursors  # and no newer one
+    again = subscriptions.with_stale_cursors(sought, Epoch(1), "a", is_stale=True)
+    assert again.stale_cursors == (StaleCursors(Epoch(1), "a", ((1, 2), (2, 1))),)
+    assert subscriptions.sought(sought, "t", position).stale_cursors == ()  # both were, one after the other
 
     drained = subscriptions.drained(two, of["s"].subscription_id, of["s"].generation, Epoch(1))
-    assert drained.stale_cursors == ((1, "a"),)
+    assert drained.stale_cursors == (note,)
     drained = subscriptions.drained(drained, of["t"].subscription_id, of["t"].generation, Epoch(1))
     assert drained.stale_cursors == ()
     assert subscriptions.with_stale_cursors(drained, Epoch(1), "a", is_stale=True) == drained
@@ -125,7 +133,7 @@ def test_a_stale_note_is_kept_once_and_cleared() -> None:
     position = subscriptions.located(world.document, "earliest", None)
     document = subscriptions.created(world.document, "s", position, 0)
     noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", is_stale=True)
-    assert noted.stale_cursors == ((1, "a"),)
+    assert noted.stale_note(Epoch(1), "a") == StaleCursors(Epoch(1), "a", ((1, 1),))
     assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=True) is noted
     assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=False) == document
     assert subscriptions.with_stale_cursors(document, Epoch(9), "a", is_stale=True) is document

@@ -241,14 +241,19 @@ class Nemesis:
     def blank_disk(self) -> None:
         """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
         name = self.any_member()
-        group = name.split("-")[0]
-        kept = [key for kind in (b"B", b"C") for key in self._disk(name).keys(kind)]
+        if self.replace_disk(name):
+            self.later(self.some_s(), self.world.start, name)
+
+    def replace_disk(self, name: str, kinds: tuple[bytes, ...] = (b"B", b"C")) -> bool:
+        """The member dies and has a blank disk, if what it holds of these kinds is on the other one, too. False: it isn't."""
+        group = name.split("-", maxsplit=1)[0]
+        kept = [key for kind in kinds for key in self._disk(name).keys(kind)]
         if group in self._damaged_groups or not all(self._is_twice(name, key) for key in kept):
-            return
+            return False
         self._damaged_groups.add(group)
         self.world.kill(name, is_power=True)
         self.world.blank_disk(name)
-        self.later(self.some_s(), self.world.start, name)
+        return True
 
     def damage(self) -> None:
         name = self.any_member()

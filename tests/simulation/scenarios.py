@@ -205,6 +205,14 @@ def _change_places(schedule: Schedule, *, goes: str, comes: str) -> None:
     schedule.later(6 + 6 * schedule.chance.random(), world.start, goes)
 
 
+def _noted(schedule: Schedule, link: Link, name: str) -> Callable[[], bool]:
+    def is_noted() -> bool:
+        document = schedule.world.document
+        return document is not None and document.stale_note(link.epoch, name[-1]) is not None
+
+    return is_noted
+
+
 def note_taken_back_late(schedule: Schedule) -> None:
     """A member's cursors were stale and aren't any more, which is recorded late, or unheard by its peer; both go, in turn (H7)."""
     world, chance = schedule.world, schedule.chance
@@ -212,10 +220,7 @@ def note_taken_back_late(schedule: Schedule) -> None:
     if link is None:
         return
     one, other = chance.sample(_names(link), 2)
-
-    def is_noted() -> bool:
-        return world.document is not None and (link.epoch, one[-1]) in world.document.stale_cursors
-
+    is_noted = _noted(schedule, link, one)
     world.kill(one, is_power=True)
     world.loop.run(world.loop.now_s + 10.0, is_noted)
     for name in world.coordinator_names:
@@ -251,6 +256,21 @@ def commit_on_one(schedule: Schedule) -> None:
     world.start(one)
     world.loop.run(world.loop.now_s + 4.0 + 4.0 * chance.random())
     _change_places(schedule, goes=one, comes=other)
+
+
+def lose_cursors(schedule: Schedule) -> None:
+    """A member may lack commits, and the disk of the other one, which has them all, is replaced: people have to seek (H7)."""
+    world = schedule.world
+    link = schedule.link_read()
+    if link is None:
+        return
+    one, other = schedule.chance.sample(_names(link), 2)
+    world.kill(one, is_power=True)
+    is_noted = _noted(schedule, link, one)
+    world.loop.run(world.loop.now_s + 10.0, is_noted)
+    if is_noted() and schedule.replace_disk(other, (b"B",)):
+        world.start(other)
+    schedule.later(3 * schedule.chance.random(), world.start, one)
 
 
 def disk_fills(schedule: Schedule) -> None:
@@ -429,6 +449,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "nobody sends": (0.5, nobody_sends),
     "note taken back late": (0.5, note_taken_back_late),
     "commit on one member": (0.5, commit_on_one),
+    "cursors lost with a disk": (0.5, lose_cursors),
     "disk fills": (0.5, disk_fills),
     "blank disk unseen": (0.5, blank_disk_unseen),
     "rotate quietly": (1, rotate_quietly),

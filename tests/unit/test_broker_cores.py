@@ -20,6 +20,7 @@ from seriatim.protocol.chain import (
     Link,
     LinkState,
     QueueSettings,
+    StaleCursors,
     Subscription,
 )
 from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
@@ -221,11 +222,15 @@ def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_othe
     assert plan(sealed(1, 0, digest=EMPTY_HASH), holding=(adopted,)) == ()
 
 
+def noted(member: str) -> StaleCursors:
+    return StaleCursors(Epoch(1), member, ((SubscriptionId(1), Generation(1)),))
+
+
 def test_cursors_are_not_taken_from_a_member_that_missed_some() -> None:
     """H7: the only copy of a commit went with a disk; found by the simulator as a cursor that moved back."""
     lacking = held(1, 9, 9, has_cursors=False)
-    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=((Epoch(1), "a"),)) == (TakeCursors(QUEUE, Epoch(1)),)
-    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=((Epoch(1), "b"),)) == ()
+    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=(noted("a"),)) == (TakeCursors(QUEUE, Epoch(1)),)
+    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=(noted("b"),)) == ()
 
 
 def unfinished(*links: Link, holding: tuple[Holding, ...] = (), start: int = 1, **changes) -> str:
@@ -243,9 +248,12 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     # Told of an end that the documents don't show yet.
     assert "isn't whole here" in unfinished(holding=(held(1, 9, 4, None),))
     unread = (Subscription(SubscriptionId(1), "s", Generation(1), Token(0), "", (Epoch(1),), Epoch(0), Index(0), 0),)
-    lacking, note = held(1, 9, 9, has_cursors=False), ((Epoch(1), "b"),)
-    assert "cursors are lost" in unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=unread)
+    lacking, note = held(1, 9, 9, has_cursors=False), (noted("b"),)
+    lost = unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=unread)
+    assert "the newest cursors are lost; seek s" in lost
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
+    sought = (replace(unread[0], generation=Generation(2)),)
+    assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=sought) == ""
 
 
 def test_a_queue_that_was_not_read_is_left_alone() -> None:

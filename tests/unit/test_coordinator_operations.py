@@ -10,9 +10,9 @@ import pytest
 
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.store import Store
-from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.chain import ChainDocument, StaleCursors
 from seriatim.protocol.errors import OlderVersion, UnknownSubscription
-from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World
 
 
@@ -37,6 +37,9 @@ class BehindStore:
         return ChainVersion(3)
 
 
+NOTE = StaleCursors(Epoch(1), "b", ())
+
+
 def changed(store: BehindStore, transition: Any, **conditions: Any) -> ChainDocument:
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
     document, _ = asyncio.run(operations.change(store.shown.queue_id, transition, "a test", "cause", **conditions))
@@ -45,10 +48,10 @@ def changed(store: BehindStore, transition: Any, **conditions: Any) -> ChainDocu
 
 def test_what_would_change_nothing_by_an_old_document_is_looked_at_again() -> None:
     new = World().document
-    old = replace(new, stale_cursors=((1, "b"),))
+    old = replace(new, stale_cursors=(NOTE,))
     store = BehindStore(old, new)
-    noted = changed(store, lambda document: replace(document, stale_cursors=((1, "b"),)))
-    assert noted.stale_cursors == ((1, "b"),)
+    noted = changed(store, lambda document: replace(document, stale_cursors=(NOTE,)))
+    assert noted.stale_cursors == (NOTE,)
     assert store.written == noted
 
 
@@ -92,14 +95,14 @@ def test_a_note_that_stands_is_written_again_and_is_another_version_of_the_chain
 def test_what_was_asked_for_at_another_version_of_the_chain_is_refused(read_at: int) -> None:
     """Version 2 is the newest; a server that is behind shows version 1, at which the call would have been in time."""
     new = World().document
-    store = BehindStore(replace(new, stale_cursors=((1, "b"),)), new)
+    store = BehindStore(replace(new, stale_cursors=(NOTE,)), new)
     with pytest.raises(OlderVersion):
         changed(store, lambda document: replace(document, stale_cursors=()), only_at=ChainVersion(read_at))
     assert store.written is None
 
 
 def test_what_was_asked_for_at_this_version_of_the_chain_is_done() -> None:
-    new = replace(World().document, stale_cursors=((1, "b"),))
+    new = replace(World().document, stale_cursors=(NOTE,))
     store = BehindStore(World().document, new)
     done = changed(store, lambda document: replace(document, stale_cursors=()), only_at=ChainVersion(2))
     assert done.stale_cursors == ()

@@ -52,7 +52,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
-from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit
+from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors
 from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
@@ -222,10 +222,11 @@ def test_a_second_answer_is_waited_for_only_a_moment(world):
 def test_seals_that_were_answered_hold_when_the_chain_changes(world):
     trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(SealFailed("a", DOWN), whole(world, "b", at(3), at(5)))
-    marked = replace(chain.closing(world.document, Epoch(1)), stale_cursors=((Epoch(1), "a"),))
+    note = StaleCursors(Epoch(1), "a", ())
+    marked = replace(chain.closing(world.document, Epoch(1)), stale_cursors=(note,))
     trace.tell(ChainConflict(), ChainRead(marked, ChainVersion(5), world.registry()))
     assert trace.orders == ["write 5: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
-    assert trace.document.stale_cursors == ((Epoch(1), "a"),)
+    assert trace.document.stale_cursors == (note,)
     trace.tell(ChainConflict(), ChainRead(marked, ChainVersion(6), world.registry()))
     assert trace.orders == ["write 6: link 1 sealed at 5 whole=True answered=g1-b-disk1#1; link 2 listed for g2"]
 
@@ -639,7 +640,7 @@ def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absen
     begun = trace.state
     trace.tell(ReaderTold("a", Index(4), is_stale=False))
     assert trace.orders == [_note(world, "b")]
-    assert trace.document.stale_cursors == ((1, "b"),)
+    assert trace.document.stale_note(Epoch(1), "b") is not None
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
@@ -672,6 +673,19 @@ def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_ba
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
+
+
+def test_h7_a_note_from_before_a_seek_says_nothing_of_the_subscription_that_was_sought(world):
+    """Of two subscriptions only the other one may have commits that this member missed (seed 77335)."""
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "t", position, 0)
+    document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    document = subscriptions.sought(document, "s", position)
+    world.document = subscriptions.with_reader(document, "s", "node-1")
+    assert world.document.stale_note(Epoch(1), "b") is not None
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", None, is_stale=True), ReaderTold("b", None, is_stale=False))
+    assert _granted(trace, world) == ["grant link=1 index=0 token=1"]
 
 
 def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_newest_chain(world):

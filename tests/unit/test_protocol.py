@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import grpc
@@ -100,10 +101,14 @@ def test_the_chain_document_survives_json():
         send_list=("g1",),
         links=(link, dataclasses.replace(link, epoch=Epoch(2), certificate=None)),
         subscriptions=(subscription,),
-        stale_cursors=((Epoch(1), "a"),),
+        stale_cursors=(chain.StaleCursors(Epoch(1), "a", ((SubscriptionId(1), Generation(1)),)),),
         abandoned=(chain.Abandoned(Epoch(1), "what", 3, {"s": 7}),),
     )
     assert chain.decode(chain.encode(document)) == document
+    note = json.loads(chain.encode(document))["stale_cursors"]
+    older = chain.encode(document).replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
+    assert b'"stale_cursors":[[1,"a"]]' in older
+    assert chain.decode(older) == document
     newer = chain.encode(document).replace(b'"format":1', b'"format":2')
     with pytest.raises(errors.IncompatibleVersion):
         chain.decode(newer)

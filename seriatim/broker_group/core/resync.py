@@ -116,7 +116,7 @@ def plan(
 
 def _are_stale_there(document: ChainDocument, epoch: Epoch, name: MemberName) -> bool:
     """Whether the other member missed a commit, so that its cursors are none to take (H7)."""
-    return (epoch, name.peer.member) in document.stale_cursors
+    return document.stale_note(epoch, name.peer.member) is not None
 
 
 def unfinished(
@@ -152,10 +152,12 @@ def _missing_cursors(
     for holding in held:
         record = holding.record
         document = documents.get(record.queue_id)
-        if document is None or not record.lacks_cursors or not _are_stale_there(document, record.epoch, name):
+        note = None if document is None else document.stale_note(record.epoch, name.peer.member)
+        if document is None or note is None or not record.lacks_cursors:
             continue
-        if any(record.epoch in one.consume_list for one in document.subscriptions):
-            return f"queue {record.queue_id} epoch {record.epoch}: the newest cursors are lost; seek its subscriptions"
+        lost = [one.name for one in document.readers_of(record.epoch) if note.is_of(one)]
+        if lost:
+            return f"queue {record.queue_id} epoch {record.epoch}: the newest cursors are lost; seek {', '.join(lost)}"
     return ""
 
 

@@ -293,9 +293,7 @@ def _with_cursors(state: AcquireRead) -> Step:
     if link is None:
         raise InvariantBroken("there is no head link to read", queue=document.name)
     sound = [
-        answer
-        for place, answer in state.told.items()
-        if not answer.is_stale and (link.epoch, place) not in document.stale_cursors
+        answer for place, answer in state.told.items() if not answer.is_stale and not _is_noted(state, link, place)
     ]
     if not sound:
         reason = (
@@ -333,9 +331,15 @@ def _unsure(state: AcquireRead, link: Link) -> str:
     for side in (link.master, link.slave):
         place = side.name.member
         is_answered = place in state.told or isinstance(state.failed.get(place), UnknownLink)
-        if not is_answered or (link.epoch, place) in state.document.stale_cursors:
+        if not is_answered or _is_noted(state, link, place):
             return place
     return ""
+
+
+def _is_noted(state: AcquireRead, link: Link, place: str) -> bool:
+    """Whether this member may lack cursors of this subscription. Of a generation sought since the note it lacks none (H9)."""
+    note = state.document.stale_note(link.epoch, place)
+    return note is not None and note.is_of(state.subscription)
 
 
 def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:

@@ -45,5 +45,5 @@ def without(document: ChainDocument, epochs: tuple[Epoch, ...]) -> ChainDocument
         document,
         links=kept,
         dropped=Dropped(first_kept, point.offset, point.chain_hash, point.marks, point.marks_on_two),
-        stale_cursors=tuple(one for one in document.stale_cursors if one[0] not in epochs),
+        stale_cursors=tuple(one for one in document.stale_cursors if one.epoch not in epochs),
     )

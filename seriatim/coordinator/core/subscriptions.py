@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core.chain import point_before, without_empty_heads
-from seriatim.protocol.chain import ChainDocument, LinkState, Subscription
+from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription
 from seriatim.protocol.errors import (
     InvalidArgument,
     SubscriptionExists,
@@ -183,23 +183,26 @@ def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, *, is
 
     Of a link that no subscription reads there is none: see `_without_moot_notes`.
     """
-    note = (epoch, member)
-    if (note in document.stale_cursors) == is_stale or document.link(epoch) is None:
+    before = document.stale_note(epoch, member)
+    note = None
+    if is_stale and document.link(epoch) is not None:
+        readers = document.readers_of(epoch)
+        note = StaleCursors(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+    if note == before:
         return document
-    if is_stale:
-        return _without_moot_notes(replace(document, stale_cursors=(*document.stale_cursors, note)))
-    return replace(document, stale_cursors=tuple(one for one in document.stale_cursors if one != note))
+    others = tuple(one for one in document.stale_cursors if one is not before)
+    return _without_moot_notes(replace(document, stale_cursors=others if note is None else (*others, note)))
 
 
 def _without_moot_notes(document: ChainDocument) -> ChainDocument:
-    """Without the notes on links that are on no consume list.
+    """Without the notes of which nobody is left who reads the link.
 
-    A cursor in such a link is never used again, whoever missed it: a link comes back to a list only under a new subscription
+    A cursor there is then never used again, whoever missed it: the link comes back to a list only under a new subscription
     or a new generation, which has no cursor yet, and of whose first commit there a member makes a note of its own. Else a
     disk replaced beside it would keep the group off the send lists: nobody could bring it cursors that count.
     """
-    listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
-    return replace(document, stale_cursors=tuple(one for one in document.stale_cursors if one[0] in listed))
+    alive = (one for one in document.stale_cursors if any(map(one.is_of, document.readers_of(one.epoch))))
+    return replace(document, stale_cursors=tuple(alive))
 
 
 def start_index(subscription: Subscription, epoch: Epoch) -> Index:

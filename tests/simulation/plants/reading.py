@@ -74,6 +74,17 @@ async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: An
         self._noted.update({key: noted[key] for key in self._noted.keys() & noted.keys()})
 
 
+def _while_somebody_reads(right: Any, document: ChainDocument) -> ChainDocument:
+    del right
+    notes = tuple(one for one in document.stale_cursors if document.readers_of(one.epoch))
+    return replace(document, stale_cursors=notes)
+
+
+def _noted_of_anybody(right: Any, state: Any, link: Any, place: str) -> bool:
+    del right
+    return state.document.stale_note(link.epoch, place) is not None
+
+
 def _starts_unnoted(right: Any, state: Any, link: Any, absent: str) -> Any:
     del right, absent
     furthest = max(answer.cursor or Index(0) for answer in state.told.values() if not answer.is_stale)
@@ -181,6 +192,17 @@ PLANTS: tuple[Plant, ...] = (
         within=300,
         shape=Shape(kinds=("commit on one member",), faults=(1, 2), paces=(1,)),
         finds="6:",
+    ),
+    Plant(
+        "H7, whoever was sought",
+        "a note of stale cursors is of all subscriptions, and stands until none is on the link",
+        together(
+            changed(subscriptions, "_without_moot_notes", _while_somebody_reads),
+            changed(acquire_read, "_is_noted", _noted_of_anybody),
+        ),
+        within=60,
+        shape=Shape(kinds=("cursors lost with a disk",), faults=(1, 2), paces=(1,)),
+        finds="12:",
     ),
     Plant(
         "H8",
