@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.names import (
@@ -168,6 +168,10 @@ class StaleCursors:
     member: str
     of: tuple[tuple[SubscriptionId, Generation], ...]
 
+    @classmethod
+    def of_all(cls, epoch: Epoch, member: str, readers: Iterable[Subscription]) -> Self:
+        return cls(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+
     def is_of(self, subscription: Subscription) -> bool:
         return (subscription.subscription_id, subscription.generation) in self.of
 
@@ -230,10 +234,14 @@ class ChainDocument:
 
     def readers_of(self, epoch: Epoch) -> tuple[Subscription, ...]:
         """The subscriptions that have yet to read a link to its end."""
-        return tuple(one for one in self.subscriptions if epoch in one.consume_list)
+        return _readers_of(self.subscriptions, epoch)
 
     def stale_note(self, epoch: Epoch, member: str) -> StaleCursors | None:
         return next((one for one in self.stale_cursors if (one.epoch, one.member) == (epoch, member)), None)
+
+
+def _readers_of(subscriptions: Iterable[Subscription], epoch: Epoch) -> tuple[Subscription, ...]:
+    return tuple(one for one in subscriptions if epoch in one.consume_list)
 
 
 def encode(document: ChainDocument) -> bytes:
@@ -310,8 +318,7 @@ def _stale_note(content: dict[str, Any] | list[Any], subscriptions: Iterable[Sub
     """An earlier version noted epoch and member alone: of everybody who reads the link."""
     if isinstance(content, list):
         epoch, member = content
-        readers = (one for one in subscriptions if epoch in one.consume_list)
-        return StaleCursors(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+        return StaleCursors.of_all(epoch, member, _readers_of(subscriptions, epoch))
     return StaleCursors(**content | {"of": tuple((whose, generation) for whose, generation in content["of"])})
 
 

@@ -2,7 +2,8 @@
 
     replay_process.py STEP COUNT ARGUMENT…
 
-What Spark keeps waiting is told after 2 s. STEP is a step of the target's (`PostgresTarget.on_step`), "cursor wanted", or "never"; COUNT says at the how-manieth time.
+What Spark keeps waiting is told after 2 s.
+STEP is a step of the target's (`PostgresTarget.on_step`), "cursor wanted", or "never"; COUNT says at the how-manieth time.
 """
 
 from __future__ import annotations

@@ -184,10 +184,8 @@ def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, *, is
     Of a link that no subscription reads there is none: see `_without_moot_notes`.
     """
     before = document.stale_note(epoch, member)
-    note = None
-    if is_stale and document.link(epoch) is not None:
-        readers = document.readers_of(epoch)
-        note = StaleCursors(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+    readers = document.readers_of(epoch) if is_stale else ()
+    note = StaleCursors.of_all(epoch, member, readers) if readers else None
     if note == before:
         return document
     others = tuple(one for one in document.stale_cursors if one is not before)
