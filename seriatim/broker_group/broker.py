@@ -271,7 +271,7 @@ class Broker:
             token=Token(request.token),
             chain_version=ChainVersion(request.chain_version),
             opened_start=self.incarnation.start,
-            has_cursors=True,
+            lacks=(),
         )
 
     async def _connect_slave(self, runner: LinkRunner, address: str) -> None:

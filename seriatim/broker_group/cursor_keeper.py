@@ -22,6 +22,7 @@ from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
@@ -105,7 +106,7 @@ class CursorKeeper:
         """A reader's commit, or one relayed by the peer. Raises Fenced, OlderGeneration, Unreachable."""
         key = runner.key
         subscription_id = SubscriptionId(request.subscription_id)
-        if not runner.record.has_cursors and not request.is_relayed:
+        if runner.record.lacks_of((subscription_id, Generation(request.generation))) and not request.is_relayed:
             raise StaleCursor("this member hasn't resynced its cursors of this link yet", epoch=key[1])
         async with self._lock(key):
             record = self._after(runner, request)
@@ -165,11 +166,11 @@ class CursorKeeper:
         whose = record.subscription_id, record.generation
         if whose in self._noted.get(runner.key, ()):
             return
-        await self._note(runner, is_stale=True)
+        await self._note(runner, whose)
         self._noted.setdefault(runner.key, set()).add(whose)
 
-    async def _note(self, runner: LinkRunner, *, is_stale: bool, version: int = 0) -> None:
-        """Let a coordinator note that the peer's cursors of a link are stale, or, while the chain is at `version`, no longer."""
+    async def _note(self, runner: LinkRunner, whose: Whose | None, *, version: int = 0) -> None:
+        """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's."""
         key = runner.key
         me = self._broker.incarnation
         note = pb.StaleCursorsNote(
@@ -177,13 +178,15 @@ class CursorKeeper:
             queue_id=key[0],
             epoch=key[1],
             member=self._broker.name.peer.member,
-            is_stale=is_stale,
+            is_stale=whose is not None,
+            subscription_id=0 if whose is None else whose[0],
+            generation=0 if whose is None else whose[1],
             chain_version=version,
             cause_id=log.new_cause_id("stale-cursors"),
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )
         await self._coordinators.ask(lambda stub: rpc.call(stub.NoteStaleCursors, note, NOTE_TIMEOUT_S))
-        _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=is_stale, cause_id=note.cause_id)
+        _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=note.is_stale, cause_id=note.cause_id)
 
     @property
     def has_noted(self) -> bool:
@@ -213,7 +216,7 @@ class CursorKeeper:
                 version = await chain_version(key[0])
                 self._noted[key] = set()
                 try:
-                    await self._note(runner, is_stale=False, version=version)
+                    await self._note(runner, None, version=version)
                 except OlderVersion:
                     continue  # the next time
                 self._noted.pop(key, None)
@@ -239,8 +242,15 @@ class CursorKeeper:
                 record = cursors.further(mine, theirs)
                 if record != mine:
                     await self._keep(runner.key, record)
+        await self.lack(runner, ())
+
+    @uninterrupted
+    async def lack(self, runner: LinkRunner, of: tuple[Whose, ...]) -> None:
+        """Of those whose commits may be missing here, these are left."""
         async with self._broker.lock(runner.key):
-            await self._broker.keep(runner, replace(runner.record, has_cursors=True))
+            lacks = tuple(one for one in of if runner.record.lacks_of(one))
+            if lacks != runner.record.lacks:
+                await self._broker.keep(runner, replace(runner.record, lacks=lacks))
         self._broker.look_for_drained(runner.key)
 
     def listed(self, key: LinkKey) -> pb.ListCursorsReply:
@@ -289,14 +299,14 @@ class CursorKeeper:
     async def _reported_of(self, key: LinkKey) -> bool:
         """Report what is drained of one link. Raises Unreachable, DeadlineOver."""
         record = self._broker.record(key)
-        # A member that is still refilling reports nothing.
-        if record is None or record.end is None or not record.has_cursors:
+        if record is None or record.end is None:
             return True
         is_done = True
         # A copy: while a report is on its way, a subscription may commit here for the first time.
         for cursor in list(self.of_link(key).values()):
             report = (key, cursor.subscription_id, cursor.generation)
-            if report in self._reported or not cursors.is_drained(cursor, record.end):
+            # A member that is still refilling reports nothing.
+            if record.lacks_of(report[1:]) or report in self._reported or not cursors.is_drained(cursor, record.end):
                 continue
             try:
                 await self._report(*report)

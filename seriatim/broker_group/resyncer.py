@@ -97,6 +97,8 @@ class Resyncer:
                 problem = (
                     f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found.message}"
                 )
+                if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
+                    problem += f"; unless it soon has them, seek {', '.join(action.of)}"
                 if problem != self.problem:
                     _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
         for key, index in list(self._broker.damaged):
@@ -177,6 +179,8 @@ class Resyncer:
                 await self._broker.record_end(self._broker.link(key).record)
             case resync.Copy():
                 await self._copy(self._broker.link(key), action.from_index, action.end)
+            case resync.Lack():
+                await self._keeper.lack(self._broker.link(key), action.of)
             case resync.TakeCursors():
                 await self._keeper.take_from_peer(self._broker.link(key))
 

@@ -207,7 +207,8 @@ class BrokerService(BrokerServicer):
         runner = broker.find(key)
         if runner is None:
             # Listed and not opened here yet, or this disk is new: the chain document knows.
-            runner = await broker.known(LinkRecord(*key, has_cursors=await self._membership.is_first_disk(key)))
+            lacks = () if await self._membership.is_first_disk(key) else None
+            runner = await broker.known(LinkRecord(*key, lacks=lacks))
         cursor = await self._keeper.tell(
             runner,
             SubscriptionId(request.subscription_id),
@@ -215,7 +216,7 @@ class BrokerService(BrokerServicer):
             Token(request.token),
             Index(request.cursor),
         )
-        is_stale = not runner.record.has_cursors
+        is_stale = runner.record.lacks_of((cursor.subscription_id, cursor.generation))
         index = None if is_stale else cursor.index
         return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale)
 

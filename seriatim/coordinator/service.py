@@ -25,6 +25,7 @@ from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, WrongCluster
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
@@ -211,11 +212,19 @@ class CoordinatorService(CoordinatorServicer):
         self._check_cluster(request.cluster)
         if request.member not in ("a", "b"):
             raise InvalidArgument(f"{request.member!r} is no member: a or b")
+        epoch, member = Epoch(request.epoch), request.member
+        # A member of an earlier version doesn't say whose.
+        whose = (SubscriptionId(request.subscription_id), Generation(request.generation))
+        of = whose if request.subscription_id else None
+
+        def noted(document: ChainDocument) -> ChainDocument:
+            if request.is_stale:
+                return subscriptions.with_stale_cursors(document, epoch, member, of)
+            return subscriptions.without_stale_cursors(document, epoch, member)
+
         await self._operations.change(
             QueueId(request.queue_id),
-            lambda document: subscriptions.with_stale_cursors(
-                document, Epoch(request.epoch), request.member, is_stale=request.is_stale
-            ),
+            noted,
             f"cursors of link {request.epoch} on {request.member} {'are' if request.is_stale else 'no longer'} stale",
             request.cause_id or log.new_cause_id("stale-cursors"),
             must_write=request.is_stale,

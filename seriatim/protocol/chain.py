@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.names import (
@@ -139,6 +139,10 @@ class Link:
         return None
 
 
+Whose = tuple[SubscriptionId, Generation]
+"""Whose a cursor is: a subscription's, in one of its generations."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """`consume_list`: epochs not yet consumed, in order; only the first is read. `position`: where this generation starts.
@@ -156,24 +160,25 @@ class Subscription:
     position_index: Index
     created_at_ms: int
 
+    @property
+    def whose(self) -> Whose:
+        """Whose its cursors are now."""
+        return self.subscription_id, self.generation
+
 
 @dataclass(frozen=True, slots=True)
 class StaleCursors:
     """A note that `member` ("a" or "b") of a link's group may lack cursors there, so that those it has must not be used (H7).
 
-    `of`: whose, by subscription and generation: of all that had the link on their consume list when it was made.
+    `of`: whose: of each that had a commit, or was to start at one, while the member was away.
     """
 
     epoch: Epoch
     member: str
-    of: tuple[tuple[SubscriptionId, Generation], ...]
-
-    @classmethod
-    def of_all(cls, epoch: Epoch, member: str, readers: Iterable[Subscription]) -> Self:
-        return cls(epoch, member, tuple((one.subscription_id, one.generation) for one in readers))
+    of: tuple[Whose, ...]
 
     def is_of(self, subscription: Subscription) -> bool:
-        return (subscription.subscription_id, subscription.generation) in self.of
+        return subscription.whose in self.of
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +323,7 @@ def _stale_note(content: dict[str, Any] | list[Any], subscriptions: Iterable[Sub
     """An earlier version noted epoch and member alone: of everybody who reads the link."""
     if isinstance(content, list):
         epoch, member = content
-        return StaleCursors.of_all(epoch, member, _readers_of(subscriptions, epoch))
+        return StaleCursors(epoch, member, tuple(one.whose for one in _readers_of(subscriptions, epoch)))
     return StaleCursors(**content | {"of": tuple((whose, generation) for whose, generation in content["of"])})
 
 

@@ -1671,6 +1671,8 @@ class StaleCursorsNote(_message.Message):
     IS_STALE_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     CHAIN_VERSION_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     epoch: _builtins.int
@@ -1680,6 +1682,9 @@ class StaleCursorsNote(_message.Message):
     cause_id: _builtins.str
     chain_version: _builtins.int
     """no longer stale: only while the chain is at this version (0: whatever it is at)"""
+    subscription_id: _builtins.int
+    """whose are stale (0: of all who read the link, as earlier versions note it)"""
+    generation: _builtins.int
     def __init__(
         self,
         *,
@@ -1690,10 +1695,12 @@ class StaleCursorsNote(_message.Message):
         is_stale: _builtins.bool = ...,
         cause_id: _builtins.str = ...,
         chain_version: _builtins.int = ...,
+        subscription_id: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "chain_version", b"chain_version", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "chain_version", b"chain_version", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

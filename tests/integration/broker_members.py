@@ -27,6 +27,8 @@ from seriatim.protocol.chain import (
     Link,
     LinkState,
     QueueSettings,
+    StaleCursors,
+    Subscription,
 )
 from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
@@ -224,7 +226,14 @@ class Members:
         )  # fmt: skip
         return await member.stub.RecordEnd(request, timeout=CALL_S)
 
-    async def write_chain(self, end: pb.Position | None, epoch: int = 1, state: LinkState = LinkState.SEALED) -> None:
+    async def write_chain(
+        self,
+        end: pb.Position | None,
+        epoch: int = 1,
+        state: LinkState = LinkState.SEALED,
+        readers: tuple[Subscription, ...] = (),
+        stale: tuple[StaleCursors, ...] = (),
+    ) -> None:
         """The chain document with one link, as a coordinator would have written it."""
         master, slave = self.chain_members[Epoch(epoch)]
         sides = [
@@ -239,7 +248,16 @@ class Members:
         link = Link(Epoch(epoch), GROUP, sides[0], sides[1], state, Durability.SYNC, 0, Offset(0), {}, 0, certificate)
         dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
         document = ChainDocument(
-            self.paths.cluster, QUEUE, "orders", QueueSettings(), 0, dropped, links=(link,), next_epoch=Epoch(epoch + 1)
+            self.paths.cluster,
+            QUEUE,
+            "orders",
+            QueueSettings(),
+            0,
+            dropped,
+            links=(link,),
+            next_epoch=Epoch(epoch + 1),
+            subscriptions=readers,
+            stale_cursors=stale,
         )
         path = self.paths.chain(QUEUE)
         if await self.session.exists(path):

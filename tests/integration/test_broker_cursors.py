@@ -12,8 +12,9 @@ import pytest
 
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import LinkState
+from seriatim.protocol.chain import LinkState, StaleCursors, Subscription
 from seriatim.protocol.errors import StaleCursor, Unreachable
+from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import CoordinatorRegistration
@@ -180,13 +181,62 @@ def test_a_blank_member_gives_no_cursor_until_it_has_taken_them(run: Callable[..
         assert not told.has_cursor
         with pytest.raises(StaleCursor):
             await commit(group, group.b, 50)
-        await group.write_chain(end)
+        await group.write_chain(end, readers=reading(1))
 
         async def has_taken() -> bool:
             return not (await tell(group, group.b)).is_stale
 
         await until(has_taken)
         assert (await tell(group, group.b)).cursor == 40
+
+    run(scenario)
+
+
+def reading(generation: int) -> tuple[Subscription, ...]:
+    """A subscription that has yet to read link 1."""
+    whose = (SubscriptionId(3), Generation(generation))
+    return (Subscription(whose[0], "audit", whose[1], Token(1), "", (Epoch(1),), Epoch(0), Index(0), 0),)
+
+
+def test_cursors_that_are_lost_on_both_members_are_waited_for_until_the_subscription_is_sought(
+    run: Callable[..., None],
+) -> None:
+    """One disk was replaced while the other one lacked a commit, then that one (invariant 12)."""
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        for member in group.both:
+            await tell(group, member)
+        await commit_on_both(group, listener, 40)
+        end = (await group.seal(group.a)).positions[-1]
+        readers = reading(1)
+        note = StaleCursors(Epoch(1), "a", (readers[0].whose,))
+        await group.write_chain(end, readers=readers, stale=(note,))
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+        for member in (group.b, group.a):
+            assert await member.stop() == 0
+            member.directory.rename(member.directory.with_name(f"{member.directory.name} away"))
+            member.launch()
+            await member.ready()
+            await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
+
+            async def has_records(member: Member = member) -> bool:
+                described = pb.DescribeLinkRequest(link=group.name(1, member.incarnation))
+                return (await call(member.stub.DescribeLink, described, CALL_S)).next_index == 100
+
+            await until(has_records)
+        await group.registered(lambda a, b: "seek audit" in a.problem and "seek audit" in b.problem)
+        for member in group.both:
+            assert (await tell(group, member)).is_stale
+            with pytest.raises(StaleCursor):
+                await commit(group, member, 50)
+            told = await tell(group, member, generation=2)
+            assert not told.is_stale
+            assert not told.has_cursor
+        await commit(group, group.a, 10, generation=2)
+        await group.write_chain(end, readers=reading(2))
+        await group.registered(lambda a, b: a.is_in_sync and b.is_in_sync)
+        assert [(await tell(group, member, generation=2)).cursor for member in group.both] == [10, 10]
 
     run(scenario)
 

@@ -10,7 +10,7 @@ from seriatim.coordinator.core import invariants, subscriptions
 from seriatim.coordinator.core.chain import point_before
 from seriatim.protocol.chain import LinkState, StaleCursors
 from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
-from seriatim.protocol.names import Epoch, Index, SubscriptionId
+from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
 from tests.property.chain_world import World, send_call
 
 
@@ -89,10 +89,10 @@ def test_a_note_of_stale_cursors_ends_with_the_last_generation_that_can_have_cur
     world = world_with([1, 1])
     position = subscriptions.located(world.document, "earliest", None)
     one = subscriptions.created(world.document, "s", position, 0)
-    noted = subscriptions.with_stale_cursors(one, Epoch(1), "a", is_stale=True)
+    noted = subscriptions.with_stale_cursors(one, Epoch(1), "a", None)
     assert noted.stale_cursors == (StaleCursors(Epoch(1), "a", ((1, 1),)),)
     two = subscriptions.created(one, "t", position, 0)
-    two = subscriptions.with_stale_cursors(two, Epoch(1), "a", is_stale=True)
+    two = subscriptions.with_stale_cursors(two, Epoch(1), "a", None)
     note = StaleCursors(Epoch(1), "a", ((1, 1), (2, 1)))
     assert two.stale_cursors == (note,)
     of = {each.name: each for each in two.subscriptions}
@@ -102,7 +102,7 @@ def test_a_note_of_stale_cursors_ends_with_the_last_generation_that_can_have_cur
     sought = subscriptions.sought(two, "s", position)
     assert sought.stale_cursors == (note,)  # t may have a cursor there
     assert subscriptions.created(noted, "t", position, 0).stale_cursors == noted.stale_cursors  # and no newer one
-    again = subscriptions.with_stale_cursors(sought, Epoch(1), "a", is_stale=True)
+    again = subscriptions.with_stale_cursors(sought, Epoch(1), "a", None)
     assert again.stale_cursors == (StaleCursors(Epoch(1), "a", ((1, 2), (2, 1))),)
     assert subscriptions.sought(sought, "t", position).stale_cursors == ()  # both were, one after the other
 
@@ -110,8 +110,28 @@ def test_a_note_of_stale_cursors_ends_with_the_last_generation_that_can_have_cur
     assert drained.stale_cursors == (note,)
     drained = subscriptions.drained(drained, of["t"].subscription_id, of["t"].generation, Epoch(1))
     assert drained.stale_cursors == ()
-    assert subscriptions.with_stale_cursors(drained, Epoch(1), "a", is_stale=True) == drained
+    assert subscriptions.with_stale_cursors(drained, Epoch(1), "a", None) == drained
     assert subscriptions.deleted(noted, "s").stale_cursors == ()
+
+
+def test_a_note_of_stale_cursors_names_those_who_had_a_commit_and_no_others() -> None:
+    world = world_with([1, 1])
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "s", position, 0)
+    document = subscriptions.created(document, "t", position, 0)
+    s, t = (one.whose for one in document.subscriptions)
+    noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", t)
+    assert noted.stale_cursors == (StaleCursors(Epoch(1), "a", (t,)),)
+    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", t) is noted
+    both = subscriptions.with_stale_cursors(noted, Epoch(1), "a", s)
+    assert both.stale_cursors == (StaleCursors(Epoch(1), "a", (s, t)),)
+    assert subscriptions.sought(noted, "t", position).stale_cursors == ()
+    sought = subscriptions.sought(both, "t", position)
+    late = subscriptions.with_stale_cursors(sought, Epoch(1), "a", t)
+    assert late.stale_cursors == (StaleCursors(Epoch(1), "a", (s,)),)  # nobody uses that cursor any more
+    now = (t[0], Generation(2))
+    again = subscriptions.with_stale_cursors(sought, Epoch(1), "a", now)
+    assert again.stale_cursors == (StaleCursors(Epoch(1), "a", (s, now)),)
 
 
 def test_names_that_are_taken_or_unknown() -> None:
@@ -132,9 +152,9 @@ def test_a_stale_note_is_kept_once_and_cleared() -> None:
     world = world_with([1])
     position = subscriptions.located(world.document, "earliest", None)
     document = subscriptions.created(world.document, "s", position, 0)
-    noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", is_stale=True)
+    noted = subscriptions.with_stale_cursors(document, Epoch(1), "a", None)
     assert noted.stale_note(Epoch(1), "a") == StaleCursors(Epoch(1), "a", ((1, 1),))
-    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=True) is noted
-    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", is_stale=False) == document
-    assert subscriptions.with_stale_cursors(document, Epoch(9), "a", is_stale=True) is document
+    assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", None) is noted
+    assert subscriptions.without_stale_cursors(noted, Epoch(1), "a") == document
+    assert subscriptions.with_stale_cursors(document, Epoch(9), "a", None) is document
     assert point_before(document, Epoch(1)).is_known

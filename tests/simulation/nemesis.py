@@ -241,19 +241,19 @@ class Nemesis:
     def blank_disk(self) -> None:
         """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
         name = self.any_member()
-        if self.replace_disk(name):
+        if not self.has_damaged(name.split("-", maxsplit=1)[0]) and self.is_twice(name):
+            self.blank_disk_of(name)
             self.later(self.some_s(), self.world.start, name)
 
-    def replace_disk(self, name: str, kinds: tuple[bytes, ...] = (b"B", b"C")) -> bool:
-        """The member dies and has a blank disk, if what it holds of these kinds is on the other one, too. False: it isn't."""
-        group = name.split("-", maxsplit=1)[0]
-        kept = [key for kind in kinds for key in self._disk(name).keys(kind)]
-        if group in self._damaged_groups or not all(self._is_twice(name, key) for key in kept):
-            return False
-        self._damaged_groups.add(group)
+    def is_twice(self, name: str, kinds: tuple[bytes, ...] = (b"B", b"C")) -> bool:
+        """Whether the other member has all that this one holds of these kinds."""
+        return all(self._is_twice(name, key) for kind in kinds for key in self._disk(name).keys(kind))
+
+    def blank_disk_of(self, name: str) -> None:
+        """The member dies and has a blank disk."""
+        self._damaged_groups.add(name.split("-", maxsplit=1)[0])
         self.world.kill(name, is_power=True)
         self.world.blank_disk(name)
-        return True
 
     def damage(self) -> None:
         name = self.any_member()
@@ -345,9 +345,6 @@ class Nemesis:
     def has_damaged(self, group: str) -> bool:
         """Whether one of the group's two copies is spoilt."""
         return group in self._damaged_groups
-
-    def note_damaged(self, group: str) -> None:
-        self._damaged_groups.add(group)
 
 
 KINDS: dict[str, tuple[float, Callable[[Nemesis], None]]] = {

@@ -259,7 +259,7 @@ def commit_on_one(schedule: Schedule) -> None:
 
 
 def lose_cursors(schedule: Schedule) -> None:
-    """A member may lack commits, and the disk of the other one, which has them all, is replaced: people have to seek (H7)."""
+    """A member may lack commits, and the other one's disk, which has them all, is replaced, then its own: people seek (H7)."""
     world = schedule.world
     link = schedule.link_read()
     if link is None:
@@ -268,9 +268,16 @@ def lose_cursors(schedule: Schedule) -> None:
     world.kill(one, is_power=True)
     is_noted = _noted(schedule, link, one)
     world.loop.run(world.loop.now_s + 10.0, is_noted)
-    if is_noted() and schedule.replace_disk(other, (b"B",)):
+    is_lost = is_noted() and not schedule.has_damaged(link.group) and schedule.is_twice(other, (b"B",))
+    if is_lost:
+        schedule.blank_disk_of(other)
         world.start(other)
     schedule.later(3 * schedule.chance.random(), world.start, one)
+    if is_lost and schedule.chance.random() < 0.5:
+        world.loop.run(world.loop.now_s + 12.0, lambda: schedule.is_twice(one, (b"B",)))
+        if schedule.is_twice(one, (b"B",)):  # the records have two copies again: people see to the other disk
+            schedule.blank_disk_of(one)
+            schedule.later(3 * schedule.chance.random(), world.start, one)
 
 
 def disk_fills(schedule: Schedule) -> None:
@@ -302,13 +309,11 @@ def blank_disk_unseen(schedule: Schedule) -> None:
     link, world = _calmed(schedule), schedule.world
     if schedule.has_damaged(link.group):
         return
-    schedule.note_damaged(link.group)
     away = [*world.coordinator_names, "sender-1", "sender-2"]
     for name in away:
         world.kill(name, is_power=False)
     name = schedule.chance.choice(_names(link))
-    world.kill(name, is_power=True)
-    world.blank_disk(name)
+    schedule.blank_disk_of(name)
     world.start(name)
     world.loop.run(world.loop.now_s + 6.0)
     for other in away:

@@ -265,7 +265,7 @@ class Schedule(Nemesis):
         self.later(15.0, seek_lost, self)
 
     def links_without_cursors(self) -> set[int]:
-        """Epochs of which a member says that the newest cursors are lost."""
+        """Epochs of which a member says that cursors are lost, and whom to seek."""
         said = [
             registration.problem
             for name in self.world.member_names
@@ -274,7 +274,7 @@ class Schedule(Nemesis):
         return {
             int(found[1])
             for problem in said
-            if (found := re.match(r"queue \d+ epoch (\d+): the newest cursors", problem))
+            if (found := re.match(r"queue \d+ epoch (\d+): .*; (?:unless it soon has them, )?seek ", problem))
         }
 
     def is_all_read(self) -> bool:

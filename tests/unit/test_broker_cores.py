@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from seriatim.broker_group.core import cursors, disk, lease, link_record, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
-from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, TakeCursors
+from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, Lack, TakeCursors
 from seriatim.protocol.chain import (
     Certificate,
     ChainDocument,
@@ -147,15 +148,28 @@ def test_a_cursor_at_or_beyond_the_end_is_drained() -> None:
     assert not cursors.is_drained(cursor(), None)
 
 
+WHOSE = (SubscriptionId(1), Generation(1))
+
+
 def test_what_is_written_is_read() -> None:
     for one in (cursor(), cursor(index=None)):
         assert cursors.decode(cursors.encode(one)) == one
     record = LinkRecord(
         QUEUE, Epoch(2), "q", Role.SLAVE, Durability.INTERVAL, 20, 100, Incarnation("d", 3), {"s": 2**64 - 1}, Token(4),
-        ChainVersion(5), 6, True, False, Index(7), HASH, True, True,
+        ChainVersion(5), 6, True, False, Index(7), HASH, True, (),
     )  # fmt: skip
     assert link_record.decode(link_record.encode(record)) == record
     assert link_record.decode(link_record.encode(LinkRecord(QUEUE, Epoch(1)))) == LinkRecord(QUEUE, Epoch(1))
+
+
+@pytest.mark.parametrize(("lacks", "has_cursors"), [((), True), (None, False), ((WHOSE,), False)])
+def test_an_earlier_version_knows_all_or_nothing_of_what_is_missing(lacks, has_cursors) -> None:
+    record = LinkRecord(QUEUE, Epoch(1), lacks=lacks)
+    content = json.loads(link_record.encode(record))
+    assert content["has_cursors"] is has_cursors
+    assert ("lacks" in content) is bool(lacks)
+    assert link_record.decode(link_record.encode(record)) == record
+    assert [record.lacks_of(one) for one in (WHOSE, (WHOSE[0], Generation(2)))] == [lacks != (), lacks is None]
 
 
 # ---- resync
@@ -169,10 +183,13 @@ def sealed(epoch: int, end: int, group: str = "g1", digest: bytes = HASH) -> Lin
     )
 
 
+UNREAD = (Subscription(*WHOSE[:1], "s", WHOSE[1], Token(0), "", (Epoch(1),), Epoch(0), Index(0), 0),)
+
+
 def held(epoch: int, end: int | None, next_index: int, digest: bytes | None = HASH, **changes) -> Holding:
     record = LinkRecord(
         QUEUE, Epoch(epoch), is_sealed=True, end=None if end is None else Index(end),
-        end_hash=b"" if end is None else HASH, has_cursors=True,
+        end_hash=b"" if end is None else HASH, lacks=(),
     )  # fmt: skip
     return Holding(replace(record, **changes), Index(next_index), digest)
 
@@ -188,11 +205,32 @@ def test_a_member_that_has_all_is_in_sync() -> None:
 
 def test_a_blank_member_learns_the_end_then_copies_then_takes_cursors() -> None:
     key = (QUEUE, Epoch(1))
-    assert plan(sealed(1, 9)) == (Adopt(*key, Index(9), HASH, is_abandoned=False),)
+    adopt = Adopt(*key, Index(9), HASH, is_abandoned=False)
+    assert plan(sealed(1, 9)) == (adopt, Lack(*key, ()))
+    assert plan(sealed(1, 9), subscriptions=UNREAD) == (adopt, Lack(*key, (WHOSE,)))
     assert plan(sealed(1, 9), holding=(held(1, None, 0),)) == (Adopt(*key, Index(9), HASH, is_abandoned=False),)
     assert plan(sealed(1, 9), holding=(held(1, 9, 0, None),)) == (Copy(*key, Index(0), Index(9)),)
     assert plan(sealed(1, 9), holding=(held(1, 9, 4, None),)) == (Copy(*key, Index(4), Index(9)),)
-    assert plan(sealed(1, 9), holding=(held(1, 9, 9, has_cursors=False),)) == (TakeCursors(*key),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 4, None, lacks=None),), subscriptions=UNREAD) == (
+        Copy(*key, Index(4), Index(9)),
+        Lack(*key, (WHOSE,)),
+    )
+    lacking = (held(1, 9, 9, lacks=(WHOSE,)),)
+    assert plan(sealed(1, 9), holding=lacking, subscriptions=UNREAD) == (TakeCursors(*key, ("s",)),)
+
+
+def test_what_is_missing_ends_with_a_seek_also_where_no_disk_has_it() -> None:
+    """Found by reading: two members, each with a new disk, waited for each other's cursors, whatever people did."""
+    key = (QUEUE, Epoch(1))
+    lacking = held(1, 9, 9, lacks=(WHOSE, (SubscriptionId(2), Generation(1))))
+    other = replace(UNREAD[0], subscription_id=SubscriptionId(2), name="t")
+    sought = replace(UNREAD[0], generation=Generation(2))
+    assert plan(sealed(1, 9), holding=(lacking,), subscriptions=(*UNREAD, other)) == (TakeCursors(*key, ("s", "t")),)
+    left = Lack(*key, ((SubscriptionId(2), Generation(1)),))
+    assert plan(sealed(1, 9), holding=(lacking,), subscriptions=(sought, other)) == (left,)
+    assert plan(sealed(1, 9), holding=(lacking,), subscriptions=(sought,)) == (Lack(*key, ()),)
+    # Who comes to the link when this disk knew whose are missing isn't among them.
+    assert plan(sealed(1, 9), holding=(held(1, 9, 9, lacks=left.of),), subscriptions=(*UNREAD,)) == (Lack(*key, ()),)
 
 
 def test_it_is_cut_to_the_certificate_never_to_the_peer() -> None:
@@ -218,19 +256,22 @@ def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
 
 def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_other() -> None:
     """Both would wait for the other's for ever: found by killing a whole cluster at once."""
-    adopted = held(1, 0, 0, has_cursors=False, digest=EMPTY_HASH, end_hash=EMPTY_HASH)
+    adopted = held(1, 0, 0, lacks=None, digest=EMPTY_HASH, end_hash=EMPTY_HASH)
     assert plan(sealed(1, 0, digest=EMPTY_HASH), holding=(adopted,)) == ()
 
 
 def noted(member: str) -> StaleCursors:
-    return StaleCursors(Epoch(1), member, ((SubscriptionId(1), Generation(1)),))
+    return StaleCursors(Epoch(1), member, (WHOSE,))
 
 
 def test_cursors_are_not_taken_from_a_member_that_missed_some() -> None:
     """H7: the only copy of a commit went with a disk; found by the simulator as a cursor that moved back."""
-    lacking = held(1, 9, 9, has_cursors=False)
-    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=(noted("a"),)) == (TakeCursors(QUEUE, Epoch(1)),)
-    assert plan(sealed(1, 9), holding=(lacking,), stale_cursors=(noted("b"),)) == ()
+    lacking = (held(1, 9, 9, lacks=(WHOSE,)),)
+    takes = (TakeCursors(QUEUE, Epoch(1), ("s",)),)
+    assert plan(sealed(1, 9), holding=lacking, stale_cursors=(noted("a"),), subscriptions=UNREAD) == takes
+    assert plan(sealed(1, 9), holding=lacking, stale_cursors=(noted("b"),), subscriptions=UNREAD) == ()
+    others = replace(noted("b"), of=((SubscriptionId(2), Generation(1)),))  # what it missed is had here
+    assert plan(sealed(1, 9), holding=lacking, stale_cursors=(others,), subscriptions=UNREAD) == takes
 
 
 def unfinished(*links: Link, holding: tuple[Holding, ...] = (), start: int = 1, **changes) -> str:
@@ -247,12 +288,11 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     assert unfinished(replace(open_link, group="g2"), start=2) == ""
     # Told of an end that the documents don't show yet.
     assert "isn't whole here" in unfinished(holding=(held(1, 9, 4, None),))
-    unread = (Subscription(SubscriptionId(1), "s", Generation(1), Token(0), "", (Epoch(1),), Epoch(0), Index(0), 0),)
-    lacking, note = held(1, 9, 9, has_cursors=False), (noted("b"),)
-    lost = unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=unread)
+    lacking, note = held(1, 9, 9, lacks=(WHOSE,)), (noted("b"),)
+    lost = unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=UNREAD)
     assert "the newest cursors are lost; seek s" in lost
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
-    sought = (replace(unread[0], generation=Generation(2)),)
+    sought = (replace(UNREAD[0], generation=Generation(2)),)
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=sought) == ""
 
 

@@ -623,7 +623,7 @@ def test_h8_every_registered_member_is_told_who_reads(world):
 
 
 def _note(world, gone):
-    return f"write {world.version}: {gone} of g1 may lack cursors of link 1: they are stale"
+    return f"write {world.version}: {gone} of g1 may lack cursors of s in link 1: they are stale"
 
 
 def _granted(trace, world, version=None):
@@ -656,7 +656,7 @@ def test_h7_a_note_that_was_made_meanwhile_or_wasnt_seen_at_first_counts(world):
     world.expire(("g1", "a"))
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("b", None, is_stale=False))
-    noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", is_stale=True)
+    noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", None)
     now = replace(read(world), document=noted, version=ChainVersion(world.version + 1))
     assert trace.tell(now).orders == ["read"]
     trace.tell(now, SessionsSeen(world.registry()), ReaderTold("b", None, is_stale=False))
@@ -665,7 +665,7 @@ def test_h7_a_note_that_was_made_meanwhile_or_wasnt_seen_at_first_counts(world):
 
 def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_back(world):
     document = subscriptions.with_reader(world.document, "s", "node-1")
-    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
     assert trace.orders == [_note(world, "b")]
@@ -679,7 +679,7 @@ def test_h7_a_note_from_before_a_seek_says_nothing_of_the_subscription_that_was_
     """Of two subscriptions only the other one may have commits that this member missed (seed 77335)."""
     position = subscriptions.located(world.document, "earliest", None)
     document = subscriptions.created(world.document, "t", position, 0)
-    document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     document = subscriptions.sought(document, "s", position)
     world.document = subscriptions.with_reader(document, "s", "node-1")
     assert world.document.stale_note(Epoch(1), "b") is not None
@@ -702,7 +702,7 @@ def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_ne
 
 def test_h7_stale_cursors_dont_count(world):
     document = subscriptions.with_reader(world.document, "s", "node-1")
-    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", is_stale=True)
+    world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     asked = trace.state
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))

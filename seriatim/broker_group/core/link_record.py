@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from seriatim.protocol.chain import Durability
+from seriatim.protocol.chain import Durability, Whose
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
@@ -49,7 +49,8 @@ class LinkRecord:
     `opened_start`: the start of this process in which it was opened; 0: never.
     `is_sealed`: takes no more records, for good. `is_whole`: can't have lost what it acknowledged (protocol.md 5.2).
     `end`, `end_hash`: as recorded in the chain; None before. `is_abandoned`: kept aside, nothing is cut (H21).
-    `has_cursors`: every cursor commit that counted since the link was made is here, or came by resync (H7).
+    `lacks`: whose commits may be missing here: nobody's, where this disk had the link from its start or took the cursors
+    by resync, else theirs who read it when this disk was first compared with the chain; None: not compared yet (H7).
     Invariant: `end` is not None implies `is_sealed`.
     """
 
@@ -70,21 +71,33 @@ class LinkRecord:
     end: Index | None = None
     end_hash: bytes = b""
     is_abandoned: bool = False
-    has_cursors: bool = False
+    lacks: tuple[Whose, ...] | None = None
 
     @property
     def key(self) -> LinkKey:
         return self.queue_id, self.epoch
 
     @property
+    def has_cursors(self) -> bool:
+        """Every commit that counts is here."""
+        return self.lacks == ()
+
+    @property
     def lacks_cursors(self) -> bool:
         """Whether a commit may be missing here. An empty link has none to miss: often neither member ever opened it."""
         return not self.has_cursors and self.end != 0
 
+    def lacks_of(self, whose: Whose) -> bool:
+        """Whether a commit of theirs may be missing here. Who came to the link, or was sought, since then has all here."""
+        return self.lacks is None or whose in self.lacks
+
 
 def encode(record: LinkRecord) -> bytes:
-    """JSON of a record."""
+    """JSON of a record. `lacks` is written where it says more than `has_cursors`, which is all that earlier versions know."""
     content: dict[str, Any] = {one.name: getattr(record, one.name) for one in fields(record)}
+    content["has_cursors"] = record.has_cursors
+    if not record.lacks:
+        del content["lacks"]
     content["peer"] = None if record.peer is None else [record.peer.disk_id, record.peer.start]
     content["start_marks"] = dict(record.start_marks)
     content["end_hash"] = record.end_hash.hex()
@@ -95,9 +108,11 @@ def decode(data: bytes) -> LinkRecord:
     """Read what `encode` wrote."""
     content = json.loads(data)
     peer = content["peer"]
+    lacks = () if content.pop("has_cursors") else content.get("lacks")
     return LinkRecord(
         **content
         | {
+            "lacks": None if lacks is None else tuple((whose, generation) for whose, generation in lacks),
             "role": Role(content["role"]),
             "durability": Durability(content["durability"]),
             "peer": None if peer is None else Incarnation(*peer),

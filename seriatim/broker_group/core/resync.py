@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.retention import droppable
-from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription, Whose
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
 
@@ -74,14 +74,24 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeCursors:
-    """Take the further cursors from the peer."""
+class Lack:
+    """Note whose commits may be missing here: no others than before."""
 
     queue_id: QueueId
     epoch: Epoch
+    of: tuple[Whose, ...]
 
 
-Action = Drop | Adopt | Cut | Copy | TakeCursors
+@dataclass(frozen=True, slots=True)
+class TakeCursors:
+    """Take the further cursors from the peer. `of`: the subscriptions of which they may be missing here."""
+
+    queue_id: QueueId
+    epoch: Epoch
+    of: tuple[str, ...]
+
+
+Action = Drop | Adopt | Cut | Copy | Lack | TakeCursors
 
 
 def plan(
@@ -109,14 +119,9 @@ def plan(
                     wanted = Adopt(
                         queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
                     )
-                    has_source = not _are_stale_there(document, link.epoch, name)
-                    actions += _for_link(wanted, of_queue.get(link.epoch), has_source=has_source)
+                    here = of_queue.get(link.epoch)
+                    actions += [*_for_records(wanted, here), *_for_cursors(document, link, name, here)]
     return tuple(actions)
-
-
-def _are_stale_there(document: ChainDocument, epoch: Epoch, name: MemberName) -> bool:
-    """Whether the other member missed a commit, so that its cursors are none to take (H7)."""
-    return document.stale_note(epoch, name.peer.member) is not None
 
 
 def unfinished(
@@ -152,25 +157,51 @@ def _missing_cursors(
     for holding in held:
         record = holding.record
         document = documents.get(record.queue_id)
-        note = None if document is None else document.stale_note(record.epoch, name.peer.member)
-        if document is None or note is None or not record.lacks_cursors:
+        if document is None or not record.lacks_cursors:
             continue
-        lost = [one.name for one in document.readers_of(record.epoch) if note.is_of(one)]
+        lost = [one.name for one in _missing(document, record) if _are_stale_there(document, record.epoch, name, one)]
         if lost:
             return f"queue {record.queue_id} epoch {record.epoch}: the newest cursors are lost; seek {', '.join(lost)}"
     return ""
 
 
-def _for_link(wanted: Adopt, holding: Holding | None, *, has_source: bool) -> list[Action]:
-    queue_id, epoch, end = wanted.queue_id, wanted.epoch, wanted.end
+def _missing(document: ChainDocument, record: LinkRecord) -> list[Subscription]:
+    """The subscriptions that have yet to read a link and of which commits may be missing here."""
+    return [one for one in document.readers_of(record.epoch) if record.lacks_of(one.whose)]
+
+
+def _are_stale_there(document: ChainDocument, epoch: Epoch, name: MemberName, subscription: Subscription) -> bool:
+    """Whether the other member missed a commit of theirs, so that its cursor is none to take (H7)."""
+    note = document.stale_note(epoch, name.peer.member)
+    return note is not None and note.is_of(subscription)
+
+
+def _for_cursors(document: ChainDocument, link: Link, name: MemberName, holding: Holding | None) -> list[Action]:
+    """Whose cursors to take from the other member, once the records are here; first of all is noted whose are to take.
+
+    Whoever comes to the link after that, or is sought, begins without a cursor, and his commits come here or are noted
+    (H9): so what is missing ends, at the latest, when all of them were sought, also where no disk is left that has it.
+    """
+    if link.end == 0 or (holding is not None and not holding.record.lacks_cursors):
+        return []
+    record = LinkRecord(document.queue_id, link.epoch) if holding is None else holding.record
+    missing = _missing(document, record)
+    of = tuple(one.whose for one in missing)
+    if of != record.lacks:
+        return [Lack(document.queue_id, link.epoch, of)]
+    if any(_are_stale_there(document, link.epoch, name, one) for one in missing):
+        return []
+    is_here = holding is not None and holding.has_it
+    return [TakeCursors(document.queue_id, link.epoch, tuple(one.name for one in missing))] if is_here else []
+
+
+def _for_records(wanted: Adopt, holding: Holding | None) -> list[Action]:
     if holding is None:
         return [wanted]
     record = holding.record
-    if record.end != end or record.end_hash != wanted.end_hash or record.is_abandoned != wanted.is_abandoned:
+    if record.end != wanted.end or record.end_hash != wanted.end_hash or record.is_abandoned != wanted.is_abandoned:
         return [wanted]
-    if not holding.has_it:
-        return [_towards_end(holding, end)]
-    return [TakeCursors(queue_id, epoch)] if record.lacks_cursors and has_source else []
+    return [] if holding.has_it else [_towards_end(holding, wanted.end)]
 
 
 def _towards_end(holding: Holding, end: Index) -> Action:

@@ -347,8 +347,9 @@ def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:
 
     A note that stands already is written again: what takes it back may be on its way, and is refused once the chain has changed.
     """
-    noted = subscriptions.with_stale_cursors(state.document, link.epoch, unsure, is_stale=True)
-    what = f"{unsure} of {link.group} may lack cursors of link {link.epoch}: they are stale"
+    found = state.subscription
+    noted = subscriptions.with_stale_cursors(state.document, link.epoch, unsure, found.whose)
+    what = f"{unsure} of {link.group} may lack cursors of {found.name} in link {link.epoch}: they are stale"
     return replace(state, phase=Phase.NOTING, pending=noted, noted=unsure), (WriteChain(noted, state.version, what),)
 
 

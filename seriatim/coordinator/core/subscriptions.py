@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core.chain import point_before, without_empty_heads
-from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription
+from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription, Whose
 from seriatim.protocol.errors import (
     InvalidArgument,
     SubscriptionExists,
@@ -178,14 +178,24 @@ def drained(
     return _without_moot_notes(without_empty_heads(_with(document, changed)))
 
 
-def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, *, is_stale: bool) -> ChainDocument:
-    """A note that the cursors which `member` ("a" or "b") has of this link must not be used, or its end (H7).
+def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, whose: Whose | None) -> ChainDocument:
+    """A note that the cursors which `member` ("a" or "b") has of this link must not be used (H7).
 
-    Of a link that no subscription reads there is none: see `_without_moot_notes`.
+    `whose`: None for those of all who read it. Of somebody who doesn't there is no note: see `_without_moot_notes`.
     """
     before = document.stale_note(epoch, member)
-    readers = document.readers_of(epoch) if is_stale else ()
-    note = StaleCursors.of_all(epoch, member, readers) if readers else None
+    noted = () if before is None else before.of
+    readers = tuple(one.whose for one in document.readers_of(epoch))
+    of = tuple(one for one in readers if whose is None or one == whose or one in noted)
+    return _with_note(document, before, StaleCursors(epoch, member, of) if of else None)
+
+
+def without_stale_cursors(document: ChainDocument, epoch: Epoch, member: str) -> ChainDocument:
+    """The end of such a note: the member was brought all that the other one has."""
+    return _with_note(document, document.stale_note(epoch, member), None)
+
+
+def _with_note(document: ChainDocument, before: StaleCursors | None, note: StaleCursors | None) -> ChainDocument:
     if note == before:
         return document
     others = tuple(one for one in document.stale_cursors if one is not before)

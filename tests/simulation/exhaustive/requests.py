@@ -207,5 +207,5 @@ def record_of(request: SendOpen, place: int, member: Member) -> LinkRecord:
         token=request.token,
         chain_version=ChainVersion(request.version),
         opened_start=member.start,
-        has_cursors=True,
+        lacks=(),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.core import cursors
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.resyncer import Resyncer
@@ -56,9 +57,9 @@ def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -
 # ---- cursors
 
 
-async def _never_noted(right: Any, self: CursorKeeper, runner: Any, *, is_stale: bool, version: int = 0) -> None:
-    if not is_stale:
-        await right(self, runner, is_stale=is_stale, version=version)
+async def _never_noted(right: Any, self: CursorKeeper, runner: Any, whose: Any, *, version: int = 0) -> None:
+    if whose is None:
+        await right(self, runner, whose, version=version)
 
 
 async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
@@ -74,15 +75,14 @@ async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: An
         self._noted.update({key: noted[key] for key in self._noted.keys() & noted.keys()})
 
 
-def _while_somebody_reads(right: Any, document: ChainDocument) -> ChainDocument:
-    del right
-    notes = tuple(one for one in document.stale_cursors if document.readers_of(one.epoch))
-    return replace(document, stale_cursors=notes)
+def _of_the_last(right: Any, document: ChainDocument, epoch: Any, member: str, whose: Any) -> ChainDocument:
+    others = tuple(one for one in document.stale_cursors if one is not document.stale_note(epoch, member))
+    return right(replace(document, stale_cursors=others), epoch, member, whose)
 
 
-def _noted_of_anybody(right: Any, state: Any, link: Any, place: str) -> bool:
-    del right
-    return state.document.stale_note(link.epoch, place) is not None
+def _lacks_all_or_nothing(right: Any, self: LinkRecord, whose: Any) -> bool:
+    del right, whose
+    return not self.has_cursors
 
 
 def _starts_unnoted(right: Any, state: Any, link: Any, absent: str) -> Any:
@@ -194,12 +194,17 @@ PLANTS: tuple[Plant, ...] = (
         finds="6:",
     ),
     Plant(
-        "H7, whoever was sought",
-        "a note of stale cursors is of all subscriptions, and stands until none is on the link",
-        together(
-            changed(subscriptions, "_without_moot_notes", _while_somebody_reads),
-            changed(acquire_read, "_is_noted", _noted_of_anybody),
-        ),
+        "H7, whose",
+        "a note of stale cursors names the last one only of those that had a commit",
+        changed(subscriptions, "with_stale_cursors", _of_the_last),
+        within=300,
+        shape=Shape(kinds=("divide and kill",), faults=(1, 2), lasts_s=(16.0,), paces=(1,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, what no disk has",
+        "a replaced disk waits for all cursors of a link, also of who was sought, until the other member has them",
+        changed(LinkRecord, "lacks_of", _lacks_all_or_nothing),
         within=60,
         shape=Shape(kinds=("cursors lost with a disk",), faults=(1, 2), paces=(1,)),
         finds="12:",
