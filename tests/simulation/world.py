@@ -44,6 +44,7 @@ from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
+from tests.simulation.values import make_faster
 from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
@@ -331,6 +332,7 @@ class World:
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
     """Put the world in the place of what production finds outside, while the block runs."""
+    make_faster()
     loop, network = world.loop, world.network
     clocks = _Clocks(loop)
     right_step, right_run, right_eligible = replica.step, Execution.run, readmission.eligible
