@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from typing import Any
 
 
 class Host:
@@ -81,22 +82,21 @@ _Timer = tuple[
 ]
 """When it is due, its number among all, and what is due, as above."""
 
-_Future = asyncio.Future
-_numbers = itertools.count(1)
+_push = heapq.heappush
+_next_number = itertools.count(1).__next__
 
 
 class SimulatedTask(asyncio.Task):  # type: ignore[type-arg]
     """A task whose place in a set doesn't depend on where it lies in memory, so that a seed always runs the same way."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        task: SimulatedTask = super().__new__(cls)
-        task.number = next(_numbers)
-        return task
-
+    __slots__ = ("number",)
     number: int
 
     def __hash__(self) -> int:
         return self.number
+
+
+_new_task, _begin_task = SimulatedTask.__new__, SimulatedTask.__init__
 
 
 class EndOfSteps(Exception):
@@ -118,7 +118,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._max_steps = max_steps
         self._ready: deque[_Due] = deque()
         self._timers: list[_Timer] = []
-        self._order = itertools.count()
+        self._next_order = itertools.count().__next__
+        self.create_future = functools.partial(asyncio.Future, loop=self)
 
     # ---- what asyncio asks for
 
@@ -144,20 +145,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
         process, now_s = self.process, self.now_s
-        at_s = when if process is None else process.host.world_s(when)
+        if process is not None:
+            host = process.host
+            when = (when - host.clock_offset_s) / host.clock_rate  # `world_s`, without the call
         # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
-        at_s = max(at_s, now_s) + 1e-6
+        at_s = max(when, now_s) + 1e-6
         step = Step(process, at_s)
-        heapq.heappush(self._timers, (at_s, next(self._order), callback, arguments, context, process, step))
+        _push(self._timers, (at_s, self._next_order(), callback, arguments, context, process, step))
         return step
 
-    def create_future(self) -> asyncio.Future[Any]:
-        return _Future(loop=self)
-
     def create_task(
-        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+        self, coro: Any, *, name: str | None = "", context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = SimulatedTask(coro, loop=self, name=name, context=context)
+        task: SimulatedTask = _new_task(SimulatedTask)
+        task.number = _next_number()
+        _begin_task(task, coro, loop=self, name=name, context=context)
         process = self.process
         if process is not None:
             process.tasks.append(task)
@@ -183,8 +185,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.call_soon(run)
         return future
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = bool
+    """False; each new future asks, and so no call of ours is made."""
 
     def is_running(self) -> bool:
         return True
@@ -219,13 +221,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def after(self, delay_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
         """Run a callback as a step of `process` (None: of the world's own) in so many seconds of the world's time."""
         step = Step(process, self.now_s + delay_s)
-        due = step.at_s, next(self._order), callback, arguments, None, process, step
-        heapq.heappush(self._timers, due)
+        _push(self._timers, (step.at_s, self._next_order(), callback, arguments, None, process, step))
         return step
 
     def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any) -> None:
         """As `after`, at a time of the world, which isn't over; it can't be taken back."""
-        heapq.heappush(self._timers, (at_s, next(self._order), callback, arguments, None, process, None))
+        _push(self._timers, (at_s, self._next_order(), callback, arguments, None, process, None))
 
     def start(self, process: Process, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         """Begin a process with this coroutine."""
