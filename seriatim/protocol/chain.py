@@ -251,7 +251,7 @@ def _readers_of(subscriptions: Iterable[Subscription], epoch: Epoch) -> tuple[Su
 
 def encode(document: ChainDocument) -> bytes:
     """JSON of the document, as it stands in ZooKeeper."""
-    return json.dumps({"format": FORMAT} | _plain(document), separators=(",", ":")).encode()
+    return _ENCODER.encode({"format": FORMAT} | _plain(document)).encode()
 
 
 def decode(data: bytes) -> ChainDocument:
@@ -266,17 +266,15 @@ def decode(data: bytes) -> ChainDocument:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it: dataclasses as objects, bytes as hexadecimal."""
-    fields = getattr(type(value), "__dataclass_fields__", None)
-    if fields is not None:
-        return {name: _plain(getattr(value, name)) for name in fields}
+    """What JSON doesn't know as what it knows: dataclasses and mappings as objects, bytes as hexadecimal."""
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return dict(value)
-    return value
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
 def _incarnation(content: dict[str, Any]) -> Incarnation:

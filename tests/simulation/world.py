@@ -23,7 +23,7 @@ import seriatim.coordinator.process
 import seriatim.coordinator.service
 import seriatim.producer.buffer
 import seriatim.producer.loop
-from seriatim.broker_group.core import invariants, replica
+from seriatim.broker_group.core import invariants, link_record, replica
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
@@ -376,6 +376,7 @@ def installed(world: World) -> Iterator[None]:
         # What was decoded never changes, and everybody decodes the same.
         (chain, "decode", functools.lru_cache(maxsize=256)(chain.decode)),
         (Registration, "decode", functools.lru_cache(maxsize=256)(Registration.decode)),
+        (link_record, "decode", functools.lru_cache(maxsize=256)(link_record.decode)),
         (rpc, "channel", lambda address: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
