@@ -75,11 +75,9 @@ class Step:
         return self.at_s if self.process is None else self.process.host.local_s(self.at_s)
 
 
-_Due = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None, Process | None, Step | None]
-"""A callback that is due, its arguments and context, whose it is, and what takes it back. A tuple: most of all time is steps."""
-_Timer = tuple[
-    float, int, Callable[..., object], tuple[Any, ...], contextvars.Context | None, Process | None, Step | None
-]
+_Due = tuple[Callable[..., object], tuple[Any, ...], Process | None, Step | None]
+"""A callback that is due, its arguments, whose it is, and what takes it back. A tuple: most of all time is steps."""
+_Timer = tuple[float, int, Callable[..., object], tuple[Any, ...], Process | None, Step | None]
 """When it is due, its number among all, and what is due, as above."""
 
 _push = heapq.heappush
@@ -130,12 +128,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         host = process.host
         return self.now_s * host.clock_rate + host.clock_offset_s
 
-    def call_soon(self, callback: Any, *arguments: Any, context: contextvars.Context | None = None) -> Any:
+    def call_soon(self, *call: Any, context: contextvars.Context | None = None) -> Any:
+        """`call`: the callback and its arguments."""
         if context is not None:  # asyncio's own tasks and futures, which take nothing back
-            self._ready.append((callback, arguments, context, self.process, None))
+            self._ready.append((context.run, call, self.process, None))
             return None
         step = Step(self.process, self.now_s)
-        self._ready.append((callback, arguments, None, self.process, step))
+        self._ready.append((call[0], call[1:], self.process, step))
         return step
 
     call_soon_threadsafe = call_soon
@@ -151,7 +150,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
         at_s = max(when, now_s) + 1e-6
         step = Step(process, at_s)
-        _push(self._timers, (at_s, self._next_order(), callback, arguments, context, process, step))
+        if context is not None:
+            callback, arguments = context.run, (callback, *arguments)
+        _push(self._timers, (at_s, self._next_order(), callback, arguments, process, step))
         return step
 
     def create_task(
@@ -221,12 +222,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def after(self, delay_s: float, process: Process | None, callback: Any, *arguments: Any) -> Step:
         """Run a callback as a step of `process` (None: of the world's own) in so many seconds of the world's time."""
         step = Step(process, self.now_s + delay_s)
-        _push(self._timers, (step.at_s, self._next_order(), callback, arguments, None, process, step))
+        _push(self._timers, (step.at_s, self._next_order(), callback, arguments, process, step))
         return step
 
     def at(self, at_s: float, process: Process | None, callback: Any, *arguments: Any) -> None:
         """As `after`, at a time of the world, which isn't over; it can't be taken back."""
-        _push(self._timers, (at_s, self._next_order(), callback, arguments, None, process, None))
+        _push(self._timers, (at_s, self._next_order(), callback, arguments, process, None))
 
     def start(self, process: Process, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         """Begin a process with this coroutine."""
@@ -242,7 +243,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         backlog, process.backlog = process.backlog, []
         self._ready.extend(backlog)
 
-    def run(self, until_s: float, is_done: Callable[[], bool] | None = None, look_every_s: float = 0.05) -> bool:  # noqa: PLR0912 - a call a step costs a tenth of all
+    def run(self, until_s: float, is_done: Callable[[], bool] | None = None, look_every_s: float = 0.05) -> bool:
         """Until the world's time is `until_s`, or `is_done` holds, which is looked at from time to time."""
         asyncio._set_running_loop(self)
         ready, timers, next_look_s = self._ready, self._timers, self.now_s
@@ -250,32 +251,29 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         try:
             while True:
                 if ready:
-                    callback, arguments, context, process, step = next_ready()
+                    callback, arguments, process, step = next_ready()
                 else:
                     if is_done is not None and self.now_s >= next_look_s:
                         if is_done():
                             return True
                         next_look_s = self.now_s + look_every_s
-                    while timers and (step := timers[0][6]) is not None and step.is_cancelled:
+                    while timers and (step := timers[0][5]) is not None and step.is_cancelled:
                         pop(timers)
                     if not timers or timers[0][0] > until_s:
                         self.now_s = max(self.now_s, until_s)
                         return is_done is not None and is_done()
-                    self.now_s, _, callback, arguments, context, process, step = pop(timers)
+                    self.now_s, _, callback, arguments, process, step = pop(timers)
                 if step is not None and step.is_cancelled:
                     continue
                 if (
                     process is not None
                     and (process.is_paused or not process.is_alive or process.steps_to_live is not None)
-                    and not self._may_run(process, (callback, arguments, context, process, step))
+                    and not self._may_run(process, (callback, arguments, process, step))
                 ):
                     continue
                 self.process = process
                 self.steps += 1
-                if context is None:
-                    callback(*arguments)
-                else:
-                    context.run(callback, *arguments)
+                callback(*arguments)
                 if self.failure is not None:
                     raise self.failure
                 if self.steps > max_steps:
