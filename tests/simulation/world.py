@@ -27,6 +27,7 @@ from seriatim.broker_group.core import invariants, link_record, replica
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
+from seriatim.coordinator import messages
 from seriatim.coordinator.core import readmission
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
@@ -44,7 +45,7 @@ from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
-from tests.simulation.values import make_faster
+from tests.simulation.values import make_faster, once_described, once_viewed
 from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
@@ -377,6 +378,8 @@ def installed(world: World) -> Iterator[None]:
         (chain, "decode", functools.lru_cache(maxsize=256)(chain.decode)),
         (Registration, "decode", functools.lru_cache(maxsize=256)(Registration.decode)),
         (link_record, "decode", functools.lru_cache(maxsize=256)(link_record.decode)),
+        (messages, "queue_view", once_described(messages.queue_view)),
+        (seriatim.consumer.session, "chain_view", once_viewed(seriatim.consumer.session.chain_view)),
         (rpc, "channel", lambda address: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
