@@ -163,19 +163,21 @@ class Ensemble:
     def _apply_up_to(self, server: Server, number: int) -> None:
         if server.is_cut_off:
             return
-        while server.pending and server.pending[0][0] <= number:
-            at, change = server.pending.popleft()
-            server.tree.apply(change)
-            server.tree.applied = at
+        pending, tree = server.pending, server.tree
+        while pending and pending[0][0] <= number:
+            at, change = pending.popleft()
+            tree.apply(change)
+            tree.applied = at
             self._fire(server, change)
 
     def _fire(self, server: Server, change: tuple[Any, ...]) -> None:
         kind, path = change[0], change[1]
         touched = [("data", path)]
         if kind != "set":
-            touched.append(("children", path.rpartition("/")[0]))
-            touched.append(("children", path))
+            touched += ("children", path.rpartition("/")[0]), ("children", path)
         for key in touched:
+            if key not in server.watches:
+                continue
             for session, session_id, watch in server.watches.pop(key, ()):
                 if session.session_id == session_id and session.server is server:
                     session.tell(watch)

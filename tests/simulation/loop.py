@@ -140,7 +140,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
-        return self.call_at(self.time() + delay, callback, *arguments, context=context)
+        process, now_s = self.process, self.now_s
+        if process is None or context is not None:
+            return self.call_at(self.time() + delay, callback, *arguments, context=context)
+        host = process.host  # as `call_at` of `time()`, without the calls
+        when = now_s * host.clock_rate + host.clock_offset_s + delay
+        at_s = max((when - host.clock_offset_s) / host.clock_rate, now_s) + 1e-6
+        step = Step(process, at_s)
+        _push(self._timers, (at_s, self._next_order(), callback, arguments, process, step))
+        return step
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
         process, now_s = self.process, self.now_s

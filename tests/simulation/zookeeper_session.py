@@ -7,7 +7,7 @@ the client's process, on its connection to the server, and on the server's own t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from seriatim.protocol.errors import Unreachable
@@ -39,7 +39,10 @@ class _Question:
     def arrive(self) -> None:
         """At the server, unless the session has left the connection on which this was asked."""
         session, server = self._session, self._server
-        if session.server is not server or session.session_id != self._session_id or session.holds_request(self.arrive):
+        if session.server is not server or session.session_id != self._session_id:
+            return
+        if session.is_cut(session.process):
+            session.held_requests.append(self.arrive)
             return
         if not session.ensemble.is_live(self._session_id) and not server.is_cut_off:
             self._answer(None, SessionExpired("the ZooKeeper session has expired"))
@@ -75,7 +78,7 @@ class SimulatedSession:
         self.session_id = 0
         self.server: Server | None = None
         self.ensemble = ensemble
-        self._is_cut = is_cut
+        self.is_cut = is_cut
         self._listeners: list[Callable[[SessionState], None]] = []
         self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
         self._watching: dict[Callable[[], None], None] = {}  # as well
@@ -86,7 +89,7 @@ class SimulatedSession:
         self._wrote_s = 0.0
         self._seen = 0
         self._is_reconnecting = False
-        self._held_requests: list[Callable[[], None]] = []
+        self.held_requests: list[Callable[[], None]] = []
         self._held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     # ---- life
@@ -117,7 +120,7 @@ class SimulatedSession:
         if self._is_stopped or self.server is not None:
             return
         server = ensemble.chance.choice(ensemble.servers)
-        is_answered = not ensemble.is_down and not server.is_cut_off and not self._is_cut(self.process)
+        is_answered = not ensemble.is_down and not server.is_cut_off and not self.is_cut(self.process)
         if not is_answered or server.tree.applied < self._seen:
             if is_answered:
                 ensemble.catch_up(server)
@@ -143,12 +146,12 @@ class SimulatedSession:
         if self.server is not None:
             self.server.sessions.remove(self)
             self.server = None
-        self._held_requests.clear()
+        self.held_requests.clear()
         self._held_replies.clear()
 
     def reached(self) -> None:
         """A cut is over before anybody gave the connection up: what was under way arrives."""
-        requests, self._held_requests = self._held_requests, []
+        requests, self.held_requests = self.held_requests, []
         replies, self._held_replies = self._held_replies, []
         for request in requests:
             request()
@@ -190,7 +193,7 @@ class SimulatedSession:
             and not server.is_cut_off
             and process.is_alive
             and not process.is_paused
-            and not self._is_cut(process)
+            and not self.is_cut(process)
         )
 
     def heard_of(self, *, is_fresh: bool = False) -> None:
@@ -221,23 +224,16 @@ class SimulatedSession:
     def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
         """To the client, behind all that was told before."""
         loop = self.ensemble.loop
-        self._told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
-        loop.at(self._told_s, self.process, self._receive, self.server, callback, arguments)
+        self._told_s = told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
+        loop.at(told_s, self.process, self._receive, self.server, callback, arguments)
 
     def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if self.server is not server:
             return
-        if self._held_replies or self._is_cut(self.process):
+        if self._held_replies or self.is_cut(self.process):
             self._held_replies.append((callback, arguments))
         else:
             callback(*arguments)
-
-    def holds_request(self, request: Callable[[], None]) -> bool:
-        """Whether a cut holds back what would arrive now."""
-        if self._is_cut(self.process):
-            self._held_requests.append(request)
-            return True
-        return False
 
     def settled(self, future: asyncio.Future[Any], seen: int) -> None:
         """An answer has come, of a server that had applied so many changes."""
@@ -261,7 +257,7 @@ class SimulatedSession:
         finally:
             self._pending.pop(future, None)
 
-    def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Any:
+    def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Coroutine[Any, Any, Any]:
         def work(server: Server, answer: Callable[..., None]) -> None:
             tree = server.tree
             node = tree.nodes.get(path)
@@ -309,16 +305,14 @@ class SimulatedSession:
 
         return self._ask(work)
 
-    async def get(self, path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
-        found: tuple[bytes, int] = await self._read("get", path, self._watch(watch))
-        return found
+    def get(self, path: str, watch: Callable[[], None] | None = None) -> Coroutine[Any, Any, tuple[bytes, int]]:
+        return self._read("get", path, self._watch(watch))
 
     async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
         return await self._read("exists", path, self._watch(watch)) is not None
 
-    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
-        found: list[str] = await self._read("children", path, self._watch(watch))
-        return found
+    def children(self, path: str, watch: Callable[[], None] | None = None) -> Coroutine[Any, Any, list[str]]:
+        return self._read("children", path, self._watch(watch))
 
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
