@@ -81,7 +81,6 @@ _Timer = tuple[float, int, Callable[..., object], tuple[Any, ...], Process | Non
 """When it is due, its number among all, and what is due, as above."""
 
 _push = heapq.heappush
-_next_number = itertools.count(1).__next__
 
 
 class SimulatedTask(asyncio.Task):  # type: ignore[type-arg]
@@ -117,6 +116,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready: deque[_Due] = deque()
         self._timers: list[_Timer] = []
         self._next_order = itertools.count().__next__
+        self._next_task = itertools.count(1).__next__
         self.create_future = functools.partial(asyncio.Future, loop=self)
 
     # ---- what asyncio asks for
@@ -167,7 +167,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, coro: Any, *, name: str | None = "", context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
         task: SimulatedTask = _new_task(SimulatedTask)
-        task.number = _next_number()
+        task.number = self._next_task()
         _begin_task(task, coro, loop=self, name=name, context=context)
         process = self.process
         if process is not None:
