@@ -172,9 +172,8 @@ class _Run:
                 return await self._chain_read(effect)
             case WriteChain():
                 return await self._written(effect)
-            case LookUpSessions():
-                groups = {link.group for link in self._queue.links} if self._queue is not None else None
-                return SessionsSeen(await self._store.look_up_registry(groups))
+            case LookUpSessions(group):
+                return SessionsSeen(await self._store.look_up_registry([group]))
             case LookUpElection(subscription_id):
                 return ElectionSeen(await self._store.first_in_line(self._queue_id, subscription_id))
             case ReadKeptSeals(link):

@@ -68,7 +68,7 @@ from tests.property.chain_world import World, close_call, send_call, with_subscr
 DOWN = Unreachable("connection refused")
 
 
-def shown(effect: Effect) -> str:  # noqa: C901 - a table
+def shown(effect: Effect) -> str:  # noqa: C901, PLR0912 - a table
     match effect:
         case ReadChain(may_be_remembered, is_newest):
             return "read or remember" if may_be_remembered else "read the newest" if is_newest else "read"
@@ -83,10 +83,10 @@ def shown(effect: Effect) -> str:  # noqa: C901 - a table
             return f"tell {member} link={link.epoch} generation={generation} token={token}{passed_on}"
         case WakeAfter(delay_ms):
             return f"wake after {delay_ms} ms"
-        case LookUpSessions() | LookUpElection() | ReadKeptSeals():
-            return {"LookUpSessions": "sessions", "LookUpElection": "election", "ReadKeptSeals": "kept seals"}[
-                type(effect).__name__
-            ]
+        case LookUpSessions(group):
+            return f"sessions of {group}"
+        case LookUpElection() | ReadKeptSeals():
+            return {"LookUpElection": "election", "ReadKeptSeals": "kept seals"}[type(effect).__name__]
         case Answer(SendGrant() as grant):
             return f"grant link={grant.link.epoch} next={grant.next_index} token={grant.token}"
         case Answer(ReadGrant() as grant):
@@ -437,7 +437,7 @@ def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read
     trace.tell(SealFailed("a", DOWN), SealFailed("b", DeadlineOver("no answer")))
     assert trace.orders == ["kept seals"]
     trace.tell(KeptSealsRead({}))
-    assert trace.orders == ["sessions"]
+    assert trace.orders == ["sessions of g1"]
     both_there = trace.state
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders[0].startswith("wait link 1: its end can't be told")
@@ -451,7 +451,7 @@ def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read
 def test_h15_a_member_missing_in_what_is_remembered_is_looked_up_before_it_costs_a_group(world):
     remembered = replace(read(world), registry=World(groups=()).registry())
     trace = sending().tell(remembered)
-    assert trace.orders == ["sessions"]
+    assert trace.orders == ["sessions of g1"]
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
 
@@ -612,7 +612,7 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
     told = trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", DOWN)).state
-    assert trace.orders == ["sessions"]
+    assert trace.orders == ["sessions of g1"]
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders[0].startswith("wait g1-b: it is registered, but can't be told who reads")
     trace.state = told

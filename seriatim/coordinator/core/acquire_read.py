@@ -237,16 +237,22 @@ def _written(state: AcquireRead, version: ChainVersion) -> Step:
 
 
 def _look(state: AcquireRead) -> Step:
-    if state.head is None:
+    link = state.head
+    if link is None:
         return _granted(state, Index(0))
-    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(),)
+    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(link.group),)
+
+
+def _head(state: AcquireRead) -> Link:
+    link = state.head
+    if link is None:
+        raise InvariantBroken("there is no head link to read", queue=state.document.name)
+    return link
 
 
 def _tell(state: AcquireRead, registry: Registry) -> Step:
     """To every registered member of the head link, whichever incarnation is there now (H8)."""
-    link = state.head
-    if link is None:
-        raise InvariantBroken("there is no head link to tell about", queue=state.document.name)
+    link = _head(state)
     looked = replace(state, read=ChainRead(state.document, state.version, registry))
     present = tuple(side for side in (link.master, link.slave) if registry.member(side.name) is not None)
     if not present:
@@ -268,15 +274,13 @@ def _answered(state: AcquireRead) -> Step:
     if len(state.told) + len(state.failed) < len(state.asked):
         return state, ()
     if any(not isinstance(error, UnknownLink) for error in state.failed.values()):
-        return replace(state, phase=Phase.CHECKING), (LookUpSessions(),)
+        return replace(state, phase=Phase.CHECKING), (LookUpSessions(_head(state).group),)
     return _with_cursors(state)
 
 
 def _checked(state: AcquireRead, registry: Registry) -> Step:
     """A registered member that can't be told is waited for until it can, or its session is gone."""
-    link = state.head
-    if link is None:
-        raise InvariantBroken("there is no head link to check", queue=state.document.name)
+    link = _head(state)
     reasons = {}
     for side in (link.master, link.slave):
         error = state.failed.get(side.name.member)
@@ -289,9 +293,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
 
 def _with_cursors(state: AcquireRead) -> Step:
     """The further of the cursors that count, on each member that gives one, and none beyond the link's end (H7, H22)."""
-    document, link, found = state.document, state.head, state.subscription
-    if link is None:
-        raise InvariantBroken("there is no head link to read", queue=document.name)
+    document, link, found = state.document, _head(state), state.subscription
     sound = [
         answer for place, answer in state.told.items() if not answer.is_stale and not _is_noted(state, link, place)
     ]

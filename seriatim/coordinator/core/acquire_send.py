@@ -255,7 +255,7 @@ def _routed(state: AcquireSend, now_ms: int) -> Step:
     if last.state is LinkState.CLOSING or last.epoch == state.request.failed_epoch:
         return _close(state, now_ms)
     if state.registry.absence(last):
-        return replace(state, phase=Phase.LOOKING), (LookUpSessions(),)
+        return replace(state, phase=Phase.LOOKING), (LookUpSessions(last.group),)
     return _open(state)
 
 

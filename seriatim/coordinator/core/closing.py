@@ -150,7 +150,7 @@ def step(  # noqa: C901, PLR0912 - a transition table
             decision = _decision(state, now_ms)
             if isinstance(decision, Certificate):
                 return _ended(state, decision), ()
-            return replace(state, phase=Phase.LOOKING), (LookUpSessions(),)
+            return replace(state, phase=Phase.LOOKING), (LookUpSessions(state.link.group),)
         case Phase.LOOKING, SessionsSeen(registry):
             return _without_answer(state, registry), ()
         case _, Woken():

@@ -152,7 +152,9 @@ class WriteChain:
 
 @dataclass(frozen=True, slots=True)
 class LookUpSessions:
-    """Answered by SessionsSeen: read now, not remembered."""
+    """Answered by SessionsSeen: of this group read now, of the others as remembered."""
+
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
