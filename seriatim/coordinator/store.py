@@ -41,6 +41,7 @@ _log = log.logger("coordinator.store")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RETRY_S = 0.2
 _GROUP = "group "
+_MEMBER = "member "
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
@@ -301,6 +302,10 @@ class Store:
             groups = [what.removeprefix(_GROUP) for what in stale if what.startswith(_GROUP)]
             for name, state in await self._read_groups(groups, is_watching=True):
                 self._remember(name, state)
+            members = [tuple(what.split()[1:]) for what in sorted(stale) if what.startswith(_MEMBER)]
+            for group, place in members:
+                if group not in groups:
+                    await self._read_again(group, place)
             if "names" in stale:
                 await self._read_names()
             if "queues" in stale:
@@ -334,12 +339,11 @@ class Store:
             self.registry = Registry(dict(sorted(groups.items())))
 
     async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
-        return await _side_by_side(
-            list(names), lambda name: self._read_group(name, self._watch(f"{_GROUP}{name}") if is_watching else None)
-        )
+        return await _side_by_side(list(names), lambda name: self._read_group(name, is_watching=is_watching))
 
-    async def _read_group(self, name: str, watch: Callable[[], None] | None) -> GroupState | None:
+    async def _read_group(self, name: str, *, is_watching: bool) -> GroupState | None:
         """None: it isn't there."""
+        watch = self._watch(f"{_GROUP}{name}") if is_watching else None
         try:
             data, _ = await self.session.get(self.paths.group(name), watch)
         except NoNode:
@@ -354,9 +358,21 @@ class Store:
         members = {}
         for place in places:
             with contextlib.suppress(NoNode):
-                data, _ = await self.session.get(self.paths.member(name, place), watch)
-                members[place] = _member_state(Registration.decode(data))
+                members[place] = await self._read_member(name, place, is_watching=is_watching)
         return replace(state, members=members)
+
+    async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
+        watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
+        data, _ = await self.session.get(self.paths.member(group, place), watch)
+        return _member_state(Registration.decode(data))
+
+    async def _read_again(self, group: str, place: str) -> None:
+        """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""
+        with contextlib.suppress(NoNode):
+            member = await self._read_member(group, place, is_watching=True)
+            known = self.registry.groups.get(group)
+            if known is not None:
+                self._remember(group, replace(known, members={**known.members, place: member}))
 
     async def _read_names(self) -> None:
         found = await _side_by_side(await self.session.children(self.paths.names, self._watch("names")), self._named)
