@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ _QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RETRY_S = 0.2
 _GROUP = "group "
 _MEMBER = "member "
+_NAME = "name "
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
@@ -306,8 +307,10 @@ class Store:
             for group, place in members:
                 if group not in groups:
                     await self._read_again(group, place)
-            if "names" in stale:
-                await self._read_names()
+            renamed = {what.removeprefix(_NAME) for what in stale if what.startswith(_NAME)}
+            if renamed or stale & {"names", "list of names"}:
+                known = {} if "names" in stale else {k: v for k, v in self.names.items() if k not in renamed}
+                await self._read_names(known)
             if "queues" in stale:
                 stale |= await self._read_queues()
             queue_ids = [QueueId(int(what)) for what in stale if what.isdecimal()]
@@ -374,13 +377,16 @@ class Store:
             if known is not None:
                 self._remember(group, replace(known, members={**known.members, place: member}))
 
-    async def _read_names(self) -> None:
-        found = await _side_by_side(await self.session.children(self.paths.names, self._watch("names")), self._named)
-        self.names = {name: queue_id for name, queue_id in found if queue_id is not None}
+    async def _read_names(self, known: Mapping[str, QueueId]) -> None:
+        """The names that are there; only those that aren't `known` are read."""
+        there = await self.session.children(self.paths.names, self._watch("list of names"))
+        found = await _side_by_side([name for name in there if name not in known], self._named)
+        kept = {name: known[name] for name in there if name in known}
+        self.names = kept | {name: queue_id for name, queue_id in found if queue_id is not None}
 
     async def _named(self, name: str) -> QueueId | None:
         with contextlib.suppress(NoNode):
-            data, _ = await self.session.get(self.paths.name(name))
+            data, _ = await self.session.get(self.paths.name(name), self._watch(f"{_NAME}{name}"))
             return QueueId(json.loads(data))
         return None
 

@@ -341,6 +341,39 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
     asyncio.run(scenario())
 
 
+def test_a_name_is_read_once_and_again_when_it_is_another_queues(zookeeper: str) -> None:
+    """With a thousand queues, each new one made every coordinator read a thousand names."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as people:
+            store = Store(own, CLUSTER)
+            await store.start()
+            read: list[str] = []
+            get = own.get
+
+            async def noted(path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+                read.append(path)
+                return await get(path, watch)
+
+            own.get = noted  # type: ignore[method-assign]
+            paths, wanted = store.paths, {f"named-{number}": QueueId(900 + number) for number in range(20)}
+            run = asyncio.create_task(store.run())
+            for name, queue_id in wanted.items():
+                await people.create(paths.name(name), str(queue_id).encode())
+                await until(lambda name=name, queue_id=queue_id: store.names.get(name) == queue_id, "the name is seen")
+            assert [read.count(paths.name(name)) for name in wanted] == [1] * 20
+            await people.delete(paths.name("named-3"))
+            await people.create(paths.name("named-3"), b"999")
+            await until(lambda: store.names.get("named-3") == 999, "that it is another one's is seen")
+            await people.delete(paths.name("named-4"))
+            await until(lambda: "named-4" not in store.names, "that it is free is seen")
+            assert [read.count(paths.name(name)) for name in wanted if name not in ("named-3", "named-4")] == [1] * 18
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 async def refused(call: Awaitable[object], error: type[SeriatimError]) -> None:
     with pytest.raises(error):
         await call
