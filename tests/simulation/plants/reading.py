@@ -182,7 +182,7 @@ PLANTS: tuple[Plant, ...] = (
         "a note of stale cursors is taken back whenever that arrives, and stands for whoever made it until it hears of that",
         changed(CursorKeeper, "bring_up_peer", _taken_back_whenever),
         within=300,
-        shape=Shape(kinds=("note taken back late",), faults=(1, 2), paces=(1,)),
+        shape=Shape(kinds=("note taken back late",), coordinators=(1,), faults=(1, 2), paces=(1,)),
         finds="6:",
     ),
     Plant(
