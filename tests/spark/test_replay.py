@@ -315,6 +315,16 @@ def test_a_master_that_is_none_is_refused_and_one_that_does_not_answer_is_waited
         assert process.events()[-1] == {"event": "stopped", "offset": None, "records": 0, "changes": 0}
 
 
+def test_a_signal_ends_it_while_java_is_still_starting(queue, dsn, tmp_path):
+    """Found on a slow machine: nothing was there yet that could be ended, so it waited a minute for the silent master."""
+    with running(queue, dsn, tmp_path / "early.log", "--master", f"spark://127.0.0.1:{free_port()}") as process:
+        threads = Path(f"/proc/{process.process.pid}/task")
+        process.wait_for(lambda: any(children.read_text() for children in threads.glob("*/children")), "Java's start")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.end(30) == 0, process.log.read_text()[-4000:]
+        assert process.events()[-1] == {"event": "stopped", "offset": None, "records": 0, "changes": 0}
+
+
 def test_without_java_it_says_what_to_install(queue, dsn, tmp_path):
     code, said = refused_at_once(queue, dsn, {"PATH": str(tmp_path), "JAVA_HOME": ""})
     assert code == 3

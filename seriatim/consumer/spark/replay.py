@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -110,7 +111,9 @@ class Replay:
         next_word_s = boottime_s() + SLOW_S
         while not starting.done():
             if run.stopping.wait(0.05):
-                give_up_starting()
+                while not starting.done():
+                    give_up_starting()  # again and again: there may be no JVM yet, only its beginning
+                    time.sleep(0.05)
                 return None if starting.exception() is not None else starting.result()
             if boottime_s() >= next_word_s:
                 next_word_s += SLOW_S
