@@ -12,12 +12,19 @@ import pytest
 
 from tests.simulation.plants import ALL, HARMLESS, PLANTS
 
+TIMEOUT_S = 600
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)  # one that isn't found is to be said, not to end the whole run
+
 
 def summary_of(name: str) -> dict[str, Any]:
     """Of as many schedules as the plant may take, up to the first broken one."""
     command = [sys.executable, "-m", "tests.simulation", "--plant", name, "--seeds", f"0:{ALL[name].within}"]
     run = subprocess.run(
-        [*command, "--first", "--json", "--processes", "1"], capture_output=True, text=True, timeout=600, check=False
+        [*command, "--first", "--json", "--processes", "1"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert run.stdout, run.stderr
     summary: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
