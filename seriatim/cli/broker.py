@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
@@ -46,6 +47,7 @@ def broker(config: Path | None, directory: Path | None, log_level: str, log_to: 
     log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
+    gc.freeze()  # what is imported stays: else each full collection looks through it, 10 ms in which nobody is answered
     asyncio.run(_run(loaded))
 
 

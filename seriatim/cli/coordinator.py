@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -32,4 +33,5 @@ def coordinator(config: Path | None, log_level: str, log_to: str, **flags: objec
 
     log.start_logging(log_level, log_to)
     loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
+    gc.freeze()  # what is imported stays: else each full collection looks through it, 10 ms in which nobody is answered
     asyncio.run(serve(loaded))
