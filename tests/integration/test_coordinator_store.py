@@ -289,6 +289,19 @@ def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def noting_reads(session: ZooKeeperSession) -> list[str]:
+    """The paths of nodes that are read from now on."""
+    read: list[str] = []
+    get = session.get
+
+    async def noted(path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+        read.append(path)
+        return await get(path, watch)
+
+    session.get = noted  # type: ignore[method-assign]
+    return read
+
+
 def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own, session(zookeeper) as members:
@@ -306,14 +319,7 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
             registration = replace(registration, address="here:0")
             await members.set(paths.member("g1", "a"), registration.encode())
             await until(lambda: store.registry.group("g1").members["a"].address == "here:0", "the change is seen")
-            read: list[str] = []
-            get = own.get
-
-            async def noted(path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
-                read.append(path)
-                return await get(path, watch)
-
-            own.get = noted  # type: ignore[method-assign]
+            read = noting_reads(own)
             told: list[str] = []
             changed = store.changed
             store.changed = lambda what: (told.append(what), changed(what))[1]  # type: ignore[method-assign]
@@ -348,14 +354,7 @@ def test_a_name_is_read_once_and_again_when_it_is_another_queues(zookeeper: str)
         async with session(zookeeper) as own, session(zookeeper) as people:
             store = Store(own, CLUSTER)
             await store.start()
-            read: list[str] = []
-            get = own.get
-
-            async def noted(path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
-                read.append(path)
-                return await get(path, watch)
-
-            own.get = noted  # type: ignore[method-assign]
+            read = noting_reads(own)
             paths, wanted = store.paths, {f"named-{number}": QueueId(900 + number) for number in range(20)}
             run = asyncio.create_task(store.run())
             for name, queue_id in wanted.items():
