@@ -51,7 +51,7 @@ class CursorKeeper:
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
-        self._noted: dict[LinkKey, set[tuple[SubscriptionId, Generation]]] = {}
+        self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
 
@@ -163,11 +163,10 @@ class CursorKeeper:
         A coordinator drops the note when no subscription is on the link any more. Whoever comes to it after that has
         another generation, and its first commit is noted anew.
         """
-        whose = record.subscription_id, record.generation
-        if whose in self._noted.get(runner.key, ()):
+        if record.whose in self._noted.get(runner.key, ()):
             return
-        await self._note(runner, whose)
-        self._noted.setdefault(runner.key, set()).add(whose)
+        await self._note(runner, record.whose)
+        self._noted.setdefault(runner.key, set()).add(record.whose)
 
     async def _note(self, runner: LinkRunner, whose: Whose | None, *, version: int = 0) -> None:
         """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's."""
@@ -304,9 +303,9 @@ class CursorKeeper:
         is_done = True
         # A copy: while a report is on its way, a subscription may commit here for the first time.
         for cursor in list(self.of_link(key).values()):
-            report = (key, cursor.subscription_id, cursor.generation)
+            report = (key, *cursor.whose)
             # A member that is still refilling reports nothing.
-            if record.lacks_of(report[1:]) or report in self._reported or not cursors.is_drained(cursor, record.end):
+            if record.lacks_of(cursor.whose) or report in self._reported or not cursors.is_drained(cursor, record.end):
                 continue
             try:
                 await self._report(*report)

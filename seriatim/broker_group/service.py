@@ -216,7 +216,7 @@ class BrokerService(BrokerServicer):
             Token(request.token),
             Index(request.cursor),
         )
-        is_stale = runner.record.lacks_of((cursor.subscription_id, cursor.generation))
+        is_stale = runner.record.lacks_of(cursor.whose)
         index = None if is_stale else cursor.index
         return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale)
 

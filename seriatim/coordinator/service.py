@@ -213,13 +213,13 @@ class CoordinatorService(CoordinatorServicer):
         if request.member not in ("a", "b"):
             raise InvalidArgument(f"{request.member!r} is no member: a or b")
         epoch, member = Epoch(request.epoch), request.member
-        # A member of an earlier version doesn't say whose.
-        whose = (SubscriptionId(request.subscription_id), Generation(request.generation))
-        of = whose if request.subscription_id else None
+        whose = None  # a member of an earlier version doesn't say
+        if request.subscription_id:
+            whose = SubscriptionId(request.subscription_id), Generation(request.generation)
 
         def noted(document: ChainDocument) -> ChainDocument:
             if request.is_stale:
-                return subscriptions.with_stale_cursors(document, epoch, member, of)
+                return subscriptions.with_stale_cursors(document, epoch, member, whose)
             return subscriptions.without_stale_cursors(document, epoch, member)
 
         await self._operations.change(

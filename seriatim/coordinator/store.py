@@ -63,6 +63,11 @@ async def _side_by_side(
     return found
 
 
+def _those(stale: Collection[str], kind: str) -> list[str]:
+    """Of what has to be read again, the names of one kind."""
+    return [what.removeprefix(kind) for what in stale if what.startswith(kind)]
+
+
 def checked_name(name: str, what: str) -> str:
     """The name, if queues and subscriptions may be called so. Raises InvalidArgument."""
     if _QUEUE_NAME.fullmatch(name) is None:
@@ -300,14 +305,13 @@ class Store:
         try:
             if "groups" in stale:
                 stale |= await self._list_groups()
-            groups = [what.removeprefix(_GROUP) for what in stale if what.startswith(_GROUP)]
+            groups = _those(stale, _GROUP)
             for name, state in await self._read_groups(groups, is_watching=True):
                 self._remember(name, state)
-            members = [tuple(what.split()[1:]) for what in sorted(stale) if what.startswith(_MEMBER)]
-            for group, place in members:
+            for group, place in map(str.split, sorted(_those(stale, _MEMBER))):
                 if group not in groups:
                     await self._read_again(group, place)
-            renamed = {what.removeprefix(_NAME) for what in stale if what.startswith(_NAME)}
+            renamed = _those(stale, _NAME)
             if renamed or stale & {"names", "list of names"}:
                 known = {} if "names" in stale else {k: v for k, v in self.names.items() if k not in renamed}
                 await self._read_names(known)

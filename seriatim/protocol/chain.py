@@ -143,6 +143,11 @@ Whose = tuple[SubscriptionId, Generation]
 """Whose a cursor is: a subscription's, in one of its generations."""
 
 
+def whose_from(content: Iterable[Iterable[int]]) -> tuple[Whose, ...]:
+    """As JSON brings them: each a list of two."""
+    return tuple((SubscriptionId(subscription_id), Generation(generation)) for subscription_id, generation in content)
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """`consume_list`: epochs not yet consumed, in order; only the first is read. `position`: where this generation starts.
@@ -322,7 +327,7 @@ def _stale_note(content: dict[str, Any] | list[Any], subscriptions: Iterable[Sub
     if isinstance(content, list):
         epoch, member = content
         return StaleCursors(epoch, member, tuple(one.whose for one in _readers_of(subscriptions, epoch)))
-    return StaleCursors(**content | {"of": tuple((whose, generation) for whose, generation in content["of"])})
+    return StaleCursors(**content | {"of": whose_from(content["of"])})
 
 
 def _document(content: dict[str, Any]) -> ChainDocument:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
@@ -22,6 +23,11 @@ class CursorRecord:
     generation: Generation = Generation(0)
     token: Token = Token(0)
     index: Index | None = None
+
+    @property
+    def whose(self) -> Whose:
+        """Whose it is."""
+        return self.subscription_id, self.generation
 
 
 def _check_order(record: CursorRecord, generation: Generation, token: Token) -> None:

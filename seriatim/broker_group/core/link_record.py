@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from seriatim.protocol.chain import Durability, Whose
+from seriatim.protocol.chain import Durability, Whose, whose_from
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
@@ -112,7 +112,7 @@ def decode(data: bytes) -> LinkRecord:
     return LinkRecord(
         **content
         | {
-            "lacks": None if lacks is None else tuple((whose, generation) for whose, generation in lacks),
+            "lacks": None if lacks is None else whose_from(lacks),
             "role": Role(content["role"]),
             "durability": Durability(content["durability"]),
             "peer": None if peer is None else Incarnation(*peer),
