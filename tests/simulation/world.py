@@ -400,11 +400,8 @@ def installed(world: World) -> Iterator[None]:
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    all_tasks = vars(vars(asyncio.tasks)["_all_tasks"])
-    all_tasks["add"] = bool  # nobody asks for all tasks: none is noted
     try:
         yield
     finally:
-        del all_tasks["add"]
         for owner, name, value in before:
             setattr(owner, name, value)
