@@ -17,6 +17,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from seriatim.broker_group import directories
+
 
 class LogFiles:
     """The write-ahead log of one database directory. Used by one thread at a time."""
@@ -44,18 +46,11 @@ class LogFiles:
                 is_new = True
             os.fdatasync(descriptor)
         if is_new:
-            self._sync_directory()
+            directories.sync(self._directory)
         if numbers:
             self._newest = numbers[-1]
         for number in [number for number in self._open if number < self._newest]:
             os.close(self._open.pop(number))
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         for descriptor in self._open.values():

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from seriatim.broker_group import directories
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.protocol.batch import Payload
 from seriatim.protocol.errors import DiskFailed, MalformedFrame
@@ -73,10 +74,12 @@ class LargeBatch:
 
 @dataclass(slots=True)
 class _OpenFile:
+    """`is_named`: its name is surely on the disk; whoever opened it before may have died too early for that."""
+
     descriptor: int
     end: int
     is_flushed: bool = True
-    is_new: bool = False
+    is_named: bool = False
 
 
 class SegmentFiles:
@@ -86,9 +89,7 @@ class SegmentFiles:
         """Makes the directory where it isn't there. Raises OSError."""
         self._directory = directory
         self._open: OrderedDict[LinkKey, _OpenFile] = OrderedDict()
-        if not directory.is_dir():
-            directory.mkdir()
-            _sync_directory(directory.parent)
+        directories.make(directory)
 
     # ---- writing
 
@@ -110,14 +111,14 @@ class SegmentFiles:
 
     def sync(self) -> None:
         """All that was appended is durable. Raises OSError; then nothing is known."""
-        is_any_new = False
+        are_named = True
         for file in self._open.values():
             if not file.is_flushed:
                 os.fdatasync(file.descriptor)
                 file.is_flushed = True
-                is_any_new, file.is_new = is_any_new or file.is_new, False
-        if is_any_new:
-            _sync_directory(self._directory)
+                are_named, file.is_named = are_named and file.is_named, True
+        if not are_named:
+            directories.sync(self._directory)
         while len(self._open) > _OPEN_FILES:
             _, file = self._open.popitem(last=False)
             os.close(file.descriptor)
@@ -148,8 +149,7 @@ class SegmentFiles:
             self._open.move_to_end(link)
             return file
         descriptor = os.open(self._path(link), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size_bytes = os.fstat(descriptor).st_size
-        file = self._open[link] = _OpenFile(descriptor, size_bytes, is_new=size_bytes == 0)
+        file = self._open[link] = _OpenFile(descriptor, os.fstat(descriptor).st_size)
         return file
 
     # ---- reading
@@ -196,11 +196,3 @@ def _write(descriptor: int, parts: list[Payload]) -> None:
         rest = memoryview(b"".join(parts))[written:]
         while rest:  # says by an error why it didn't take all
             rest = rest[os.write(descriptor, rest) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

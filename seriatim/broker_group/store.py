@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import rocksdict
 
-from seriatim.broker_group import layout
+from seriatim.broker_group import directories, layout
 from seriatim.broker_group.core import cursors, link_record
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
@@ -380,7 +380,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
     has it, or where it belongs to another place or a newer version; DiskFailed where it can't be read.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directories.make(directory)
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise InvalidArgument(f"can't use the directory {directory}: {error.strerror}") from error

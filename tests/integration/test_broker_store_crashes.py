@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from seriatim.broker_group import segments, store
+from seriatim.broker_group import directories, segments, store
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.segments import SegmentFiles
 from seriatim.broker_group.store import Store, open_store
@@ -31,7 +31,6 @@ from tests.integration.test_broker_store import RECORD, fill
 OTHER = replace(RECORD, epoch=Epoch(3))
 PLACE = "c/g1-a"
 SINK: Any = vars(store)["_Sink"]
-SYNC_DIRECTORY = "_sync_directory"
 
 
 class Crashes:
@@ -47,14 +46,15 @@ class Crashes:
         self._names: set[str] = set()
         self._log_bytes: dict[str, int] = {}
 
-    def flushed_segments(self) -> None:
+    def flushed_segments(self, *_: object) -> None:
         for path in self._segments(self.disk):
             self._segment_bytes[path.name] = path.stat().st_size
 
-    def flushed_names(self) -> None:
-        self._names = {path.name for path in self._segments(self.disk)}
+    def flushed_names(self, directory: Path) -> None:
+        if directory.name == "segments":
+            self._names = {path.name for path in self._segments(self.disk)}
 
-    def flushed_logs(self) -> None:
+    def flushed_logs(self, *_: object) -> None:
         self._log_bytes = {path.name: path.stat().st_size for path in (self.disk / "data").glob("*.log")}
 
     def step(self, name: str) -> None:
@@ -90,12 +90,12 @@ class Crashes:
 def watched(crashes: Crashes) -> Iterator[None]:
     """Each step of the writing thread is followed by copies of the disk."""
 
-    def watch(owner: Any, name: str, after: Callable[[], None] = lambda: None) -> None:
+    def watch(owner: Any, name: str, after: Callable[..., None] = lambda *_: None) -> None:
         right = vars(owner)[name]
 
         def step(*arguments: Any, **named: Any) -> Any:
             found = right(*arguments, **named)
-            after()
+            after(*arguments)
             crashes.step(name)
             return found
 
@@ -104,7 +104,7 @@ def watched(crashes: Crashes) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         watch(SegmentFiles, "append")
         watch(SegmentFiles, "sync", crashes.flushed_segments)
-        watch(segments, SYNC_DIRECTORY, crashes.flushed_names)
+        watch(directories, "sync", crashes.flushed_names)
         watch(SegmentFiles, "remove")
         watch(SINK, "write")
         watch(SINK, "flush", crashes.flushed_logs)
@@ -228,10 +228,10 @@ def test_a_wrong_order_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.timeout(300)
 def test_a_directory_that_is_not_flushed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Old(vars(segments)["_OpenFile"]):  # type: ignore[misc]
-        """Never one whose name is new to the disk."""
+        """Never one whose name may be new to the disk."""
 
-        def __init__(self, descriptor: int, end: int, *, is_new: bool) -> None:
-            super().__init__(descriptor, end)
+        def __init__(self, descriptor: int, end: int) -> None:
+            super().__init__(descriptor, end, is_named=True)
 
     monkeypatch.setattr(segments, "_OpenFile", Old)
     assert run(tmp_path)

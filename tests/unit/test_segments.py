@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.broker_group import segments
+from seriatim.broker_group import directories, segments
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.segments import LargeBatch, Place, SegmentFiles
 from seriatim.protocol.errors import MalformedFrame
@@ -109,6 +109,32 @@ def test_flushed_is_what_was_appended_and_the_directory_once_a_new_file(
     files.sync()
     assert flushed == ["1-3.segment", "segments"]
     files.close()
+
+
+def test_a_name_that_an_earlier_life_left_is_flushed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been killed between its write and the flush of the directory, or between making that and its parent's."""
+    earlier = SegmentFiles(tmp_path / "new" / "segments")
+    earlier.append([large(1)])
+    earlier.close()
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda one: flushed.append(Path(f"/proc/self/fd/{one}").readlink().name))
+    files = SegmentFiles(tmp_path / "new" / "segments")
+    assert flushed == ["new"]
+    files.append([large(2)])
+    files.sync()
+    assert flushed == ["new", "segments"]
+    files.append([large(3)])
+    files.sync()
+    assert flushed == ["new", "segments"]
+    files.close()
+
+
+def test_each_directory_on_the_way_to_a_new_one_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda one: flushed.append(Path(f"/proc/self/fd/{one}").readlink().name))
+    directories.make(tmp_path / "a" / "b" / "c")
+    assert sorted(flushed) == sorted(["b", "a", tmp_path.name])
+    assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
 def test_files_held_open_are_bounded(tmp_path: Path) -> None:
