@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
-from tests.simulation.plants import ALL, HARMLESS, PLANTS
+from tests.simulation.conftest import TIMEOUT_S, Ahead
+from tests.simulation.plants import HARMLESS, PLANTS
 
-TIMEOUT_S = 600
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)  # one that isn't found is to be said, not to end the whole run
 
 
-def summary_of(name: str) -> dict[str, Any]:
-    """Of as many schedules as the plant may take, up to the first broken one."""
-    command = [sys.executable, "-m", "tests.simulation", "--plant", name, "--seeds", f"0:{ALL[name].within}"]
-    run = subprocess.run(
-        [*command, "--first", "--json", "--processes", "1"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert run.stdout, run.stderr
-    summary: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return summary
-
-
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_worse_world_is_borne(name: str) -> None:
-    summary = summary_of(name)
+def test_a_worse_world_is_borne(ahead: Ahead, name: str) -> None:
+    summary = ahead.summary_of(name)
     assert summary["schedules"] == HARMLESS[name].within
     assert not summary["broken"]
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_planted_defect_is_found(name: str) -> None:
-    plant, summary = PLANTS[name], summary_of(name)
+def test_planted_defect_is_found(ahead: Ahead, name: str) -> None:
+    plant, summary = PLANTS[name], ahead.summary_of(name)
     assert summary["broken"], f"not found in {plant.within} schedules: {plant.rule}"
     (found,) = summary["failures"].values()
     assert re.search(plant.finds, found)
