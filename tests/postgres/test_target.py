@@ -96,6 +96,24 @@ def test_older_token_is_fenced_and_a_newer_one_goes_on(target, dsn) -> None:
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(2,)]
 
 
+def test_a_claim_that_waits_holds_up_no_other_job(target, dsn) -> None:
+    impatient = f"{dsn}?options=-clock_timeout%3D5s"
+    with (
+        psycopg.connect(dsn) as holding,
+        PostgresTarget(dsn, "job") as waiting,
+        PostgresTarget(impatient, "other") as other,
+    ):
+        holding.execute("SELECT FROM seriatim_replay.positions FOR UPDATE")
+        claiming = threading.Thread(target=waiting.claim, args=(QUEUE, "q", 2))
+        claiming.start()
+        while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            claiming.join(0.01)
+        assert other.claim(QUEUE, "q", 1) == Position(0, 1)
+        assert claiming.is_alive()
+        holding.rollback()
+        claiming.join()
+
+
 def test_nothing_is_applied_without_a_claim(dsn) -> None:
     with PostgresTarget(dsn, "job") as target:
         assert target.position(QUEUE) is None

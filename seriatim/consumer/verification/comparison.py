@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from seriatim.consumer.verification.chunks import compare_table
@@ -13,9 +14,9 @@ from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefus
 from seriatim.consumer.verification.result import Comparison, Progress, TableResult
 from seriatim.consumer.verification.tables import chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
 
 CHUNK_ROWS = 20_000
-CONNECT_TIMEOUT_S = 10
 
 
 def compare(
@@ -78,13 +79,14 @@ def _compare(
 
 def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
     try:
-        return psycopg.connect(dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
+        defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(dsn))
+        return psycopg.connect(dsn, autocommit=True, **defaults)
     except psycopg.Error as error:
         raise DatabaseUnreachable(f"the {side} can't be reached: {str(error).strip()}", side=side) from error
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
-    for name, value in TEXT_SETTINGS.items():
+    for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
         connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute("SELECT 1 FROM pg_class LIMIT 1")  # the first query takes the snapshot

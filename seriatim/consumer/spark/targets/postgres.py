@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import errors as sql
+from psycopg.conninfo import conninfo_to_dict
 
 from seriatim.consumer.spark.apply.plan import Plan
 from seriatim.consumer.spark.apply.shape import Shapes
@@ -36,6 +37,7 @@ from seriatim.consumer.spark.targets.errors import (
 from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import Fenced
+from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +45,6 @@ ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
-CONNECT_TIMEOUT_S = 10
 
 _POSITIONS = b"""
 CREATE SCHEMA IF NOT EXISTS seriatim_replay;
@@ -167,10 +168,13 @@ class PostgresTarget:
         """
         connection = self._connected()
         try:
-            with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.positions'))")
-                if not self._has_positions:
+            if not self._has_positions:
+                with (
+                    connection.transaction()
+                ):  # of its own: the claim may wait for the lock that another job's doesn't need
+                    connection.execute("SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.positions'))")
                     connection.execute(_POSITIONS)
+            with connection.transaction():
                 row = connection.execute(_CLAIM, (queue_id, self._job, queue, start, token)).fetchone()
                 stored = None if row else self._position(connection, queue_id)
         except psycopg.OperationalError as error:
@@ -310,8 +314,9 @@ class PostgresTarget:
             return self._connection
         self._stages.forget()
         try:
-            connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S)
-            for name, value in TEXT_SETTINGS.items():
+            defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(self._dsn))
+            connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
+            for name, value in (*TEXT_SETTINGS.items(), *TARGET_SETTINGS.items()):
                 connection.execute("SELECT set_config(%s, %s, false)", (name, value))
             try:
                 connection.execute("SET session_replication_role = replica")

@@ -14,13 +14,14 @@ from typing import Final
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from seriatim.producer.sources.postgres.core.identity import format_lsn, parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
 from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
 
 _OBJECT_IN_USE: Final = "55006"
 _NOT_IN_STATE: Final = "55000"
@@ -32,17 +33,21 @@ _KEEPALIVE_BODY = struct.Struct(">xQqB")
 _STATUS = struct.Struct(">cQQQqB")
 _BATCH_MESSAGES: Final = 2000
 STATUS_INTERVAL_S: Final = 2.0
-"""A status goes out at least this often: far below wal_sender_timeout (60 s by default)."""
+"""A status goes out at least this often."""
+_SENDER_TIMEOUT: Final = "20s"
+"""A slot is free again so long after the machine of its capture died without a word; PostgreSQL's default is a minute."""
 
 
 def conninfo(dsn: str, **more: str) -> str:
-    """The DSN with the settings that values are written as text under."""
+    """The DSN with the settings that values are written as text under, and with those that notice a silent server, or client."""
     options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _options().items())
-    return make_conninfo(dsn, client_encoding="UTF8", options=options, connect_timeout="10", **more)
+    defaults = defaults_beside(conninfo_to_dict(dsn))
+    return make_conninfo(dsn, client_encoding="UTF8", options=options, **defaults, **more)
 
 
 def _options() -> dict[str, str]:
-    return {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
+    settings = {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
+    return {**settings, **SERVER_SETTINGS, "wal_sender_timeout": _SENDER_TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True)

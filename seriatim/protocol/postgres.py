@@ -1,0 +1,38 @@
+"""How a connection to PostgreSQL notices that the other side is gone without a word: a machine without power, a cut between sites.
+
+Left alone, TCP asks after two hours whether an idle connection's other side is still there. So long a replay would wait for an
+answer of its target; and so long a target would keep the transaction of a replay that is gone, and the lock on its position, for
+which the next one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""libpq's parameters: a server that is silent when it is asked, or has to take what was sent to it, is gone after a minute.
+
+So is one that takes nothing for so long because a statement waits for a lock, where much is sent behind it; that is tried again.
+"""
+
+SERVER_SETTINGS: Final[Mapping[str, str]] = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""Settings of a session: a silent client is gone after 25 s, and with it its transaction and its locks. It may wait as long as it likes."""
+
+TARGET_SETTINGS: Final[Mapping[str, str]] = {**SERVER_SETTINGS, "tcp_user_timeout": "60000"}
+"""For a client that always takes what it is sent: gone after a minute, also where something is on its way to it."""
+
+
+def defaults_beside(given: Mapping[str, object]) -> dict[str, str]:
+    """Of CLIENT_DEFAULTS those that a DSN, taken apart, doesn't give itself."""
+    return {name: value for name, value in CLIENT_DEFAULTS.items() if name not in given}
