@@ -64,6 +64,7 @@ class SimulatedServer:
             context.finish(grpc.StatusCode.UNIMPLEMENTED, call.path)
             return
         if not context.is_gone:
+            context.known = self._network.on_request(call.path, call.request)
             context.task = asyncio.ensure_future(context.serve(handler))
 
 
@@ -83,6 +84,7 @@ class ServerContext:
         self.is_gone = False
         self._is_finished = False
         self.task: asyncio.Future[None] | None = None
+        self.known: Any = None
 
     async def serve(self, handler: Any) -> None:
         code, details = grpc.StatusCode.OK, ""
@@ -118,7 +120,7 @@ class ServerContext:
 
     def _send(self, message: Any) -> None:
         if not self.is_gone and not self._is_finished:
-            self._call.network.on_reply(self._call.path, self._first, message)
+            self._call.network.on_reply(self._call.path, self._first, message, self.known)
             self._call.to_client(self._call.arrived, message)
 
     async def write(self, message: Any) -> None:

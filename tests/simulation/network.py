@@ -140,7 +140,9 @@ class Network:
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
         self.calls = 0
-        self.on_reply: Callable[[str, Any, Any], None] = lambda *_: None
+        self.on_request: Callable[[str, Any], Any] = lambda *_: None
+        """What it says of a request that arrives is handed to `on_reply` with each answer."""
+        self.on_reply: Callable[[str, Any, Any, Any], None] = lambda *_: None
         """Told of each message that a server sends: path, first message of the call, reply."""
 
     def add(self, host: Host) -> None:

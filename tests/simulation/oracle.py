@@ -88,6 +88,23 @@ class Oracle:
                 f"and was told of {named}"
             )
 
+    def committed_before(self, request: Any) -> tuple[int, tuple[int, int]]:
+        """Of the subscription for which a reader asks now: its generation, and what was committed in it by then."""
+        progress = self._ledger.progress[request.subscription]
+        return progress.generation, progress.committed
+
+    def read_granted(self, request: Any, reply: Any, known: tuple[int, tuple[int, int]]) -> None:
+        """A coordinator answered a reader: no grant starts before what was committed before it was asked (H7)."""
+        progress, grant = self._ledger.progress[request.subscription], reply.grant
+        is_of_it = grant.generation == progress.generation == known[0]
+        if reply.WhichOneof("kind") != "grant" or not grant.epoch or not is_of_it:
+            return  # 0: there is nothing to read
+        committed = min(known[1], progress.committed)
+        if (grant.epoch, grant.index) < committed:
+            raise Violation(
+                f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
+            )
+
     def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
         key = record.key
         if index <= self.acknowledged.get(key, 0):

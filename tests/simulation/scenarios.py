@@ -258,6 +258,77 @@ def commit_on_one(schedule: Schedule) -> None:
     _change_places(schedule, goes=one, comes=other)
 
 
+def read_behind_a_note(schedule: Schedule) -> None:
+    """A coordinator reads the chain from a server that is behind; since then a first commit has come to one member only, which goes (H7).
+
+    First in that reader's generation: it was sought to a link whose members don't reach each other.
+    """
+    world, ensemble, link = schedule.world, schedule.world.ensemble, _sealed(schedule)
+    if link is None or len(world.coordinator_names) < 2:
+        return
+    behind, other = schedule.chance.sample(world.coordinator_names, 2)
+    readers = [name for name in world.hosts if name.startswith("reader")]
+    pair = _names(link)
+    cuts = {pair, pair[::-1]}
+    to_behind = {path for name in (*pair, *readers) for path in ((name, behind), (behind, name))}
+    to_other = {path for name in readers for path in ((name, other), (other, name))}
+    for path in cuts:
+        world.cut(*path)
+    request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to=str(link.base))
+    process, is_sought = world.hosts[behind].process, _asked(schedule, "SeekSubscription", request) is not None
+    server = next((one.server for one in ensemble.sessions_of(process)), None) if process is not None else None
+    if server is not None and is_sought:
+        world.note(f"ZooKeeper server {server.number}, which {behind} asks, is cut off")
+        ensemble.catch_up(server)
+        usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
+        ensemble.cut_off(server)
+        ensemble.cut_off_server_s = usual_s
+        for session in [one for one in server.sessions if one.process is not process]:
+            session.disconnect()
+        for path in to_behind:
+            world.cut(*path)
+        are_noted = {name: _noted(schedule, link, name) for name in pair}
+        world.loop.run(world.loop.now_s + 2.5, lambda: any(is_noted() for is_noted in are_noted.values()))
+        for path in to_behind:
+            world.heal_cut(*path)
+        goes = next((pair[1 - pair.index(name)] for name in pair if are_noted[name]()), None)
+        if goes is not None:
+            _read_again_without(schedule, goes, readers, to_other)
+        ensemble.rejoin(server)
+    world.loop.run(world.loop.now_s + 0.5)
+    for path in cuts | to_other:
+        world.heal_cut(*path)
+
+
+def _sealed(schedule: Schedule) -> Link | None:
+    """A link that has ended, with records that its readers have reached; a switch makes one."""
+    world = schedule.world
+    for _ in range(2):
+        reached = max(world.ledger.progress["main"].delivered, default=0) if "main" in world.ledger.progress else 0
+        for link in () if world.document is None else world.document.links:
+            if link.certificate is not None and link.end and link.base is not None and link.base <= reached:
+                return link
+        schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+        world.loop.run(world.loop.now_s + 2.0)
+    return None
+
+
+def _read_again_without(schedule: Schedule, goes: str, readers: list[str], cuts: set[tuple[str, str]]) -> None:
+    """The readers' connections to ZooKeeper break, so that the elected one asks again where it reads; meanwhile a member goes."""
+    world = schedule.world
+    for path in cuts:
+        world.cut(*path)
+    for process in [world.hosts[name].process for name in readers]:
+        for session in () if process is None else world.ensemble.sessions_of(process):
+            session.disconnect()
+    world.loop.run(world.loop.now_s + 0.3 + 0.5 * schedule.chance.random())
+    process = world.hosts[goes].process
+    for session in () if process is None else world.ensemble.sessions_of(process):
+        world.ensemble.expire(session.session_id)
+    world.kill(goes, is_power=True)
+    schedule.later(4 + 4 * schedule.chance.random(), world.start, goes)
+
+
 def lose_cursors(schedule: Schedule) -> None:
     """A member may lack commits, and the other one's disk, which has them all, is replaced, then its own: people seek (H7)."""
     world = schedule.world
@@ -454,6 +525,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "nobody sends": (0.5, nobody_sends),
     "note taken back late": (0.5, note_taken_back_late),
     "commit on one member": (0.5, commit_on_one),
+    "read behind a note": (0.5, read_behind_a_note),
     "cursors lost with a disk": (0.5, lose_cursors),
     "disk fills": (0.5, disk_fills),
     "blank disk unseen": (0.5, blank_disk_unseen),

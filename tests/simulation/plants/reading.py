@@ -101,6 +101,11 @@ async def _fails_with_the_peers_disk(right: Any, self: CursorKeeper, runner: Any
     del right
 
 
+def _as_first_read(right: Any, state: Any, again: Any) -> Any:
+    del right, again
+    return acquire_read._granted(state, state.index)
+
+
 def _left_unsealed(right: Any, document: ChainDocument, subscription_id: Any, generation: Any, epoch: Any) -> Any:
     one = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
     if one is None or generation != one.generation or one.consume_list[:1] != (epoch,):
@@ -191,6 +196,14 @@ PLANTS: tuple[Plant, ...] = (
         changed(acquire_read, "_note_stale", _starts_unnoted),
         within=300,
         shape=Shape(kinds=("commit on one member",), faults=(1, 2), paces=(1,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, read once",
+        "a reader is granted by the chain as it was read first, maybe from a server that was behind",
+        changed(acquire_read, "_confirmed", _as_first_read),
+        within=10,
+        shape=Shape(kinds=("read behind a note",), coordinators=(2,), faults=(1, 2), paces=(1,)),
         finds="6:",
     ),
     Plant(
