@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from seriatim.cli.foreground import run_server
 from seriatim.cli.options import log_options
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def broker(config: Path | None, directory: Path | None, log_level: str, log_to: 
     log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
-    gc.freeze()  # what is imported stays: else each full collection looks through it, 10 ms in which nobody is answered
-    asyncio.run(_run(loaded))
+    run_server(_run(loaded))
 
 
 async def _run(settings: BrokerSettings) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import os
 from pathlib import Path
 
 import click
 
+from seriatim.cli.foreground import run_server
 from seriatim.cli.options import log_options
 
 
@@ -33,5 +32,4 @@ def coordinator(config: Path | None, log_level: str, log_to: str, **flags: objec
 
     log.start_logging(log_level, log_to)
     loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
-    gc.freeze()  # what is imported stays: else each full collection looks through it, 10 ms in which nobody is answered
-    asyncio.run(serve(loaded))
+    run_server(serve(loaded))
