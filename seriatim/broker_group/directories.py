@@ -20,9 +20,11 @@ def sync(directory: Path) -> None:
 
 
 def make(directory: Path) -> None:
-    """Make it, and what is missing on the way to it; each name is durable then, and so is its own if it was there. Raises OSError."""
-    missing = [one for one in directory.parents if not one.exists()]
+    """Make it, and what is missing on the way to it, durably. Raises OSError."""
+    missing = [one for one in (directory, *directory.parents) if not one.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    for made in (directory, *missing):
-        with contextlib.suppress(PermissionError):  # one that can't be read is somebody else's, who made it before
-            sync(made.parent)
+    for made in missing:
+        sync(made.parent)
+    if not missing:
+        with contextlib.suppress(OSError):  # a mount point's parent, perhaps: somebody else's, who made it long ago
+            sync(directory.parent)
