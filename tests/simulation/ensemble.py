@@ -139,7 +139,7 @@ class Ensemble:
         for path in [path for path, node in self.leader.nodes.items() if node.owner == session_id]:
             self.commit(("delete", path))
 
-    def sessions_of(self, process: Process) -> list[Session]:
+    def sessions_of(self, process: Process | None) -> list[Session]:
         return [session for server in self.servers for session in list(server.sessions) if session.process is process]
 
     # ---- changes

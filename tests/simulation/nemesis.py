@@ -203,12 +203,10 @@ class Nemesis:
         self.world.network.break_between(self.world.hosts[one], self.world.hosts[other])
 
     def _expire(self, name: str) -> None:
-        process = self.world.hosts[name].process
-        if process is not None:
-            for session in self.world.ensemble.sessions_of(process):
-                self.world.note(f"the session of {process} expires")
-                self.world.ensemble.expire(session.session_id)
-                session.disconnect()
+        for session in self.world.ensemble.sessions_of(self.world.hosts[name].process):
+            self.world.note(f"the session of {session.process} expires")
+            self.world.ensemble.expire(session.session_id)
+            session.disconnect()
 
     def strain_sender(self) -> None:
         """What a sender has sent to the master comes late, and meanwhile its session expires."""

@@ -143,7 +143,7 @@ class Network:
         self.on_request: Callable[[str, Any], Any] = lambda *_: None
         """What it says of a request that arrives is handed to `on_reply` with each answer."""
         self.on_reply: Callable[[str, Any, Any, Any], None] = lambda *_: None
-        """Told of each message that a server sends: path, first message of the call, reply."""
+        """Told of each message that a server sends: path, first message of the call, reply, and what `on_request` said."""
 
     def add(self, host: Host) -> None:
         self._hosts[host.address] = host

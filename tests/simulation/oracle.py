@@ -66,8 +66,20 @@ class Oracle:
         elif session != self._taken.setdefault((process, record.key), session):
             raise Violation(f"4: {process} takes records of epoch {record.epoch} in another session than before")
 
-    def replied(self, method: str, request: Any, reply: Any) -> None:
-        """A member answered a coordinator or a reader: whoever was named to it as the reader, nobody older is served."""
+    def asked(self, path: str, request: Any) -> Any:
+        """What `replied` is to know of how it was when this arrived.
+
+        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then.
+        """
+        if not path.endswith("/AcquireRead"):
+            return None
+        progress = self._ledger.progress[request.subscription]
+        return progress.generation, progress.committed
+
+    def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
+        """A coordinator or a member answered: whoever was named to a member as the reader, nobody older is served."""
+        if method == "AcquireRead":
+            self._check_read_granted(request, reply, known)
         if method not in ("TellReader", "CommitCursor", "Fetch"):
             return
         if method == "Fetch":
@@ -88,13 +100,8 @@ class Oracle:
                 f"and was told of {named}"
             )
 
-    def committed_before(self, request: Any) -> tuple[int, tuple[int, int]]:
-        """Of the subscription for which a reader asks now: its generation, and what was committed in it by then."""
-        progress = self._ledger.progress[request.subscription]
-        return progress.generation, progress.committed
-
-    def read_granted(self, request: Any, reply: Any, known: tuple[int, tuple[int, int]]) -> None:
-        """A coordinator answered a reader: no grant starts before what was committed before it was asked (H7)."""
+    def _check_read_granted(self, request: Any, reply: Any, known: tuple[int, tuple[int, int]]) -> None:
+        """No grant starts before what was committed when the reader asked (H7)."""
         progress, grant = self._ledger.progress[request.subscription], reply.grant
         is_of_it = grant.generation == progress.generation == known[0]
         if reply.WhichOneof("kind") != "grant" or not grant.epoch or not is_of_it:

@@ -276,7 +276,7 @@ def read_behind_a_note(schedule: Schedule) -> None:
         world.cut(*path)
     request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to=str(link.base))
     process, is_sought = world.hosts[behind].process, _asked(schedule, "SeekSubscription", request) is not None
-    server = next((one.server for one in ensemble.sessions_of(process)), None) if process is not None else None
+    server = next((one.server for one in ensemble.sessions_of(process)), None)
     if server is not None and is_sought:
         world.note(f"ZooKeeper server {server.number}, which {behind} asks, is cut off")
         ensemble.catch_up(server)
@@ -318,12 +318,11 @@ def _read_again_without(schedule: Schedule, goes: str, readers: list[str], cuts:
     world = schedule.world
     for path in cuts:
         world.cut(*path)
-    for process in [world.hosts[name].process for name in readers]:
-        for session in () if process is None else world.ensemble.sessions_of(process):
+    for name in readers:
+        for session in world.ensemble.sessions_of(world.hosts[name].process):
             session.disconnect()
     world.loop.run(world.loop.now_s + 0.3 + 0.5 * schedule.chance.random())
-    process = world.hosts[goes].process
-    for session in () if process is None else world.ensemble.sessions_of(process):
+    for session in world.ensemble.sessions_of(world.hosts[goes].process):
         world.ensemble.expire(session.session_id)
     world.kill(goes, is_power=True)
     schedule.later(4 + 4 * schedule.chance.random(), world.start, goes)

@@ -109,7 +109,7 @@ class World:
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
         self.oracle.sessions = self.ensemble
-        self.network.on_request = self._requested
+        self.network.on_request = self.oracle.asked
         self.network.on_reply = self._replied
         self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
         self.reserve_mb = RESERVE_MB  # as it is when the world is made
@@ -319,14 +319,9 @@ class World:
             lists = " ".join(f"{one.name}={one.consume_list}" for one in document.subscriptions)
             self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
 
-    def _requested(self, path: str, request: Any) -> Any:
-        return self.oracle.committed_before(request) if path.endswith("/AcquireRead") else None
-
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
         try:
-            if path.endswith("/AcquireRead"):
-                self.oracle.read_granted(request, reply, known)
-            self.oracle.replied(path.rpartition("/")[2], request, reply)
+            self.oracle.replied(path.rpartition("/")[2], request, reply, known)
         except Violation as violation:
             self.violated(violation)
 

@@ -169,9 +169,8 @@ class PostgresTarget:
         connection = self._connected()
         try:
             if not self._has_positions:
-                with (
-                    connection.transaction()
-                ):  # of its own: the claim may wait for the lock that another job's doesn't need
+                # A transaction of its own: the claim may have to wait, and another job's needs this lock, too.
+                with connection.transaction():
                     connection.execute("SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.positions'))")
                     connection.execute(_POSITIONS)
             with connection.transaction():
