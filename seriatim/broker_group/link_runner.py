@@ -137,6 +137,15 @@ class LinkRunner:
                 return position
         return self._store.position_at(self.key, index)
 
+    # ---- streams
+
+    def slave_ended(self, slave: SlaveLink, reason: str) -> None:
+        """The stream to the slave is at its end; whoever waits for it to be ready is told, too."""
+        if self.slave is slave:
+            self.slave = None
+            self.apply(replica_events.PeerGone(reason))
+            self._tell_change()
+
     # ---- events
 
     def take(

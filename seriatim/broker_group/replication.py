@@ -83,9 +83,7 @@ class SlaveStream:
                 raise
         finally:
             self.is_ended = True
-            if self._runner.slave is self:
-                self._runner.slave = None
-                self._runner.apply(replica_events.PeerGone(reason))
+            self._runner.slave_ended(self, reason)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()

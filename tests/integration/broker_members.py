@@ -175,22 +175,25 @@ class Members:
     def name(self, epoch: int, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self.paths.cluster, queue_id=QUEUE, epoch=epoch, to=message(to))
 
+    def opening(
+        self, member: Member, epoch: int = 1, token: int = 1, durability: str = "sync", **fields: Any
+    ) -> pb.OpenLinkRequest:
+        """What a member is asked for a link of which it is told which members it has."""
+        master, slave = self.chain_members[Epoch(epoch)]
+        return pb.OpenLinkRequest(
+            link=self.name(epoch, member.incarnation), chain_version=self.version, token=token, master=master,
+            slave=slave, durability=durability, flush_ms=20, max_record_bytes=1 << 20, queue="orders", **fields,
+        )  # fmt: skip
+
     async def open(self, epoch: int = 1, token: int = 1, durability: str = "sync", **fields: Any) -> pb.Position:
         """OpenLink to both, repeated until they agree, as a coordinator and its callers do; the position granted."""
-        master, slave = self.chain_members.setdefault(Epoch(epoch), self.link_members())
+        self.chain_members.setdefault(Epoch(epoch), self.link_members())
         give_up_at_s = asyncio.get_running_loop().time() + CALL_S
         while True:
             requests = [
-                member.stub.OpenLink(
-                    pb.OpenLinkRequest(
-                        link=self.name(epoch, member.incarnation), chain_version=self.version, token=token,
-                        master=master, slave=slave, durability=durability, flush_ms=20, max_record_bytes=1 << 20,
-                        queue="orders", **fields,
-                    ),
-                    timeout=CALL_S,
-                )
+                member.stub.OpenLink(self.opening(member, epoch, token, durability, **fields), timeout=CALL_S)
                 for member in self.both
-            ]  # fmt: skip
+            ]
             one, other = await asyncio.gather(*requests)
             if (one.next.index, one.next.hash) == (other.next.index, other.next.hash):
                 return one.next

@@ -312,19 +312,29 @@ def test_a_repeated_open_link_doesn_t_wait_for_the_stream_that_runs(run: Callabl
         endless = (one for first_index in numbers for one in batches(1, first_index=first_index))
         sending = asyncio.ensure_future(stream.send(endless))
         await stream.until_acknowledged(100)
-        master, slave = group.chain_members[Epoch(1)]
         for member in (group.a, group.b) * 3:
-            request = pb.OpenLinkRequest(
-                link=group.name(1, member.incarnation), chain_version=group.version, token=1, master=master,
-                slave=slave, durability="sync", flush_ms=20, max_record_bytes=1 << 20, queue="orders",
-            )  # fmt: skip
-            reply = await member.stub.OpenLink(request, timeout=CALL_S)
+            reply = await member.stub.OpenLink(group.opening(member), timeout=CALL_S)
             assert 0 < reply.next.index <= stream.sent_index + 10  # one may be on its way
             assert not sending.done()
         stream.is_stopped = True
         await sending
         await stream.until_acknowledged(stream.sent_index)
         await stream.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_opened_before", [False, True], ids=["new", "opened before"])
+def test_an_open_link_whose_slave_is_gone_says_so_and_doesn_t_wait(
+    run: Callable[..., None], *, is_opened_before: bool
+) -> None:
+    async def scenario(group: Members) -> None:
+        group.chain_members[Epoch(1)] = group.link_members()
+        if is_opened_before:
+            await group.open()
+        await group.b.kill()
+        with pytest.raises(PeerLost, match="can't be reached"):
+            await call(group.a.stub.OpenLink, group.opening(group.a), CALL_S, "g1-a")
 
     run(scenario)
 
