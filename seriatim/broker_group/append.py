@@ -23,7 +23,6 @@ from seriatim.protocol.errors import (
     CallerError,
     Fenced,
     MalformedFrame,
-    OlderVersion,
     PartlyResend,
     Resend,
     SeriatimError,
@@ -87,16 +86,14 @@ class AppendStream:
 
     async def _serve(self) -> None:
         runner, token = await self._opened()
-        if runner.source is not None:
-            runner.source.end(OlderVersion("the sender opened another stream for this link"))
-        runner.source = self
+        await self._broker.end_rest(runner)
+        runner.attach(self)
         self.acknowledge(runner.state.committed.index)
         reading = self._reading = asyncio.ensure_future(self._read(runner, token))
         try:
             await self._write(runner, reading)
         finally:
-            if runner.source is self:
-                runner.source = None
+            runner.detach(self)
 
     async def _opened(self) -> tuple[LinkRunner, Token]:
         message = await read(self._context)

@@ -207,7 +207,7 @@ class Broker:
         async with self.lock(key):
             runner = self._opened(key, request)
         if runner.record.role is Role.MASTER:
-            await self._connect_slave(runner, request.slave.address)
+            await self._connect_slave(runner, self.peer.stub(request.slave.address))
         await runner.kept()
         position = runner.state.tail
         await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
@@ -274,13 +274,20 @@ class Broker:
             lacks=(),
         )
 
-    async def _connect_slave(self, runner: LinkRunner, address: str) -> None:
+    async def end_rest(self, runner: LinkRunner) -> None:
+        """Before records come: reach the slave again, where the link has let it go and the peer is there. Raises PeerLost."""
+        present = self.peer.present
+        if runner.slave is not None or _is_over(runner) or present is None:
+            return
+        if self.peer.connected == runner.record.peer == present[0]:
+            await self._connect_slave(runner, present[1])
+
+    async def _connect_slave(self, runner: LinkRunner, stub: Any) -> None:
         """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""
         if runner.slave is None:
             peer = runner.record.peer
             if peer is None:
                 raise PeerLost("this link has no other member", epoch=runner.record.epoch)
-            stub = self.peer.stub(address)
             stream = SlaveStream(runner, self.store, stub, self.cluster, self.incarnation, peer)
             runner.slave = stream
             stream.start()
@@ -288,6 +295,7 @@ class Broker:
         await runner.until(lambda: runner.state.is_peer_ready or runner.slave is not stream_now)
         if not runner.state.is_peer_ready:
             raise PeerLost("the other member of this link can't be reached", epoch=runner.record.epoch)
+        runner.rest_soon()
 
     # ---- sealing
 

@@ -20,7 +20,7 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.store import Store
 from seriatim.protocol import log
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import DiskFailed, SeriatimError, UnknownLink
+from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink
 from seriatim.protocol.names import ChainVersion, Index
 
 _log = log.logger("broker.link")
@@ -28,6 +28,10 @@ _log = log.logger("broker.link")
 FLIGHT_BYTES: Final = 16 * 1024 * 1024
 FLIGHT_BATCHES: Final = 512
 """Bounds of what one link may have taken and not committed; beyond them its stream isn't read."""
+
+REST_S: Final = 1.0
+"""So long after its sender has left a link keeps the stream to its slave: a thousand links that nobody sends to would keep a
+thousand, and lose them all at once."""
 
 
 class Sender(Protocol):
@@ -49,9 +53,11 @@ class SlaveLink(Protocol):
 
     def end(self, error: SeriatimError) -> None: ...
 
+    def let_go(self) -> None: ...
+
 
 class LinkRunner:
-    """See the module. `source` is the stream that brings batches, `slave` the one that passes them on."""
+    """See the module. `source` is the stream that brings batches, `slave` the one that passes them on, if there is one."""
 
     def __init__(self, record: LinkRecord, store: Store, cache: BatchCache) -> None:
         self._store = store
@@ -64,6 +70,7 @@ class LinkRunner:
         self.flight_bytes = 0
         self.size_bytes = 0
         self.source: Sender | None = None
+        self._rest: asyncio.TimerHandle | None = None
         self.slave: SlaveLink | None = None
         self.readers: dict[Callable[[], None], None] = {}  # a set in the order in which they came
         self._committed_learnt = Index(0)
@@ -139,12 +146,39 @@ class LinkRunner:
 
     # ---- streams
 
+    def attach(self, source: Sender) -> None:
+        """From now on this stream brings batches, and no other."""
+        former, self.source = self.source, source
+        if former is not None:
+            former.end(OlderVersion("another stream was opened for this link", epoch=self.record.epoch))
+
+    def detach(self, source: Sender) -> None:
+        """The stream is at its end."""
+        if self.source is source:
+            self.source = None
+            self.rest_soon()
+
     def slave_ended(self, slave: SlaveLink, reason: str) -> None:
         """The stream to the slave is at its end; whoever waits for it to be ready is told, too."""
         if self.slave is slave:
             self.slave = None
             self.apply(replica_events.PeerGone(reason))
             self._tell_change()
+
+    def rest_soon(self) -> None:
+        """Let the stream to the slave go, unless somebody sends within REST_S."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = None
+        if self.slave is not None and self.source is None:
+            self._rest = asyncio.get_running_loop().call_later(REST_S, self._rest_now)
+
+    def _rest_now(self) -> None:
+        self._rest = None
+        if self.source is None:
+            self.apply(replica_events.SenderAway())
+            if self.state.flight:  # its sender left while the slave was slow
+                self.rest_soon()
 
     # ---- events
 
@@ -188,6 +222,8 @@ class LinkRunner:
                 self._tell_source(effect)
             case replica_events.Forward() | replica_events.TellCommitted() | replica_events.DropPeer():
                 self._tell_slave(effect)
+            case replica_events.LetPeerGo():
+                self._let_slave_go()
             case replica_events.AnswerSeal() | replica_events.Refuse():
                 pass  # whoever waits looks at the state, which has changed; a refusal is returned
             case _:
@@ -212,6 +248,12 @@ class LinkRunner:
             self.slave.end(effect.error)
         elif self._batch is not None:
             self.slave.forward(self._batch)
+
+    def _let_slave_go(self) -> None:
+        slave, self.slave = self.slave, None
+        if slave is not None:
+            _log.info("slave let go, nobody sends", queue=self.record.queue, epoch=self.record.epoch)
+            slave.let_go()
 
     def _store_batch(self, effect: replica_events.Store) -> None:
         encoded = self._batch

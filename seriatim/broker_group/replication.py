@@ -1,7 +1,7 @@
 """The stream of a link's batches from master to slave: both ends.
 
-The master opens it when a coordinator opens the link, makes the two copies equal, and from then passes on each batch before it
-stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears what is committed within a
+The master opens it when a coordinator opens the link, or a sender comes to one at rest, makes the two copies equal, and from then
+passes on each batch before it stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears what is committed within a
 moment even when nothing follows (H19).
 """
 
@@ -34,7 +34,7 @@ PATIENCE_S = 2.0
 
 
 class SlaveStream:
-    """The master's end. `run` lives as long as the stream; it ends by `end`, or when the slave is lost."""
+    """The master's end, as long as the stream lives: it ends by `end`, by `let_go`, or when the slave is lost."""
 
     def __init__(
         self, runner: LinkRunner, store: Store, stub: Any, cluster: str, me: Incarnation, slave: Incarnation
@@ -49,6 +49,7 @@ class SlaveStream:
         self._committed_told = Index(0)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_let_go = False
         self.is_ended = False
 
     def start(self) -> None:
@@ -68,6 +69,11 @@ class SlaveStream:
             _log.info("stream to the slave ends", epoch=self._runner.record.epoch, reason=error.message)
             if self._task is not None:
                 self._task.cancel()
+
+    def let_go(self) -> None:
+        """End without an error, behind what the slave is still to be told."""
+        self._is_let_go = True
+        self._wake.set()
 
     async def _run(self) -> None:
         reason = "it ended the stream"
@@ -161,10 +167,15 @@ class SlaveStream:
             if self._committed > self._committed_told:
                 self._committed_told = self._committed
                 await call.write(pb.ReplicateRequest(committed_index=self._committed_told))
+            if self._is_let_go:
+                await call.done_writing()
+                return
 
     async def _receive(self, call: Any) -> None:
         while True:
             reply = await read(call)
+            if reply is None and self._is_let_go:
+                return
             if reply is None:
                 raise PeerLost("the slave ended the stream")
             self._runner.apply(replica_events.PeerConfirmed(Index(reply.next_index), reply.hash))

@@ -28,7 +28,6 @@ from seriatim.protocol.errors import (
     DiskFailed,
     MalformedFrame,
     MemberBehind,
-    OlderVersion,
     Sealed,
     UnknownLink,
     WrongIncarnation,
@@ -77,10 +76,8 @@ class BrokerService(BrokerServicer):
             raise UnknownLink("this member isn't the slave of this link", epoch=record.epoch)
         if master != record.peer:
             raise WrongIncarnation(f"{master} isn't the master of this link", epoch=record.epoch)
-        if runner.source is not None:
-            runner.source.end(OlderVersion("the master opened another stream for this link"))
         stream = MasterStream(context)
-        runner.source = stream
+        runner.attach(stream)
         await first_confirmation(runner, context)
         writing = asyncio.ensure_future(stream.write_confirmations())
         reading = asyncio.ensure_future(self._replicated(runner, stream, context))
@@ -91,8 +88,7 @@ class BrokerService(BrokerServicer):
         finally:
             writing.cancel()
             reading.cancel()
-            if runner.source is stream:
-                runner.source = None
+            runner.detach(stream)
 
     async def _replicated(self, runner: LinkRunner, stream: MasterStream, context: Any) -> None:
         while True:

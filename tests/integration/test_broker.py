@@ -129,6 +129,31 @@ def test_a_killed_slave_is_noticed_at_once_and_the_seal_covers_all_acknowledged(
     run(scenario)
 
 
+def test_a_link_that_nobody_sends_to_keeps_no_stream_and_takes_records_again(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        async def rested(times: int) -> None:
+            async def holds() -> bool:
+                return group.a.log_path.read_text().count("slave let go") == times
+
+            await until(holds)
+
+        await filled(group, 5)
+        await rested(1)
+        stream = await group.append(group.a, next_index=50).open()
+        await stream.send(batches(5, first_index=50))
+        await stream.until_acknowledged(100)
+        await stream.close()
+        await rested(2)
+        await group.committed(100)
+        await group.b.kill()
+        stream = await group.append(group.a, next_index=100).open()
+        await stream.send(batches(1, first_index=100))
+        assert isinstance(await stream.error(), PeerLost)
+        assert (await group.seal(group.a)).positions[-1].index == 100
+
+    run(scenario)
+
+
 def test_after_the_masters_death_the_slave_serves_what_is_committed_and_the_rest_at_the_end(
     run: Callable[..., None],
 ) -> None:

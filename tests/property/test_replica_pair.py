@@ -23,7 +23,7 @@ from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId, Token
 
 ACTIONS = (
     "send", "send", "to_slave", "to_slave", "to_master", "to_master", "flush_a", "flush_b", "break_stream", "open",
-    "crash_a", "crash_b", "seal_a", "seal_b", "elect",
+    "crash_a", "crash_b", "seal_a", "seal_b", "elect", "sender_away",
 )  # fmt: skip
 NOT_AGAIN = "crash_a", "crash_b", "seal_a", "seal_b"
 
@@ -71,6 +71,7 @@ class Pair:
         self.token = 1
         self.seq = 0
         self.opens_equal = opens_equal
+        self.is_at_rest = False
         self.open()
 
     def apply(self, side: Side, event: replica_events.Event, encoded: EncodedBatch | None = None) -> None:
@@ -92,6 +93,8 @@ class Pair:
                     self.to_slave.append(effect.index)
                 case replica_events.EndStreams() | replica_events.DropPeer():
                     self.break_stream()
+                case replica_events.LetPeerGo():
+                    self.is_at_rest = True  # what the slave was to be told still arrives
                 case replica_events.WriteSeal():
                     side.disk.flushed = len(side.disk.written)
                     self.apply(side, replica_events.SealWritten())
@@ -135,6 +138,7 @@ class Pair:
     def break_stream(self) -> None:
         self.to_slave.clear()
         self.to_master.clear()
+        self.is_at_rest = False
         if self.a.state.is_peer_ready:
             self.apply(self.a, replica_events.PeerGone("broken"))
 
@@ -156,6 +160,9 @@ class Pair:
             self.flush(b)
         self.to_master.clear()
         self.apply(a, replica_events.PeerReady(b.state.tail.index, b.state.tail.hash))
+
+    def sender_away(self) -> None:
+        self.apply(self.a, replica_events.SenderAway())
 
     def elect(self) -> None:
         """The next sender, granted only when both members hold the same."""
@@ -182,6 +189,7 @@ class Pair:
             "break_stream": self.break_stream,
             "open": self.open,
             "elect": self.elect,
+            "sender_away": self.sender_away,
             "crash_a": lambda: self.crash(self.a),
             "crash_b": lambda: self.crash(self.b),
             "seal_a": lambda: self.seal(self.a),
@@ -214,7 +222,8 @@ class Pair:
             self.flush(self.b)
             self.deliver_to_slave()
             self.deliver_to_master()
-        if self.a.state.is_peer_ready and self.b.state.phase is SealPhase.OPEN:
+        is_open = all(one.state.phase is SealPhase.OPEN for one in (self.a, self.b))
+        if is_open and (self.a.state.is_peer_ready or self.is_at_rest):
             assert self.a.state.committed == self.b.state.committed == self.a.state.tail
 
 
@@ -261,6 +270,10 @@ def keep_acknowledging(right, state, event):
     return replace(after, phase=SealPhase.OPEN, is_peer_ready=state.is_peer_ready), effects
 
 
+def let_go_at_once(_, state):
+    return replace(state, is_peer_ready=False), (replica_events.LetPeerGo(),)
+
+
 PLANTED = {
     "one copy is enough": (
         "_commit", acknowledge_when_durable_here, ["send", "flush_a", "to_slave", "flush_b", "to_master"],
@@ -268,6 +281,7 @@ PLANTED = {
     "the master's own disk doesn't count": (
         "_commit", acknowledge_when_confirmed, ["send", "to_slave", "flush_b", "to_master"],
     ),
+    "the slave is let go before it has confirmed": ("_sender_away", let_go_at_once, ["send", "sender_away"]),
     "H11: a seal answers from memory": ("_write_seal_when_quiet", seal_from_memory, ["send", "seal_a"]),
 }  # fmt: skip
 

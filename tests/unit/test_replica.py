@@ -29,6 +29,7 @@ from seriatim.broker_group.core.replica_events import (
     Refuse,
     SealAsked,
     SealWritten,
+    SenderAway,
     Store,
     TellCommitted,
     WriteFailed,
@@ -279,6 +280,26 @@ def test_a_lost_slave_ends_the_sender_at_once_and_a_new_one_must_be_equal() -> N
     """)
     _, text = trace(state, PeerReady(Index(1), hash_of(one)))
     assert text == "PeerReady 1: Acknowledge 1, TellCommitted 1, PushCommitted 1"
+
+
+def test_a_link_that_nobody_sends_to_lets_its_slave_go_once_it_has_confirmed_everything() -> None:
+    one, two = arrived(0), arrived(1)
+    confirmed = PeerConfirmed(Index(1), hash_of(one))
+    state, text = trace(master(), one, Flushed(Index(1)), SenderAway(), confirmed, SenderAway(), SenderAway())
+    assert text.splitlines()[2:] == [
+        "SenderAway: -",
+        "PeerConfirmed 1: Acknowledge 1, TellCommitted 1, PushCommitted 1",
+        "SenderAway: LetPeerGo",
+        "SenderAway: -",
+    ]
+    assert refusal(state, two) == "peer-lost"
+    _, text = trace(state, PeerReady(Index(1), hash_of(one)), two)
+    assert text == golden("""
+        PeerReady 1: TellCommitted 1
+        batch 1..2: Forward, store 1..2 committed=1
+    """)
+    sealed, _ = trace(state, SealAsked(ChainVersion(6)), SealWritten())
+    assert step(sealed, SenderAway()) == (sealed, ())
 
 
 def test_a_copied_batch_is_taken_only_while_no_stream_is_open() -> None:

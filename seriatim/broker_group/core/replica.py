@@ -10,6 +10,8 @@ Rules (protocol.md 4, 5.2 and 8):
 - It is committed when it is durable on both; acknowledgements are cumulative. The slave's word is checked: it never
   confirms more than was sent to it, and its hash must be the master's there.
 - A refused batch ends its stream: nothing behind it is taken.
+- A link that nobody sends to needs no stream to its slave, once the slave has confirmed everything. What was true of two equal
+  copies is looked at again (H3) before the next record.
 - A seal waits for the writes that were begun, is written behind them, and then for ever gives the same answer (H11).
 """
 
@@ -35,6 +37,7 @@ from seriatim.broker_group.core.replica_events import (
     Flushed,
     Forward,
     KeepRecord,
+    LetPeerGo,
     Opened,
     PeerConfirmed,
     PeerGone,
@@ -43,6 +46,7 @@ from seriatim.broker_group.core.replica_events import (
     Refuse,
     SealAsked,
     SealWritten,
+    SenderAway,
     Store,
     TellCommitted,
     WriteFailed,
@@ -132,8 +136,8 @@ def step(state: Replica, event: Event) -> Step:
             return _opened(state, event)
         case PeerReady():
             return _peer_ready(state, event)
-        case PeerGone():
-            return _peer_gone(state, event)
+        case PeerGone() | SenderAway():
+            return _sender_away(state) if isinstance(event, SenderAway) else _peer_gone(state, event)
         case SealAsked():
             return _seal_asked(state, event)
         case SealWritten():
@@ -365,6 +369,12 @@ def _peer_gone(state: Replica, event: PeerGone) -> Step:
         return state, ()
     error = PeerLost(f"the slave is lost: {event.reason}", queue=state.record.queue, epoch=state.record.epoch)
     return replace(state, is_peer_ready=False), (EndStreams(error),)
+
+
+def _sender_away(state: Replica) -> Step:
+    if not state.is_peer_ready or state.flight:
+        return state, ()
+    return replace(state, is_peer_ready=False), (LetPeerGo(),)
 
 
 def _seal_asked(state: Replica, event: SealAsked) -> Step:

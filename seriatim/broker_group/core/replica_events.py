@@ -85,6 +85,11 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class SenderAway:
+    """Master: nobody has had a stream to bring records for a while."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedLearnt:
     """Slave: the master says that all below `index` is committed."""
 
@@ -112,6 +117,7 @@ Event = (
     | PeerReady
     | PeerConfirmed
     | PeerGone
+    | SenderAway
     | CommittedLearnt
     | SealAsked
     | SealWritten
@@ -186,6 +192,11 @@ class DropPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class LetPeerGo:
+    """Master: close the slave's stream when it has been told all; it is opened again before the next record."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepRecord:
     """Write the link's record, flushed, before anything that is answered."""
 
@@ -214,6 +225,7 @@ Effect = (
     | Refuse
     | EndStreams
     | DropPeer
+    | LetPeerGo
     | KeepRecord
     | WriteSeal
     | AnswerSeal
