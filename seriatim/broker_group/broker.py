@@ -144,6 +144,7 @@ class Broker:
         link = self._links.pop(key, None)
         self._locks.pop(key, None)
         self.maybe_drained.discard(key)
+        self._forget_damage(key, Index(0))
         epochs = self._epochs.get(key[0], set())
         epochs.discard(key[1])
         if not epochs:
@@ -161,12 +162,23 @@ class Broker:
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
-        if key not in self._links:
-            return  # dropped while it was read
+        runner = self.find(key)
+        if runner is None or index >= runner.state.durable:
+            return  # dropped, or cut, while it was read
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
         self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")
         self.resync_wanted.set()
+
+    def _forget_damage(self, key: LinkKey, from_index: Index) -> None:
+        """What was damaged from there on isn't kept any more."""
+        self.damaged -= {(link, index) for link, index in self.damaged if link == key and index >= from_index}
+
+    async def cut(self, runner: LinkRunner, record: LinkRecord, end: Index) -> None:
+        """Forget what a link has from `end` on, and keep this record of it. Raises DiskFailed."""
+        await self.store.cut(record, end)
+        self._forget_damage(runner.key, end)
+        runner.reload(record)
 
     def look_for_drained(self, key: LinkKey) -> None:
         """A subscription may have read this link to its end: it is looked at, and reported."""
@@ -339,8 +351,7 @@ class Broker:
                 record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned)
                 await self.keep(runner, record)
             if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
-                await self.store.cut(record, end)
-                runner.reload(record)
+                await self.cut(runner, record, end)
                 _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
             has_it = runner.holding().has_it
         if not has_it or record.lacks_cursors:

@@ -205,8 +205,7 @@ class Resyncer:
         if from_index == 0 and runner.state.durable > 0:
             await self._check_peer_has(runner, end)
             async with self._broker.lock(runner.key):
-                await self._broker.store.cut(record, Index(0))
-                runner.reload(record)
+                await self._broker.cut(runner, record, Index(0))
         last = self._broker.store.last_position(runner.key)
         position, size_bytes, unflushed = last.position, last.size_bytes, 0
         if end > position.index:

@@ -17,6 +17,7 @@ link is removed at the next start.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 from collections import OrderedDict
@@ -155,9 +156,9 @@ class SegmentFiles:
     # ---- reading
 
     def read(self, link: LinkKey, place: Place) -> tuple[bytes, bytes] | None:
-        """Header and payload at a place, unchecked but for the header's checksum; None where they aren't there.
+        """Header and payload at a place, unchecked but for the header's checksum; None where they can't be had any more.
 
-        Raises DiskFailed where the disk can't be read.
+        That is where they aren't there, or the disk has lost these very bytes (EIO). Raises DiskFailed where it can't be read.
         """
         try:
             descriptor = os.open(self._path(link), os.O_RDONLY | os.O_CLOEXEC)
@@ -169,6 +170,8 @@ class SegmentFiles:
             header = os.pread(descriptor, place.header_bytes, place.offset)
             payload = os.pread(descriptor, place.size_bytes - place.header_bytes, place.offset + place.header_bytes)
         except OSError as error:
+            if error.errno == errno.EIO:
+                return None
             raise DiskFailed(f"the disk can't be read: {error}") from error
         finally:
             os.close(descriptor)

@@ -1,0 +1,83 @@
+"""What a member remembers of damage, and what the disk says of it, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.store import open_store
+from seriatim.protocol.errors import BadChecksum, DiskFailed
+from seriatim.protocol.names import Epoch, Index, MemberName, QueueId
+from tests.integration.broker_members import batches
+from tests.integration.test_broker_store import fill
+
+RECORD = LinkRecord(QueueId(1), Epoch(2), is_sealed=True, end=Index(50))
+OTHER = replace(RECORD, epoch=Epoch(3))
+
+Scenario = Callable[[Broker, LinkRunner], Awaitable[None]]
+
+
+@pytest.fixture
+def with_links(tmp_path: Path) -> Callable[[Scenario], None]:
+    """Run a scenario with a member that holds two links of five batches each, in segment files."""
+
+    def run(scenario: Scenario) -> None:
+        async def opened() -> None:
+            store = open_store(tmp_path, "c/g1-a", segment_bytes=1)
+            try:
+                for record in (RECORD, OTHER):
+                    await fill(store, record, batches(5))
+                    await store.keep_link(record)
+                broker = Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+                await scenario(broker, broker.link(RECORD.key))
+            finally:
+                await store.close()
+
+        asyncio.run(opened())
+
+    return run
+
+
+def test_damage_of_what_was_cut_or_dropped_is_forgotten(with_links: Callable[[Scenario], None]) -> None:
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        for index in (0, 20, 40):
+            broker.note_damage(RECORD.key, Index(index))
+        broker.note_damage(OTHER.key, Index(30))
+        await broker.cut(runner, replace(RECORD, end=Index(30)), Index(30))
+        assert broker.damaged == {(RECORD.key, Index(0)), (RECORD.key, Index(20)), (OTHER.key, Index(30))}
+        broker.note_damage(RECORD.key, Index(40))  # read before it was cut
+        await broker.drop(RECORD.key)
+        broker.note_damage(RECORD.key, Index(0))  # and before it was dropped
+        assert broker.damaged == {(OTHER.key, Index(30))}
+
+    with_links(scenario)
+
+
+def test_bytes_that_the_disk_has_lost_are_damage_and_a_disk_that_fails_is_not(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(number: int) -> None:
+        def pread(*_: int) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "pread", pread)
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        failing(errno.EIO)
+        with pytest.raises(BadChecksum, match="index 10 is damaged"):
+            broker.store.batches(RECORD.key, Index(10), Index(50), 1)
+        failing(errno.EBADF)
+        with pytest.raises(DiskFailed):
+            broker.store.batches(RECORD.key, Index(10), Index(50), 1)
+
+    with_links(scenario)
