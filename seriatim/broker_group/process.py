@@ -15,6 +15,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.resyncer import Resyncer
+from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import SEGMENT_BYTES, open_store
 from seriatim.protocol import log, rpc
@@ -37,7 +38,8 @@ class BrokerSettings:
 
     `advertise_outside`: the one that reaches it from outside of the cluster's network, for clients that ask there.
     `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
-    `segment_bytes`: batches from this size on lie in segment files, smaller ones in RocksDB.
+    `segment_bytes`: batches from this size on lie in segment files, smaller ones in RocksDB. `scrub_interval_s`: how often all
+    that is stored is read, to find damage; 0: never.
     """
 
     zookeeper: str
@@ -51,6 +53,7 @@ class BrokerSettings:
     session_timeout_ms: int = 4000
     reserve_mb: int = 256
     segment_bytes: int = SEGMENT_BYTES
+    scrub_interval_s: int = 24 * 60 * 60
 
 
 async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
@@ -61,6 +64,8 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
     """
     if settings.member not in ("a", "b"):
         raise InvalidArgument(f"a member of a group is a or b, not {settings.member!r}")
+    if settings.scrub_interval_s < 0:
+        raise InvalidArgument(f"a scrub interval is 0 (never) or more seconds, not {settings.scrub_interval_s}")
     name = MemberName(settings.group, settings.member)
     store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
     try:
@@ -114,6 +119,7 @@ async def _serve(
             membership.watch_chains(),
             resyncer.run(),
             keeper.report_drained(),
+            Scrubber(broker, settings.scrub_interval_s).run(),
         ) as group:
             announcing = group.create_task(_announce(membership, ready, str(broker.name), address))
             await stop.wait()

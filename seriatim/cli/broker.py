@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 @click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
 @click.option("--reserve-mb", type=int, help="Room kept free of records on the disk. [default: 256]")
 @click.option("--segment-bytes", type=int, help="Batches from this size on get files beside RocksDB. [default: 16384]")
+@click.option(
+    "--scrub-interval-s",
+    type=int,
+    help="Seconds between reads of all that is stored, to find damage; 0: never. [default: 86400]",
+)
 @log_options
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""

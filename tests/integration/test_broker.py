@@ -629,6 +629,37 @@ def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(
     run(scenario)
 
 
+def test_damage_that_nobody_reads_is_found_and_mended_from_the_peer(run: Callable[..., None], tmp_path: Path) -> None:
+    async def scenario(group: Members) -> None:
+        sent = batches(20, size_bytes=1000)
+        await group.open()
+        stream = await group.append(group.a).open()
+        await stream.send(sent)
+        await stream.until_acknowledged(200)
+        await stream.close()
+        end = (await group.seal(group.a)).positions[-1]
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+        await group.write_chain(end)
+        files = [next((tmp_path / member.member / "segments").iterdir()) for member in group.both]
+        for number, file in enumerate(files):
+            with file.open("r+b") as stored:
+                stored.seek(file.stat().st_size * (1 + number) // 3)
+                stored.write(b"?")
+
+        async def are_mended() -> bool:
+            return all("damaged batch mended" in member.log_path.read_text() for member in group.both)
+
+        await until(are_mended)
+        await group.whole()
+        for member in group.both:
+            assert sent_batches(await group.fetch(member)) == as_sent(sent)
+            log = member.log_path.read_text()
+            assert log.count("damaged batch mended") == log.count("damaged batch queue_id") == 1
+
+    run(scenario, "--scrub-interval-s", "1")
+
+
 def test_a_lost_segment_file_is_no_whole_answer_and_is_filled_again_from_the_peer(
     run: Callable[..., None], tmp_path: Path
 ) -> None:

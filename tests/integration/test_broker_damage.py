@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.broker_group import scrubber
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.store import open_store
 from seriatim.protocol.errors import BadChecksum, DiskFailed
 from seriatim.protocol.names import Epoch, Index, MemberName, QueueId
@@ -79,5 +81,29 @@ def test_bytes_that_the_disk_has_lost_are_damage_and_a_disk_that_fails_is_not(
         failing(errno.EBADF)
         with pytest.raises(DiskFailed):
             broker.store.batches(RECORD.key, Index(10), Index(50), 1)
+
+    with_links(scenario)
+
+
+def test_a_scrub_finds_every_damaged_batch_of_every_link_and_goes_on_behind_it(
+    with_links: Callable[[Scenario], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        monkeypatch.setattr(scrubber, "READ_BYTES", 1)
+        for record, numbers in ((RECORD, (0, 1, 4)), (OTHER, (2,))):
+            path = tmp_path / "segments" / f"{record.queue_id}-{record.epoch}.segment"
+            content = bytearray(path.read_bytes())
+            size_bytes = len(content) // 5
+            for number in numbers:
+                content[number * size_bytes + size_bytes // 2] ^= 1
+            path.write_bytes(content)
+        running = asyncio.create_task(Scrubber(broker, 0.01).run())
+        async with asyncio.timeout(60):
+            while len(broker.damaged) < 4:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+        running.cancel()
+        found = {(RECORD.key, Index(0)), (RECORD.key, Index(10)), (RECORD.key, Index(40)), (OTHER.key, Index(20))}
+        assert broker.damaged == found
 
     with_links(scenario)

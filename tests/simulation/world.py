@@ -50,6 +50,7 @@ from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
 RESERVE_MB = 1
+SCRUB_S = 2
 
 
 class MemberHost(Host):
@@ -180,7 +181,14 @@ class World:
         host = self.hosts[name]
         group, member = name.split("-")
         settings = BrokerSettings(
-            "zookeeper", CLUSTER, group, member, Path("/"), listen=f"{host.address}:7000", reserve_mb=self.reserve_mb
+            "zookeeper",
+            CLUSTER,
+            group,
+            member,
+            Path("/"),
+            listen=f"{host.address}:7000",
+            reserve_mb=self.reserve_mb,
+            scrub_interval_s=SCRUB_S,
         )
         await serve_broker(settings, lambda *_: None, asyncio.Event())
 
