@@ -59,7 +59,10 @@ async def _side_by_side(
 ) -> list[tuple[Item, Found]]:
     found: list[tuple[Item, Found]] = []
     for some in _slices(items):
-        found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
+        if len(some) == 1:  # as it mostly is: without a task of its own
+            found.append((some[0], await read(some[0])))
+        else:
+            found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
     return found
 
 
@@ -319,7 +322,7 @@ class Store:
                 stale |= await self._read_queues()
             queue_ids = [QueueId(int(what)) for what in stale if what.isdecimal()]
             for some in _slices(queue_ids):
-                await asyncio.gather(*map(self._read_seen, some))
+                await _side_by_side(some, self._read_seen)
                 self._tell()
         except BaseException:
             self._stale |= stale

@@ -144,8 +144,11 @@ class Ensemble:
 
     # ---- changes
 
-    def commit(self, *changes: tuple[Any, ...]) -> None:
-        """Apply at the leader at once, at the servers in order, each a moment later."""
+    def commit(self, *changes: tuple[Any, ...], through: Server | None = None) -> None:
+        """Apply at the leader at once, at the servers in order, each a moment later.
+
+        `through`: the server of whoever wrote, which has it before it answers; that is for the caller (`catch_up`).
+        """
         loop = self.loop
         for change in changes:
             self.leader.apply(change)
@@ -154,7 +157,7 @@ class Ensemble:
                 self.on_write(change[1], change[2], self.leader.nodes[change[1]].version)
             for server in self.servers:
                 server.pending.append((self.leader.applied, change))
-                if not server.is_cut_off:
+                if not server.is_cut_off and server is not through:
                     loop.at(loop.now_s + self.delay_s(), None, self._apply_up_to, server, self.leader.applied)
 
     def catch_up(self, server: Server) -> None:
@@ -182,7 +185,9 @@ class Ensemble:
                 if session.session_id == session_id and session.server is server:
                     session.tell(watch)
 
-    def write(self, kind: str, path: str, data: bytes, version: int, *, owner: int, is_sequential: bool) -> Any:
+    def write(
+        self, kind: str, path: str, data: bytes, version: int, *, owner: int, is_sequential: bool, through: Server
+    ) -> Any:
         """Check and commit at the leader. Returns the path made, or the new version. Raises as ZooKeeper does."""
         nodes = self.leader.nodes
         if kind == "create":
@@ -196,7 +201,7 @@ class Ensemble:
                 raise NoNode(path)
             if path in nodes:
                 raise NodeExists(path)
-            self.commit(("create", path, data, owner))
+            self.commit(("create", path, data, owner), through=through)
             return path
         node = nodes.get(path)
         if node is None:
@@ -204,9 +209,9 @@ class Ensemble:
         if version not in (-1, node.version):
             raise BadVersion(path)
         if kind == "set":
-            self.commit(("set", path, data, node.version + 1))
+            self.commit(("set", path, data, node.version + 1), through=through)
             return node.version
-        self.commit(("delete", path))
+        self.commit(("delete", path), through=through)
         return None
 
     # ---- faults

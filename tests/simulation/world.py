@@ -50,7 +50,7 @@ from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
 RESERVE_MB = 1
-SCRUB_S = 2
+SCRUB_S = 5
 
 
 class MemberHost(Host):

@@ -293,7 +293,9 @@ class SimulatedSession:
                     return
                 self._wrote_s = ensemble.loop.now_s
                 try:
-                    result = ensemble.write(kind, path, data, version, owner=owner, is_sequential=is_sequential)
+                    result = ensemble.write(
+                        kind, path, data, version, owner=owner, is_sequential=is_sequential, through=server
+                    )
                 except (NoNode, NodeExists, BadVersion) as error:
                     ensemble.catch_up(server)
                     answer(None, error)
