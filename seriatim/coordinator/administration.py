@@ -136,13 +136,21 @@ class Operations:
         document, version = await self._store.read_chain(queue_id)
         last = document.last_link
         if last is not None and last.state in chain.LIVE:
-            registry = await self._store.look_up_registry()
-            others = [one for one in document.send_list if one != last.group and not registry.send_obstacle(one)]
-            if not others and not chain.back_at_once(document, registry):
-                reasons = chain.obstacles(document, registry, {})
-                raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
+            if not await self._next_group(document):
+                registry = await self._store.look_up_registry()
+                if not chain.next_group(document, registry) and not chain.back_at_once(document, registry):
+                    reasons = chain.obstacles(document, registry, {})
+                    raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
         return messages.queue_view(document, version, self._store.registry)
+
+    async def _next_group(self, document: ChainDocument) -> str:
+        """Where a switch would lead; empty where it leads to none. Only that group is looked up: there may be many."""
+        looked_up: set[str] = set()
+        while (group := chain.next_group(document, self._store.registry)) and group not in looked_up:
+            await self._store.look_up_registry([group])
+            looked_up.add(group)
+        return group
 
     async def _switched(self, document: ChainDocument, last: Link, cause_id: str) -> tuple[ChainDocument, ChainVersion]:
         """Close the last link, and open the next one where a sender is elected, who then finds it ready."""

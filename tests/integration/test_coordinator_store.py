@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from seriatim.coordinator import background
+from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background as core_background
 from seriatim.coordinator.core import chain, closing
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
@@ -343,6 +344,35 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
             assert (await store.look_up_registry(["g2"])).group("g1").is_draining
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_planned_switch_looks_up_the_group_that_it_leads_to_and_no_other(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as members:
+            store = Store(own, CLUSTER)
+            await store.start()
+            paths, groups = store.paths, ("g1", "g2", "g3")
+            registration = Registration(Incarnation("disk", 1), "here:1", None, is_in_sync=True, is_accepting=True)
+            for group in groups:
+                await members.ensure(paths.members(group))
+                for place in "ab":
+                    await members.create(paths.member(group, place), registration.encode(), ephemeral=True)
+            await store.look_up_registry()
+            document = chain.created(
+                cluster=CLUSTER, queue_id=QueueId(1), name="q", settings=QueueSettings(), groups=groups, now_ms=0
+            )
+            document = chain.next_link(document, store.registry, avoid={}, now_ms=0)
+            read = noting_reads(own)
+            operations = Operations(store, *[cast(Any, None)] * 3)
+            assert await operations._next_group(document) == "g2"
+            assert {path.split("/")[4] for path in read} == {"g2"}
+            # What is remembered is old: nobody follows the watches here.
+            await members.delete(paths.member("g2", "b"))
+            assert await operations._next_group(document) == "g3"
+            await members.delete(paths.member("g3", "a"))
+            assert await operations._next_group(document) == ""
 
     asyncio.run(scenario())
 
