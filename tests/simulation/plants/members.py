@@ -209,8 +209,8 @@ PLANTS: tuple[Plant, ...] = (
         "reports from live records",
         "reports of drained links go through the records while commits change them",
         changed(CursorKeeper, "_report_once", _reports_from_the_live_records),
-        within=100,
-        shape=Shape(kinds=("rotate", "drain group", "pause", "slow disk"), faults=(3, 6), groups=(3,)),
+        within=150,
+        shape=Shape(kinds=("rotate", "drain group", "slow path", "subscription made"), faults=(5, 8), groups=(3,)),
         finds="12:",
     ),
     Plant(
