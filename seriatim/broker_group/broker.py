@@ -24,8 +24,10 @@ from seriatim.broker_group.store import Store
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
+    BadChecksum,
     DiskFailed,
     InvalidArgument,
     PeerLost,
@@ -159,6 +161,14 @@ class Broker:
     def lock(self, key: LinkKey) -> asyncio.Lock:
         """Serialises what changes a link's record or cursors beside the replica's steps."""
         return self._locks.setdefault(key, asyncio.Lock())
+
+    async def batches(self, key: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
+        """As the store's, beside the loop, and with damage noted. Raises BadChecksum, DiskFailed."""
+        try:
+            return await asyncio.to_thread(self.store.batches, key, from_index, end, limit_bytes)
+        except BadChecksum as error:
+            self.note_damage(key, Index(int(str(error.details.get("index", from_index)))))
+            raise
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""

@@ -14,7 +14,6 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import (
-    BadChecksum,
     InvalidArgument,
     MalformedFrame,
     MemberBehind,
@@ -133,11 +132,5 @@ class FetchStream:
             self._read_ahead.clear()
             return found
         if not self._read_ahead or self._read_ahead[0].header.first_index != index:
-            try:
-                self._read_ahead = await asyncio.to_thread(
-                    self._broker.store.batches, runner.key, index, end, READ_BYTES
-                )
-            except BadChecksum as error:
-                self._broker.note_damage(runner.key, Index(int(str(error.details.get("index", index)))))
-                raise
+            self._read_ahead = await self._broker.batches(runner.key, index, end, READ_BYTES)
         return self._read_ahead.pop(0)

@@ -1,8 +1,8 @@
 """The stream of a link's batches from master to slave: both ends.
 
 The master opens it when a coordinator opens the link, or a sender comes to one at rest, makes the two copies equal, and from then
-passes on each batch before it stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears what is committed within a
-moment even when nothing follows (H19).
+passes on each batch before it stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears
+what is committed within a moment even when nothing follows (H19).
 """
 
 from __future__ import annotations
@@ -172,13 +172,10 @@ class SlaveStream:
                 return
 
     async def _receive(self, call: Any) -> None:
-        while True:
-            reply = await read(call)
-            if reply is None and self._is_let_go:
-                return
-            if reply is None:
-                raise PeerLost("the slave ended the stream")
+        while (reply := await read(call)) is not None:
             self._runner.apply(replica_events.PeerConfirmed(Index(reply.next_index), reply.hash))
+        if not self._is_let_go:
+            raise PeerLost("the slave ended the stream")
 
 
 class MasterStream:

@@ -66,12 +66,10 @@ class Scrubber:
         while (runner := self._broker.find(key)) is not None and index < runner.readable_end:
             began_s = monotonic_s()
             try:
-                found = await asyncio.to_thread(self._broker.store.batches, key, index, runner.readable_end, READ_BYTES)
-            except BadChecksum as error:
-                bad = Index(int(str(error.details.get("index", index))))
-                self._broker.note_damage(key, bad)
+                found = await self._broker.batches(key, index, runner.readable_end, READ_BYTES)
+            except BadChecksum:  # of the batch that starts here: what comes before a damaged one is given first
                 damaged += 1
-                behind = self._broker.store.positions(key, bad)
+                behind = self._broker.store.positions(key, index)
                 if not behind:
                     break
                 index = behind[0].index

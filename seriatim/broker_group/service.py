@@ -24,7 +24,6 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
-    BadChecksum,
     DiskFailed,
     MalformedFrame,
     MemberBehind,
@@ -169,16 +168,9 @@ class BrokerService(BrokerServicer):
         if end > runner.state.durable:
             raise MemberBehind(f"this member has records up to {runner.state.durable}", epoch=runner.record.epoch)
         while index < end:
-            for encoded in await asyncio.to_thread(self._read, runner, index, end):
+            for encoded in await self._broker.batches(runner.key, index, end, COPY_BYTES):
                 await context.write(BatchMessage.of(encoded))
                 index = encoded.header.end_index
-
-    def _read(self, runner: LinkRunner, index: Index, end: Index) -> Any:
-        try:
-            return self._broker.store.batches(runner.key, index, end, COPY_BYTES)
-        except BadChecksum as error:
-            self._broker.note_damage(runner.key, Index(int(str(error.details.get("index", index)))))
-            raise
 
     @answers_errors
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:

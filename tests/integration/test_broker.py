@@ -85,6 +85,19 @@ async def filled(group: Members, count: int = 20, durability: str = "sync") -> p
     return await group.open(durability=durability)
 
 
+async def ended(group: Members, sent: list[EncodedBatch]) -> None:
+    """Link 1 with these batches, sealed, its end recorded on both members and in the chain."""
+    await group.open()
+    stream = await group.append(group.a).open()
+    await stream.send(sent)
+    await stream.until_acknowledged(sent[-1].header.end_index)
+    await stream.close()
+    end = (await group.seal(group.a)).positions[-1]
+    for member in group.both:
+        assert (await group.record_end(member, end)).has_it
+    await group.write_chain(end)
+
+
 async def has_it(group: Members, end: pb.Position) -> bool:
     """Whether the second member says that it has all of link 1."""
     return bool((await group.record_end(group.b, end)).has_it)
@@ -599,16 +612,8 @@ def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(
     run: Callable[..., None], tmp_path: Path
 ) -> None:
     async def scenario(group: Members) -> None:
-        await group.open()
-        stream = await group.append(group.a).open()
         sent = batches(5, size_bytes=1000)
-        await stream.send(sent)
-        await stream.until_acknowledged(50)
-        await stream.close()
-        end = (await group.seal(group.a)).positions[-1]
-        for member in group.both:
-            assert (await group.record_end(member, end)).has_it
-        await group.write_chain(end)
+        await ended(group, sent)
         assert await group.b.stop() == 0
         flip(tmp_path / "b", sent[2])
         group.b.launch()
@@ -632,15 +637,7 @@ def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(
 def test_damage_that_nobody_reads_is_found_and_mended_from_the_peer(run: Callable[..., None], tmp_path: Path) -> None:
     async def scenario(group: Members) -> None:
         sent = batches(20, size_bytes=1000)
-        await group.open()
-        stream = await group.append(group.a).open()
-        await stream.send(sent)
-        await stream.until_acknowledged(200)
-        await stream.close()
-        end = (await group.seal(group.a)).positions[-1]
-        for member in group.both:
-            assert (await group.record_end(member, end)).has_it
-        await group.write_chain(end)
+        await ended(group, sent)
         files = [next((tmp_path / member.member / "segments").iterdir()) for member in group.both]
         for number, file in enumerate(files):
             with file.open("r+b") as stored:
