@@ -15,7 +15,13 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.health import answering
-from seriatim.cli.options import Names, coordinator_option, service_options
+from seriatim.cli.options import (
+    Names,
+    connect_timeout_option,
+    coordinator_option,
+    service_options,
+    session_timeout_option,
+)
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -49,20 +55,8 @@ def capture() -> None:
 )
 @click.option("--publication", metavar="NAME", help="Made if missing. [default: as the slot]")
 @click.option("--name", help="This instance's name in the election. [default: host, process and chance]")
-@click.option(
-    "--session-timeout-ms",
-    type=click.IntRange(min=500),
-    default=4000,
-    show_default=True,
-    help="How long after its death another capture is elected.",
-)
-@click.option(
-    "--connect-timeout",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="Seconds to look for a coordinator at the start.",
-)
+@session_timeout_option
+@connect_timeout_option
 @coordinator_option
 @service_options
 @click.option(

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli.health import answering
-from seriatim.cli.options import service_options
+from seriatim.cli.options import (
+    connect_timeout_option,
+    coordinator_option,
+    service_options,
+    session_timeout_option,
+)
 from seriatim.cli.subscription import POSITION, seek_existing
 
 if TYPE_CHECKING:
@@ -49,7 +54,9 @@ _NOTHING_YET = "the next link"
 )
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
-@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Any of the cluster's coordinators.")
+@coordinator_option
+@connect_timeout_option
+@session_timeout_option
 @service_options
 def consume(
     *,
@@ -61,6 +68,8 @@ def consume(
     is_committing: bool,
     is_json: bool,
     coordinator: str,
+    connect_timeout: float,
+    session_timeout_ms: int,
     log_to: str | None,
     health_listen: str | None,
 ) -> None:
@@ -84,6 +93,8 @@ def consume(
             subscription,
             start=start or "earliest",
             auto_commit_ms=1000 if is_committing else None,
+            session_timeout_s=session_timeout_ms / 1000,
+            connect_timeout_s=connect_timeout,
         )
         answers = answering(
             health_listen, is_ready=lambda: consumer.is_connected, is_elected=lambda: consumer.is_elected

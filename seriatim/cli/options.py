@@ -35,6 +35,29 @@ def log_options(command: Command) -> Command:
     return level(to(command))
 
 
+def session_timeout_option(command: Command) -> Command:
+    """`--session-timeout-ms`, as every command that stands for election has it."""
+    return click.option(
+        "--session-timeout-ms",
+        type=click.IntRange(min=500),
+        default=4000,
+        show_default=True,
+        help="How long after its death another instance is elected.",
+    )(command)
+
+
+def connect_timeout_option(command: Command) -> Command:
+    """`--connect-timeout`, for senders and readers."""
+    return click.option(
+        "--connect-timeout",
+        type=click.FloatRange(min=0),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to look for a coordinator at the start.",
+    )(command)
+
+
 def service_options(command: Command) -> Command:
     """`--log-to` and `--health-listen`, for senders and readers that run as services."""
     to = click.option(

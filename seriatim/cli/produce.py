@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.status import Status
 
 from seriatim.cli import exits
+from seriatim.cli.options import connect_timeout_option, coordinator_option, session_timeout_option
 from seriatim.producer import Handle, Producer
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol.errors import (
@@ -186,7 +187,7 @@ class _Run:
 
 @click.command()
 @click.option("--queue", required=True, help="Queue to send to.")
-@click.option("--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators; any of them serves.")
+@coordinator_option
 @click.option("--name", help="This instance's name, and the source of its records. Default: host, process and chance.")
 @click.option("--key-separator", help="Text between a line's key and its value. Default: lines have no key.")
 @click.option("--with-seq", is_flag=True, help="A line starts with its seq and a tab.")
@@ -196,20 +197,8 @@ class _Run:
     help="File for `seq epoch index offset` of each acknowledged record.",
 )
 @click.option("--compression", type=click.Choice(["zstd"]), help="Compress batches.")
-@click.option(
-    "--connect-timeout",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="Seconds to look for a coordinator.",
-)
-@click.option(
-    "--session-timeout",
-    type=click.FloatRange(min=0.5),
-    default=4.0,
-    show_default=True,
-    help="Seconds after which a silent instance is replaced.",
-)
+@connect_timeout_option
+@session_timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one object at the end.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @click.pass_context
@@ -223,7 +212,7 @@ def produce(
     ack_log: Path | None,
     compression: str | None,
     connect_timeout: float,
-    session_timeout: float,
+    session_timeout_ms: int,
     as_json: bool,
     file: Path | None,
 ) -> None:
@@ -240,7 +229,7 @@ def produce(
     news = _News()
     producer = Producer(
         coordinator, queue, name, compression="zstd" if compression else None,
-        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout, on_deposed=lambda _: news.tell(),
+        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout_ms / 1000, on_deposed=lambda _: news.tell(),
     )  # fmt: skip
     started_s = time.monotonic()
     acknowledgements: _Acknowledgements | None = None

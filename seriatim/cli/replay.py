@@ -15,7 +15,7 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.health import answering
-from seriatim.cli.options import coordinator_option, service_options
+from seriatim.cli.options import coordinator_option, service_options, session_timeout_option
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -65,13 +65,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="End when all is applied and nothing came for so long.",
 )
-@click.option(
-    "--session-timeout-ms",
-    type=click.IntRange(min=500),
-    default=4000,
-    show_default=True,
-    help="How long after its death another replay is elected.",
-)
+@session_timeout_option
 @click.option(
     "--spark-log",
     type=click.Choice(["off", "fatal", "error", "warn", "info"]),

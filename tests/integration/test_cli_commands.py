@@ -125,7 +125,7 @@ def test_status_tells_chain_lists_cursor_and_lag(seriatim, queue, cluster):
 
 
 def test_status_tells_who_is_elected(seriatim, queue, cluster):
-    command = (*SERIATIM, "produce", "--queue", queue, "--name", "somebody", "--session-timeout", "20")
+    command = (*SERIATIM, "produce", "--queue", queue, "--name", "somebody", "--session-timeout-ms", "20000")
     command += ("--coordinator", cluster.coordinators)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as producing:
         sender = status(seriatim, queue, lambda view: view["sender"])["sender"]

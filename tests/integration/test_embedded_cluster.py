@@ -54,7 +54,7 @@ def lines(first, last):
 
 
 def produce(ready, log, first, last):
-    arguments = ("--queue", "orders", "--ack-log", str(log), "--session-timeout", "20")
+    arguments = ("--queue", "orders", "--ack-log", str(log), "--session-timeout-ms", "20000")
     seriatim(ready, "produce", *arguments, given=lines(first, last))
 
 

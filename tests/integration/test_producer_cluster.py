@@ -127,7 +127,7 @@ def wait_for_another_group(cluster: DevelopmentCluster, queue: str) -> None:
 def running_produce(cluster: DevelopmentCluster, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "SERIATIM_COORDINATOR": cluster.coordinators}
     with subprocess.Popen(
-        [sys.executable, "-m", "seriatim.cli.main", "produce", "--session-timeout", str(SESSION_S), *arguments],
+        [sys.executable, "-m", "seriatim.cli.main", "produce", "--session-timeout-ms", str(int(SESSION_S * 1000)), *arguments],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE,
     ) as running:  # fmt: skip
         try:

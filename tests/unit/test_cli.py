@@ -169,6 +169,22 @@ def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, messag
     assert message in lines[0]
 
 
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_sender_and_reader_are_as_patient_as_is_asked(command, monkeypatch):
+    seen = {}
+
+    def client(*_, session_timeout_s, connect_timeout_s=None, **__):
+        seen.update(session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s)
+        raise Unreachable("nobody there")
+
+    monkeypatch.setattr("seriatim.consumer.Consumer", client)
+    monkeypatch.setattr("seriatim.cli.produce.Producer", client)
+    result = invoke(command, "--queue", "orders", "--session-timeout-ms", "9000", "--connect-timeout", "0.5")
+    assert isinstance(result.exception, Unreachable)
+    # A producer is made without a connection; the command itself waits for it.
+    assert seen == {"session_timeout_s": 9.0, "connect_timeout_s": 0.5 if command == "consume" else None}
+
+
 # ------------------------------------------------------------------------------------------------------------ queues
 
 
