@@ -27,7 +27,7 @@ from typing import TextIO
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.protocol.errors import SeriatimError
 from tests.faults import checker, network, picture, report
-from tests.faults.catalogue import KINDS, Kind, plan
+from tests.faults.catalogue import IMPAIRMENTS, KINDS, Kind, plan
 from tests.faults.cluster import FaultCluster, hosts
 from tests.faults.history import Delivered
 from tests.faults.nemesis import Fault, Nemesis
@@ -56,10 +56,15 @@ class Campaign:
     def __init__(self, arguments: argparse.Namespace, kinds: Sequence[Kind], scratch: Path) -> None:
         self._arguments = arguments
         self._chance = random.Random(arguments.seed)
-        self._plan = plan(arguments.faults, self._chance, kinds)
         self._scratch = scratch
         self._network = hosts()
         self._began_s = time.monotonic()
+        if lacks := self._network.why_not_impaired():
+            kinds = [kind for kind in kinds if not any(isinstance(harm, IMPAIRMENTS) for harm in kind.harms)]
+            if not kinds:
+                raise network.NoNamespaces(lacks)
+            self._say(f"without lossy and narrow paths: {lacks}")
+        self._plan = plan(arguments.faults, self._chance, kinds, with_pairs=not arguments.only)
         self._is_stopping = False
         self._clusters = 0
         self._struck = 0

@@ -52,6 +52,23 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """Packets between two roles are lost by chance, both ways: so many of each hundred."""
+
+    one: Role
+    other: Role
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What the role sends, and what it is sent, passes at so many kbit/s, and queues; the load alone is some 1,000."""
+
+    role: Role
+    kbit_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class DiskTrouble:
     """A member's disk as `disks` can harm it; healed by mending the disk and starting the member again."""
 
@@ -84,7 +101,8 @@ class Order:
     ]  # fmt: skip
 
 
-Harm = Kill | Stop | Pause | Cut | DiskTrouble | FlipBits | BlankDisk | Order
+Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | FlipBits | BlankDisk | Order
+IMPAIRMENTS = (Lose, Narrow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +167,21 @@ def _kinds_of_network() -> list[Kind]:
             Kind(f"cut: {one} → {other}", "network", (Cut(one_role, other_role, is_one_way=True),), held_s, share=0.3),
             Kind(f"cut: {other} → {one}", "network", (Cut(other_role, one_role, is_one_way=True),), held_s, share=0.3),
         ]
+        found += [
+            Kind(
+                f"{percent} % lost: {one} | {other}",
+                "network",
+                (Lose(one_role, other_role, percent),),
+                (1.5, 3.0),
+                share=0.2,
+            )
+            for percent in (3, 30)
+        ]
+    found += [
+        Kind(f"narrow: {place}, {kbit_s} kbit/s", "network", (Narrow(role, kbit_s),), (1.5, 3.0), share=0.2)
+        for place, role in places.items()
+        for kbit_s in (300, 1500)
+    ]
     found.append(Kind("master cut off from all servers", "network", (Cut("master", "servers"),), (0.7, 2.8)))
     return found
 
@@ -208,18 +241,18 @@ KINDS: tuple[Kind, ...] = (
     *_kinds_of_people(),
 )
 
-PAIRED: tuple[Kind, ...] = tuple(
-    kind
-    for kind in KINDS
-    if all(isinstance(harm, Kill | Stop | Pause | Cut) for harm in kind.harms)
-    if kind.name not in {"all servers killed at once", "all servers paused at once"}
-)
-"""What may come in twos: nothing that takes a copy away."""
+
+def _may_come_in_twos(kind: Kind) -> bool:
+    """Nothing that takes a copy away, nor all servers at once. Narrow paths neither: a cable has one queue."""
+    return all(isinstance(harm, Kill | Stop | Pause | Cut | Lose) for harm in kind.harms) and kind.name not in {
+        "all servers killed at once",
+        "all servers paused at once",
+    }
 
 
-def pair(chance: random.Random) -> Kind:
-    """Two kinds at once; held as long as the longer one asks."""
-    one, other = chance.sample(PAIRED, 2)
+def pair(chance: random.Random, kinds: Sequence[Kind] = KINDS) -> Kind:
+    """Two of the kinds at once; held as long as the longer one asks."""
+    one, other = chance.sample([kind for kind in kinds if _may_come_in_twos(kind)], 2)
     held_s = (max(one.held_s[0], other.held_s[0]), max(one.held_s[1], other.held_s[1]))
     return Kind(f"{one.name}; {other.name}", "two at once", (*one.harms, *other.harms), held_s)
 
@@ -228,7 +261,7 @@ _HEADLINE_PART = 0.104
 _PAIRS_PART = 0.12
 
 
-def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS) -> list[Kind]:
+def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS, *, with_pairs: bool = True) -> list[Kind]:
     """So many faults in random order.
 
     A tenth and a little more of each headline; of the rest an eighth in twos, then every other kind once before any
@@ -237,8 +270,8 @@ def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS) -> li
     headlines, others = [kind for kind in kinds if kind.is_headline], [kind for kind in kinds if not kind.is_headline]
     of_each = round(count * _HEADLINE_PART) if others else -(-count // max(1, len(headlines)))
     chosen = [kind for kind in headlines for _ in range(of_each)]
-    if len(kinds) == len(KINDS):
-        chosen += [pair(chance) for _ in range(int((count - len(chosen)) * _PAIRS_PART))]
+    if with_pairs:
+        chosen += [pair(chance, kinds) for _ in range(int((count - len(chosen)) * _PAIRS_PART))]
     while len(chosen) < count:
         chosen += sorted(others, key=lambda kind: chance.random() ** (1 / kind.share), reverse=True)
     chosen = chosen[:count]

@@ -22,6 +22,8 @@ from tests.faults.catalogue import (
     Harm,
     Kill,
     Kind,
+    Lose,
+    Narrow,
     Order,
     Pause,
     Role,
@@ -66,7 +68,7 @@ class Fault:
 def _roles(harm: Harm) -> tuple[Role, ...]:
     """Those that a harm is done to."""
     match harm:
-        case Cut():
+        case Cut() | Lose():
             return harm.one, harm.other
         case Order():
             return ("master",) if harm.what in {"rotate", "drain the head"} else ()
@@ -165,6 +167,12 @@ class Nemesis:
                 one, other = players[harm.one], players[harm.other]
                 cut = self._cluster.network.cut_one_way if harm.is_one_way else self._cluster.network.cut
                 cut(one, [name for name in other if name not in one])
+            case Lose():
+                one, other = players[harm.one], players[harm.other]
+                self._cluster.network.lose(one, [name for name in other if name not in one], harm.percent)
+            case Narrow():
+                for name in names:
+                    self._cluster.network.narrow(name, harm.kbit_s)
             case DiskTrouble():
                 self._trouble(harm, names)
             case FlipBits():

@@ -1,4 +1,4 @@
-"""Hosts on one machine: each a network namespace with an address of its own, joined by a bridge; cut by nftables.
+"""Hosts on one machine: each a network namespace with an address of its own, joined by a bridge; cut by nftables, slowed by tc.
 
 Everything is made inside a network and a mount namespace that this process alone has (`enter`), where the bridge lies
 and `/run/netns` is empty. However the process ends, the kernel takes all of it away: nothing of the machine's own
@@ -21,8 +21,11 @@ _RULES = """
 table inet faults {
     set cut { type ipv4_addr; }
     chain input { type filter hook input priority 0; ip saddr @cut drop; }
+    chain lossy { type filter hook input priority 0; }
 }
 """
+_QUEUED_MS = 400
+"""So long what is sent may wait for a narrow path; what would wait for longer is lost, as it is in a router."""
 
 
 class NoNamespaces(Exception):
@@ -38,6 +41,7 @@ def enter(module: str) -> None:
         ("unshare", "util-linux"),
         ("nsenter", "util-linux"),
         ("ip", "iproute2"),
+        ("tc", "iproute2"),
         ("nft", "nftables"),
     ):
         if shutil.which(command) is None:
@@ -84,6 +88,20 @@ class Network:
             _run("ip", "-netns", name, "-batch", "-", given="\n".join(own))
             _run(*self.entered(name, ("nft", "-f", "-")), given=_RULES)
         self._cut_at: set[str] = set()
+        self._lossy_at: set[str] = set()
+        self._narrow: set[str] = set()
+
+    def why_not_impaired(self) -> str:
+        """What the kernel lacks for `lose` and `narrow`; "" for nothing. They do nothing yet to anybody then."""
+        some = self.names[0]
+        try:
+            self.lose([some], [some], 1)
+            self.narrow(some, 1_000_000)
+        except NoNamespaces as error:
+            return str(error)
+        finally:
+            self.heal()
+        return ""
 
     def address(self, name: str) -> str:
         """The host's address."""
@@ -108,11 +126,43 @@ class Network:
                 self._cut_at.add(target)
                 _run(*self.entered(target, ("nft", f"add element inet faults cut {{ {addresses} }}")))
 
+    def lose(self, some: Iterable[str], others: Iterable[str], percent: int) -> None:
+        """So many of each hundred packets between any of some and any of the others are lost, by chance, both ways."""
+        some, others = set(some), set(others)
+        for sources, targets in ((some, others), (others, some)):
+            addresses = ", ".join(self.address(source) for source in sorted(sources))
+            rule = f"add rule inet faults lossy ip saddr {{ {addresses} }} numgen random mod 100 < {percent} drop"
+            for target in targets:
+                self._lossy_at.add(target)
+                _run(*self.entered(target, ("nft", rule)))
+
+    def narrow(self, name: str, kbit_s: int) -> None:
+        """What the host sends, and what it is sent, passes at this rate, and queues before it."""
+        queue = f"root tbf rate {kbit_s}kbit burst 10kb latency {_QUEUED_MS}ms"
+        self._narrow.add(name)
+        _run(*self.entered(name, ("tc", *f"qdisc add dev eth0 {queue}".split())))
+        _run("tc", *f"qdisc add dev {self._bridged(name)} {queue}".split())
+
     def heal(self) -> None:
-        """Everything passes again."""
+        """Everything passes again, and at once."""
         for name in sorted(self._cut_at):
             _run(*self.entered(name, ("nft", "flush set inet faults cut")))
+        for name in sorted(self._lossy_at):
+            _run(*self.entered(name, ("nft", "flush chain inet faults lossy")))
+        for name in sorted(self._narrow):
+            for command in (self.entered(name, _wide("eth0")), _wide(self._bridged(name))):
+                subprocess.run(command, capture_output=True, check=False)  # one end, where the other couldn't be had
         self._cut_at.clear()
+        self._lossy_at.clear()
+        self._narrow.clear()
+
+    def _bridged(self, name: str) -> str:
+        """The bridge's end of a host's cable."""
+        return f"host{self.names.index(name) + 1}"
+
+
+def _wide(device: str) -> tuple[str, ...]:
+    return ("tc", "qdisc", "del", "dev", device, "root")
 
 
 def _run(*command: str, given: str | None = None) -> None:
