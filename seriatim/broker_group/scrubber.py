@@ -1,7 +1,7 @@
 """Reads all that is stored, now and then, so that damage is found while the other member still has what was damaged.
 
-Every read checks a batch (its checksums, its place); this one is for the batches that nobody reads. What it finds takes the way of
-all damage: noted, and mended from the peer.
+Every read checks a batch (its checksums, its place); this one is for the batches that nobody reads. It reads the disk and not
+what the system remembers of it. What it finds takes the way of all damage: noted, and mended from the peer.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Scrubber:
         keys = sorted(record.key for record in self._broker.links())
         first = self._broker.incarnation.start % (len(keys) or 1)
         began_s, size_bytes, damaged = monotonic_s(), 0, 0
+        await asyncio.to_thread(self._broker.store.forget_cached)
         for key in keys[first:] + keys[:first]:
             try:
                 of_link = await self._link(key)

@@ -33,7 +33,7 @@ from seriatim.protocol.errors import DiskFailed, MalformedFrame
 
 MAGIC: Final = b"SRP\x01"
 _PLACE: Final = struct.Struct(">4sQIHI")
-_SUFFIX: Final = ".segment"
+SUFFIX: Final = ".segment"
 _OPEN_FILES: Final = 128
 _PARTS: Final = 1024
 """Of one call: the system takes no more."""
@@ -133,7 +133,7 @@ class SegmentFiles:
 
     def keep_only(self, links: Collection[LinkKey]) -> None:
         """Remove the files of all other links. Raises OSError."""
-        for path in self._directory.glob(f"*{_SUFFIX}"):
+        for path in self._directory.glob(f"*{SUFFIX}"):
             with contextlib.suppress(ValueError):  # not a name that this class gives
                 queue_id, epoch = (int(number) for number in path.stem.split("-"))
                 if (queue_id, epoch) not in links:
@@ -190,7 +190,7 @@ class SegmentFiles:
             raise DiskFailed(f"the disk can't be read: {error}") from error
 
     def _path(self, link: LinkKey) -> Path:
-        return self._directory / f"{link[0]}-{link[1]}{_SUFFIX}"
+        return self._directory / f"{link[0]}-{link[1]}{SUFFIX}"
 
 
 def _write(descriptor: int, parts: list[Payload]) -> None:

@@ -15,6 +15,7 @@ for as long as they take, so they are kept short: at most a few batches a call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -32,7 +33,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
-from seriatim.broker_group.segments import MAGIC, LargeBatch, Place, SegmentFiles
+from seriatim.broker_group.segments import MAGIC, SUFFIX, LargeBatch, Place, SegmentFiles
 from seriatim.broker_group.writer import Deletion, Done, Write, Writer
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
@@ -46,6 +47,8 @@ FORMAT: Final = 2
 SEGMENT_BYTES: Final = 16 * 1024
 """Batches from this size on go to segment files: below it a second file to flush costs more than it saves."""
 _LAST: Final = Index((1 << 64) - 1)
+_OF_RECORDS: Final = (SUFFIX, ".sst", ".blob")
+"""The names of the files that hold records end so."""
 BLOB_BYTES: Final = 4096
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 
@@ -86,6 +89,13 @@ class Store:
     def free_bytes(self) -> int:
         found = os.statvfs(self.directory)
         return found.f_bavail * found.f_frsize
+
+    def forget_cached(self) -> None:
+        """What was written before is next read from the disk, and not from the system's memory. From any thread; may take seconds."""
+        for suffix in _OF_RECORDS:  # of these only: RocksDB's lock ends when anybody here closes its lock file
+            for path in self.directory.rglob(f"*{suffix}"):
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)

@@ -272,6 +272,9 @@ class SimulatedStore(Store):
         room_bytes = 1 << 40 if self._disk.room_bytes is None else self._disk.room_bytes
         return 0 if self._disk.is_full else room_bytes
 
+    def forget_cached(self) -> None:
+        """Nothing: this disk is always read itself."""
+
     async def close(self) -> None:
         self._writer.close()
 
