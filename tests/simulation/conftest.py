@@ -1,6 +1,7 @@
-"""Runs the schedules of planted defects ahead of their tests, behind everything else: they need a processor, and nothing but that.
+"""Runs schedules ahead of their tests, behind everything else: they need a processor, and nothing but that.
 
-Other tests mostly wait for processes; each plant has a process of its own, which takes what they leave.
+Other tests mostly wait for processes; each plant, and each part of the sound schedules, has a process of its own, which takes what
+they leave.
 """
 
 from __future__ import annotations
@@ -17,25 +18,39 @@ import pytest
 
 from tests.simulation.plants import ALL
 
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
+SCHEDULES = 5000
+_PART = 250
 
 
 class Ahead:
-    """`within` schedules of each plant, or as many as show it. All at the lowest priority, as many at once as there are processors."""
+    """`within` schedules of each plant, or as many as show it, and the sound ones. All at the lowest priority, as many at once as
+    there are processors.
+    """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, plants: Sequence[str], schedules: int) -> None:
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = False
         self._pool = ThreadPoolExecutor(os.cpu_count())
-        self._found = {name: self._pool.submit(self._run, name) for name in names}
+        self._plants = {
+            name: self._pool.submit(self._run, "--plant", name, "--seeds", f"0:{ALL[name].within}", "--first")
+            for name in plants
+        }
+        self._parts = [
+            self._pool.submit(self._run, "--seeds", f"{first}:{first + _PART}") for first in range(0, schedules, _PART)
+        ]
 
-    def summary_of(self, name: str) -> dict[str, Any]:
+    def summary_of(self, plant: str) -> dict[str, Any]:
         """Waits for it."""
-        return self._found[name].result()
+        return self._plants[plant].result()
 
-    def _run(self, name: str) -> dict[str, Any]:
-        simulation = [sys.executable, "-m", "tests.simulation", "--plant", name, "--seeds", f"0:{ALL[name].within}"]
-        command = ["nice", "-n", "19", *simulation, "--first", "--json", "--processes", "1"]
+    def summaries(self) -> list[dict[str, Any]]:
+        """Of all parts of the sound schedules. Waits for them."""
+        return [part.result() for part in self._parts]
+
+    def _run(self, *arguments: str) -> dict[str, Any]:
+        simulation = [sys.executable, "-m", "tests.simulation", *arguments]
+        command = ["nice", "-n", "19", *simulation, "--json", "--processes", "1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             self._running.add(process)
             try:
@@ -65,9 +80,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     parameters = (vars(item).get("callspec") for item in session.items if item.path.name == "test_plants.py")
-    names = [one.params["name"] for one in parameters if one is not None]
-    if names:
-        session.config.stash[_KEY] = Ahead(names)
+    plants = [one.params["name"] for one in parameters if one is not None]
+    schedules = SCHEDULES if any("summaries" in getattr(item, "fixturenames", ()) for item in session.items) else 0
+    if plants or schedules:
+        session.config.stash[_KEY] = Ahead(plants, schedules)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -79,3 +95,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture
 def ahead(pytestconfig: pytest.Config) -> Ahead:
     return pytestconfig.stash[_KEY]
+
+
+@pytest.fixture
+def summaries(ahead: Ahead) -> list[dict[str, Any]]:
+    """Of the sound schedules, part by part."""
+    return ahead.summaries()
