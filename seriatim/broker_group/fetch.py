@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from seriatim.broker_group.broker import Broker
@@ -23,6 +25,8 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 READ_BYTES = 1024 * 1024
+TOGETHER_BYTES = 64 * 1024
+"""Small batches go together up to this size: a message costs what some ten of them cost."""
 BEAT_S = 0.1
 """A stream with nothing to say says so this often, so that a reader notices a member that stands still."""
 
@@ -38,7 +42,7 @@ class FetchStream:
         self._failure: SeriatimError | None = None
         self._is_over = False
         self._wake = asyncio.Event()
-        self._read_ahead: list[EncodedBatch] = []
+        self._read_ahead: deque[EncodedBatch] = deque()
 
     async def run(self) -> None:
         """Until the link's end is sent or the reader leaves. Raises the error that ends it."""
@@ -106,9 +110,10 @@ class FetchStream:
             while index < end and self._credit_bytes > 0:
                 encoded = await self._next(runner, index, end)
                 self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
-                self._credit_bytes -= encoded.size_bytes
-                index = encoded.header.end_index
-                await self._context.write(BatchMessage.of(encoded, runner.state.committed.index))
+                together = self._together(runner, encoded, end) if opened.takes_several else [encoded]
+                self._credit_bytes -= sum(one.size_bytes for one in together)
+                index = together[-1].header.end_index
+                await self._context.write(_message(together, runner.state.committed.index))
             if runner.record.end is not None and index >= runner.record.end:
                 await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
@@ -127,10 +132,38 @@ class FetchStream:
                 return
 
     async def _next(self, runner: LinkRunner, index: Index, end: Index) -> EncodedBatch:
+        found = self._at_hand(runner, index)
+        if found is None:
+            self._read_ahead = deque(await self._broker.batches(runner.key, index, end, READ_BYTES))
+            found = self._read_ahead[0]
+        return found
+
+    def _at_hand(self, runner: LinkRunner, index: Index) -> EncodedBatch | None:
+        """The batch that starts there, where the disk needn't be asked."""
         found = self._broker.cache.get(runner.key, index)
         if found is not None:
             self._read_ahead.clear()
             return found
-        if not self._read_ahead or self._read_ahead[0].header.first_index != index:
-            self._read_ahead = await self._broker.batches(runner.key, index, end, READ_BYTES)
-        return self._read_ahead.pop(0)
+        while self._read_ahead and self._read_ahead[0].header.first_index < index:
+            self._read_ahead.popleft()
+        is_there = self._read_ahead and self._read_ahead[0].header.first_index == index
+        return self._read_ahead[0] if is_there else None
+
+    def _together(self, runner: LinkRunner, first: EncodedBatch, end: Index) -> list[EncodedBatch]:
+        """It, and what of small batches is at hand behind it, within the credit."""
+        found, size_bytes, index = [first], first.size_bytes, first.header.end_index
+        while size_bytes < self._credit_bytes and index < end:
+            following = self._at_hand(runner, index)
+            if following is None or size_bytes + following.size_bytes > TOGETHER_BYTES:
+                break
+            found.append(following)
+            size_bytes += following.size_bytes
+            index = following.header.end_index
+        return found
+
+
+def _message(batches: Sequence[EncodedBatch], committed_index: Index) -> BatchMessage | pb.FetchReply:
+    if len(batches) == 1:
+        return BatchMessage.of(batches[0], committed_index)
+    several = pb.Batches(batch=[pb.Batch(header=one.header_bytes, payload=bytes(one.payload)) for one in batches])
+    return pb.FetchReply(batches=several, committed_index=committed_index)

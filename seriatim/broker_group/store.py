@@ -46,6 +46,8 @@ FORMAT: Final = 2
 
 SEGMENT_BYTES: Final = 16 * 1024
 """Batches from this size on go to segment files: below it a second file to flush costs more than it saves."""
+MOST_BATCHES: Final = 512
+"""Of one read: small ones cost some 20 us each, and the interpreter's lock."""
 _LAST: Final = Index((1 << 64) - 1)
 _OF_RECORDS: Final = (SUFFIX, ".sst", ".blob")
 """The names of the files that hold records end so."""
@@ -229,7 +231,7 @@ class Store:
         return [layout.decode_position(key, value).position for key, value in found]
 
     def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
-        """Batches from the one that holds `from_index` on, all below `end`, until `limit_bytes` are reached (at least one).
+        """Batches from the one that holds `from_index` on, all below `end`, until `limit_bytes` or MOST_BATCHES are reached (at least one).
 
         Raises BadChecksum where one was damaged; what comes before it is given first, so the next call raises. Raises it
         also where batches are missing: what the positions promise can't be absent (never *not there* of something
@@ -256,7 +258,7 @@ class Store:
             found.append(encoded)
             expected = encoded.header.end_index
             size_bytes += encoded.size_bytes
-            if size_bytes >= limit_bytes:
+            if size_bytes >= limit_bytes or len(found) == MOST_BATCHES:
                 break
         if not found:
             raise BadChecksum(

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Self
 
-from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Backoff, Blocked, handle
@@ -252,8 +251,8 @@ class Consumer:
             if taken is None:
                 return None
             self._chunk, size_bytes = taken
-            if self._thread is not None and self._fetcher is not None:
-                self._thread.tell(self._fetcher.happened, reading_events.RowsTaken(size_bytes))
+            if self._thread is not None and self._fetcher is not None and self._fetcher.taken(size_bytes):
+                self._thread.tell(self._fetcher.tell_taken)
         hand_over.check()
         return None
 

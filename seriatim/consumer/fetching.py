@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from seriatim.consumer.core import reading
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
-    BatchArrived,
+    BatchesArrived,
     CloseFetch,
     Deliver,
     Discard,
@@ -19,6 +20,7 @@ from seriatim.consumer.core.reading_events import (
     GiveCredit,
     Heard,
     OpenFetch,
+    RowsTaken,
     StartArrived,
     Tick,
     WakeAt,
@@ -69,6 +71,21 @@ class Fetcher:
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._silence: asyncio.TimerHandle | None = None
+        self._taken_bytes = 0
+        self._taken_lock = threading.Lock()
+
+    def taken(self, size_bytes: int) -> bool:
+        """The application took so much, on whatever thread. True: `tell_taken` is to be called on the loop; else that is on its way."""
+        with self._taken_lock:
+            before = self._taken_bytes
+            self._taken_bytes += size_bytes
+        return not before
+
+    def tell_taken(self) -> None:
+        """What the application took since the last time."""
+        with self._taken_lock:
+            size_bytes, self._taken_bytes = self._taken_bytes, 0
+        self.happened(RowsTaken(size_bytes))
 
     def happened(self, event: Event) -> None:
         """Step the core and carry out its orders."""
@@ -124,6 +141,7 @@ class Fetcher:
             token=self.identity.token,
             from_index=order.from_index,
             credit_bytes=order.credit_bytes,
+            takes_several=True,
         )
         _log.debug("fetch", queue=view.queue, epoch=order.epoch, from_index=order.from_index, member=order.side)
         stream = FetchStream(self._members.stub(order.side.address), order.side.address, opening)
@@ -163,14 +181,17 @@ class Fetcher:
         await asyncio.gather(*(task for _, task in streams), return_exceptions=True)
 
 
-def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchArrived | EndReached | Heard:
+def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchesArrived | EndReached | Heard:
     """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
     if isinstance(reply, BatchMessage):
         arrived = batch.parse(reply.header, reply.payload)
-        return BatchArrived(fetch_id, arrived, Index(reply.committed_index))
+        return BatchesArrived(fetch_id, (arrived,), Index(reply.committed_index))
     match reply.WhichOneof("kind"):
         case "start":
             return StartArrived(fetch_id, Index(reply.start.index), dict(reply.start.marks))
+        case "batches":
+            several = [batch.parse(one.header, one.payload) for one in reply.batches.batch]
+            return BatchesArrived(fetch_id, several, Index(reply.committed_index))
         case "end":
             return EndReached(fetch_id, Index(reply.end))
         case _:

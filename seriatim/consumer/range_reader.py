@@ -110,12 +110,13 @@ class RangeReader:
             return
         if self._fetcher is not None:
             raise InvalidArgument("this reader is reading already; finish or close that iterator first")
-        self._thread.run(self._begin(Offset(start_offset), Offset(end_offset)))
+        fetcher = self._thread.run(self._begin(Offset(start_offset), Offset(end_offset)))
         try:
             while (delivery := self._next()) is not None:
                 rows = decoded(delivery)
                 self.duplicates_dropped += rows.dropped
-                self._thread.tell(self._taken, delivery.size_bytes)
+                if fetcher.taken(delivery.size_bytes):
+                    self._thread.tell(self._tell_taken, fetcher)
                 yield rows
         finally:
             self._thread.run(self._end())
@@ -130,7 +131,7 @@ class RangeReader:
     async def _describe(self) -> ChainView:
         return chain_view(await self._coordinators.call_within("DescribeQueue", QueueRequest(queue=self.queue)))
 
-    async def _begin(self, start: Offset, end: Offset) -> None:
+    async def _begin(self, start: Offset, end: Offset) -> Fetcher:
         view = await self._describe()
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)
@@ -140,6 +141,7 @@ class RangeReader:
         self._fetcher = fetcher
         fetcher.happened(reading_events.ReadFrom(view, place, until=end))
         self._watching = asyncio.create_task(self._watch(fetcher))
+        return fetcher
 
     async def _end(self) -> None:
         fetcher, self._fetcher = self._fetcher, None
@@ -166,9 +168,9 @@ class RangeReader:
             self._waiting.append(delivery)
             self._changed.notify_all()
 
-    def _taken(self, size_bytes: int) -> None:
-        if self._fetcher is not None:
-            self._fetcher.happened(reading_events.RowsTaken(size_bytes))
+    def _tell_taken(self, fetcher: Fetcher) -> None:
+        if self._fetcher is fetcher:  # what is read no more asks for nothing more
+            fetcher.tell_taken()
 
     def _fail(self, error: SeriatimError) -> None:
         with self._changed:

@@ -130,6 +130,28 @@ class Batch(_message.Message):
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
+class Batches(_message.Message):
+    """One after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___Batch]: ...
+    def __init__(
+        self,
+        *,
+        batch: _abc.Iterable[Global___Batch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Batches: _TypeAlias = Batches  # noqa: Y015
+
+@_typing.final
 class Position(_message.Message):
     """A position in a link: all batches before `index` give this hash and these marks."""
 
@@ -760,12 +782,15 @@ class FetchOpen(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     FROM_INDEX_FIELD_NUMBER: _builtins.int
     CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     """0: reads without a subscription"""
     generation: _builtins.int
     token: _builtins.int
     from_index: _builtins.int
     credit_bytes: _builtins.int
+    takes_several: _builtins.bool
+    """small batches that wait may come together, as `batches`"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -777,10 +802,11 @@ class FetchOpen(_message.Message):
         token: _builtins.int = ...,
         from_index: _builtins.int = ...,
         credit_bytes: _builtins.int = ...,
+        takes_several: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_bytes", b"credit_bytes", "from_index", b"from_index", "generation", b"generation", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_bytes", b"credit_bytes", "from_index", b"from_index", "generation", b"generation", "link", b"link", "subscription_id", b"subscription_id", "takes_several", b"takes_several", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -793,6 +819,7 @@ class FetchReply(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
     end: _builtins.int
     """Last: the link's recorded end; everything before it was sent."""
@@ -804,19 +831,22 @@ class FetchReply(_message.Message):
 
     @_builtins.property
     def batch(self) -> Global___Batch: ...
+    @_builtins.property
+    def batches(self) -> Global___Batches: ...
     def __init__(
         self,
         *,
         start: Global___Position | None = ...,
         batch: Global___Batch | None = ...,
         end: _builtins.int = ...,
+        batches: Global___Batches | None = ...,
         committed_index: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "committed_index", b"committed_index", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "committed_index", b"committed_index", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "batch", "end"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "batch", "end", "batches"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

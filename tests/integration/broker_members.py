@@ -388,7 +388,11 @@ def batches(
 
 
 def sent_batches(replies: Iterable[pb.FetchReply]) -> list[tuple[bytes, bytes]]:
-    return [(one.batch.header, one.batch.payload) for one in replies if one.WhichOneof("kind") == "batch"]
+    found: list[tuple[bytes, bytes]] = []
+    for reply in replies:
+        several = [reply.batch] if reply.WhichOneof("kind") == "batch" else reply.batches.batch
+        found += [(one.header, one.payload) for one in several]
+    return found
 
 
 def as_sent(found: Iterable[EncodedBatch]) -> list[tuple[bytes, bytes]]:

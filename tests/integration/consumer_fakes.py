@@ -305,11 +305,14 @@ class FakeMember(BrokerServicer):
                     while credit[0] <= 0:
                         more.clear()
                         await more.wait()
-                    one = link.batches[number]
-                    credit[0] -= one.size_bytes
-                    batch = pb.Batch(header=one.header_bytes, payload=one.payload)
-                    yield pb.FetchReply(batch=batch, committed_index=link.length)
-                    number += 1
+                    several = link.batches[number : number + (2 if opening.takes_several else 1)]
+                    credit[0] -= sum(one.size_bytes for one in several)
+                    found = [pb.Batch(header=one.header_bytes, payload=one.payload) for one in several]
+                    if len(found) == 1:
+                        yield pb.FetchReply(batch=found[0], committed_index=link.length)
+                    else:
+                        yield pb.FetchReply(batches=pb.Batches(batch=found), committed_index=link.length)
+                    number += len(found)
                 if link.is_sealed:
                     yield pb.FetchReply(end=link.length)
                     return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.broker_group.fetch import TOGETHER_BYTES
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -407,6 +409,65 @@ def test_a_reader_gets_what_commits_at_once_within_its_credit_from_both(run: Cal
             assert sent_batches([await anext(fetching), await anext(fetching)]) == as_sent(batches(6)[4:])
         await fetching.aclose()
         await stream.close()
+
+    run(scenario)
+
+
+def test_small_batches_come_together_to_who_takes_several_within_its_credit(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    async def scenario(group: Members) -> None:
+        sent = [*batches(100), *batches(2, size_bytes=50_000, first_index=1000), *batches(100, first_index=1020)]
+        await ended(group, sent)
+        size_bytes = sent[0].size_bytes
+        for _ in range(2):  # what is at hand in memory; then, after a start, what has to be read
+            for member in group.both:
+                assert sent_batches(await group.fetch(member)) == as_sent(sent)
+                replies = await group.fetch(member, takes_several=True)
+                assert sent_batches(replies) == as_sent(sent)
+                assert len(replies) < 10
+                together = [reply.ByteSize() for reply in replies if reply.WhichOneof("kind") == "batches"]
+                assert together
+                assert max(together) < TOGETHER_BYTES * 1.1
+                fetching = group.fetching(member, takes_several=True, credit_bytes=size_bytes * 5 - 1)
+                found = [await anext(fetching) for _ in range(2)]
+                assert sent_batches(found) == as_sent(sent[:5])
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await anext(fetching)
+                await fetching.aclose()
+            for member in group.both:
+                assert await member.stop() == 0
+                member.launch()
+                await member.ready()
+            await group.whole()
+
+    run(scenario)
+
+
+def test_what_comes_together_is_committed(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        await group.open()
+        stream = await group.append(group.a).open()
+        sent = batches(10)
+        await stream.send(sent[:5])
+        await stream.until_acknowledged(50)
+        group.b.process.send_signal(signal.SIGSTOP)  # what comes now is in the master's memory, and is nothing yet
+        await stream.send(sent[5:])
+
+        async def is_stored() -> bool:
+            described = pb.DescribeLinkRequest(link=group.name(1, group.a.incarnation))
+            return (await group.a.stub.DescribeLink(described, timeout=CALL_S)).next_index == 100
+
+        await until(is_stored)
+        fetching = group.fetching(group.a, takes_several=True)
+        found = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                async for reply in fetching:
+                    found.append(reply)  # noqa: PERF401 - what came before the time was over counts
+        group.b.process.send_signal(signal.SIGCONT)
+        assert sent_batches(found) == as_sent(sent[:5])
 
     run(scenario)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from seriatim.consumer.core import invariants, reading
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
-    BatchArrived,
+    BatchesArrived,
     CloseFetch,
     Deliver,
     Discard,
@@ -171,16 +171,26 @@ class Reader:
         at = batches[first].header.first_index if first < len(batches) else Index(self.world.length(number))
         marks = self.world.marks(number, first) if self.has_marks else {}
         events: list[Event] = [StartArrived(order.fetch_id, at, marks)]
-        events += [BatchArrived(order.fetch_id, one, one.header.end_index) for one in batches[first:]]
+        events += [BatchesArrived(order.fetch_id, [one], one.header.end_index) for one in batches[first:]]
         if number < self.known - 1 or not self.is_last_open:
             events.append(EndReached(order.fetch_id, Index(self.world.length(number))))
         return events
 
     # ---- what may happen
 
-    def serve(self, fetch_id: int) -> None:
-        if self.fetches.get(fetch_id):
-            self.happened(self.fetches[fetch_id].pop(0))
+    def serve(self, fetch_id: int, most: int = 1) -> None:
+        """The next thing that the member says; up to so many batches come together."""
+        left = self.fetches.get(fetch_id)
+        if not left:
+            return
+        event = left.pop(0)
+        while isinstance(event, BatchesArrived) and len(event.batches) < most and left:
+            following = left[0]
+            if not isinstance(following, BatchesArrived):
+                break
+            event = BatchesArrived(fetch_id, [*event.batches, *following.batches], following.committed)
+            left.pop(0)
+        self.happened(event)
 
     def fail(self, fetch_id: int) -> None:
         if self.fetches.pop(fetch_id, None) is not None:
@@ -265,7 +275,7 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
         latest = max(reader.fetches, default=0)
         match action:
             case "serve":
-                reader.serve(latest)
+                reader.serve(latest, data.draw(st.integers(1, 4)))
             case "fail":
                 reader.fail(latest)
             case "grow" | "take" | "wake":

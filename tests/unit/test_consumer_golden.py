@@ -7,7 +7,7 @@ from dataclasses import replace
 from seriatim.consumer.core import reading, reading_events
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
-    BatchArrived,
+    BatchesArrived,
     CloseFetch,
     Deliver,
     Discard,
@@ -77,10 +77,10 @@ def chain(*links: LinkView, version: int = 1) -> ChainView:
     return ChainView("c", 1, "q", ChainVersion(version), links)
 
 
-def batch(fetch_id: int, first_index: int, seqs: list[int]) -> BatchArrived:
+def batch(fetch_id: int, first_index: int, seqs: list[int]) -> BatchesArrived:
     columns = RecordColumns([b"v" * 100] * len(seqs), seqs, "s", [1] * len(seqs))
     encoded = encode(columns, Index(first_index))
-    return BatchArrived(fetch_id, encoded, encoded.header.end_index)
+    return BatchesArrived(fetch_id, [encoded], encoded.header.end_index)
 
 
 START = Place(Epoch(1), Index(0))
@@ -100,6 +100,28 @@ def test_from_one_link_to_the_next_with_a_resend() -> None:
     ]
     assert trace(StartArrived(2, Index(0), {"s": 1})) == []
     assert trace(batch(2, 0, [3, 4])) == ["deliver link 2 0..2 with re-sends"]
+
+
+def together(*arrived: BatchesArrived) -> BatchesArrived:
+    return replace(arrived[0], batches=[one for event in arrived for one in event.batches])
+
+
+def test_batches_that_come_together_are_taken_one_by_one() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {"s": 0}))
+    assert trace(together(batch(1, 0, [1, 2]), batch(1, 2, [2]), batch(1, 3, [3]))) == [
+        "deliver link 1 0..2",
+        "deliver link 1 2..3 with re-sends",
+        "deliver link 1 3..4",
+    ]
+    # What was there already, what comes next, and something behind a gap: the gap ends it, what came before it counts.
+    assert trace(together(batch(1, 3, [3]), batch(1, 4, [4]), batch(1, 6, [6]))) == [
+        "deliver link 1 4..5",
+        "close 1",
+        "open 2: link 1 at g1-a from 5",
+    ]
+    assert trace.state.failures == 1
 
 
 def test_start_in_the_middle_of_a_batch() -> None:
@@ -230,9 +252,9 @@ def test_credit_bounds_what_is_fetched_ahead() -> None:
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
     trace(StartArrived(1, Index(0), {}))
     arrived = [batch(1, 3 * number, [3 * number + 1, 3 * number + 2, 3 * number + 3]) for number in range(3)]
-    for one in arrived:
-        assert trace(one) == [f"deliver link 1 {one.batch.header.first_index}..{one.batch.header.end_index}"]
-    size = arrived[0].batch.size_bytes
+    for number, one in enumerate(arrived):
+        assert trace(one) == [f"deliver link 1 {3 * number}..{3 * number + 3}"]
+    size = arrived[0].batches[0].size_bytes
     assert trace(RowsTaken(size)) == []  # less than a quarter of the limit is free: not worth a message
     assert trace(RowsTaken(size)) == [f"credit 1: {1000 - size}"]
     assert trace.state.buffered_bytes == size

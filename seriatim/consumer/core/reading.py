@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from seriatim.consumer.core.reading_events import (
-    BatchArrived,
+    BatchesArrived,
     CloseFetch,
     Deliver,
     Discard,
@@ -46,6 +46,7 @@ from seriatim.consumer.core.reading_events import (
 )
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
 from seriatim.protocol.names import Incarnation, Index, Offset
@@ -140,7 +141,7 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
             state, effects = replace(state, buffered_bytes=max(0, state.buffered_bytes - size_bytes)), []
         case Tick():
             effects = []
-        case StartArrived() | BatchArrived() | EndReached() | FetchFailed() | Heard():
+        case StartArrived() | BatchesArrived() | EndReached() | FetchFailed() | Heard():
             if state.fetch is None or state.fetch.fetch_id != event.fetch_id:
                 return state, []
             state = replace(state, heard_at_s=now_s, is_excused=False)
@@ -222,11 +223,11 @@ def _is_to_be_left(state: Reading, link: LinkView) -> bool:
     return any(side.is_registered and side.member in link.answered for side in link.sides_by_preference())
 
 
-def _answered(state: Reading, event: StartArrived | BatchArrived | EndReached | FetchFailed, now_s: float) -> Step:
+def _answered(state: Reading, event: StartArrived | BatchesArrived | EndReached | FetchFailed, now_s: float) -> Step:
     match event:
         case StartArrived():
             return _started(state, event, now_s)
-        case BatchArrived():
+        case BatchesArrived():
             return _taken_in(state, event, now_s)
         case EndReached(_, end):
             if state.at is None or state.at.index != end or state.marks is None:
@@ -254,40 +255,58 @@ def _started(state: Reading, event: StartArrived, now_s: float) -> Step:
     return replace(state, marks=merged(state.marks, event.marks), progress_at_s=now_s), []
 
 
-def _taken_in(state: Reading, event: BatchArrived, now_s: float) -> Step:
-    link, at, marks, fetch, batch = _current(state), state.at, state.marks, state.fetch, event.batch
-    header = batch.header
+def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
+    link, at, marks, fetch = _current(state), state.at, state.marks, state.fetch
     if link is None or at is None or fetch is None or link.base is None:
         return state, []
     if marks is None:
         return _failed(state, "the member sent a batch before saying where it starts", now_s, order_close=True)
-    fetch = replace(fetch, credit_bytes=fetch.credit_bytes - batch.size_bytes)
-    state = replace(state, fetch=fetch, progress_at_s=now_s)
-    if header.end_index <= at.index:
-        return state, []
-    if header.first_index != at.index:
-        return _failed(state, f"the member sent index {header.first_index} after {at.index}", now_s, order_close=True)
-    if link.end is not None and header.end_index > link.end:
-        return _failed(state, f"the member sent a batch over the end {link.end}", now_s, order_close=True)
-    start, stop = max(header.first_index, state.skip_below), header.end_index
-    if state.until is not None:
-        stop = min(stop, Index(state.until - link.base))
+    credit_bytes = fetch.credit_bytes - sum(batch.size_bytes for batch in event.batches)
+    state = replace(state, fetch=replace(fetch, credit_bytes=credit_bytes), progress_at_s=now_s)
+    limit = None if state.until is None else Index(state.until - link.base)
+    index, buffered_bytes, wrong = at.index, state.buffered_bytes, ""
     effects: list[Effect] = []
-    buffered_bytes = state.buffered_bytes
-    if start < stop:
-        has_resends = overlaps(marks, header.spans)
-        delivery = Delivery(link.epoch, link.base, batch, start, stop, marks if has_resends else None, event.committed)
-        effects.append(Deliver(delivery))
-        buffered_bytes += delivery.size_bytes
-    return replace(
-        state,
-        at=Place(at.epoch, header.end_index),
-        marks=raised(marks, header.spans),
-        buffered_bytes=buffered_bytes,
-        failures=0,
-        failure="",
-        avoid="",
-    ), effects
+    for batch in event.batches:
+        header = batch.header
+        if header.end_index <= index:
+            continue
+        wrong = _what_is_wrong(header, index, link)
+        if wrong:
+            break
+        start, stop = max(header.first_index, state.skip_below), header.end_index
+        if limit is not None:
+            stop = min(stop, limit)
+        if start < stop:
+            has_resends = overlaps(marks, header.spans)
+            delivery = Delivery(
+                link.epoch, link.base, batch, start, stop, marks if has_resends else None, event.committed
+            )
+            effects.append(Deliver(delivery))
+            buffered_bytes += delivery.size_bytes
+        index, marks = header.end_index, raised(marks, header.spans)
+    if index > at.index:
+        state = replace(
+            state,
+            at=Place(at.epoch, index),
+            marks=marks,
+            buffered_bytes=buffered_bytes,
+            failures=0,
+            failure="",
+            avoid="",
+        )
+    if wrong:
+        state, closed = _failed(state, wrong, now_s, order_close=True)
+        effects += closed
+    return state, effects
+
+
+def _what_is_wrong(header: BatchHeader, index: Index, link: LinkView) -> str:
+    """Why a batch that came can't be the next one; "" where it is."""
+    if header.first_index != index:
+        return f"the member sent index {header.first_index} after {index}"
+    if link.end is not None and header.end_index > link.end:
+        return f"the member sent a batch over the end {link.end}"
+    return ""
 
 
 def _failed(state: Reading, reason: str, now_s: float, *, order_close: bool) -> Step:

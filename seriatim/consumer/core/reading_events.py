@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seriatim.consumer.core.rows import Delivery
@@ -46,9 +46,11 @@ class StartArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchArrived:
+class BatchesArrived:
+    """At least one, in the order of the link."""
+
     fetch_id: int
-    batch: EncodedBatch
+    batches: Sequence[EncodedBatch]
     committed: Index
 
 
@@ -86,7 +88,16 @@ class Tick:
 
 
 Event = (
-    ReadFrom | Stopped | ViewChanged | StartArrived | BatchArrived | EndReached | Heard | FetchFailed | RowsTaken | Tick
+    ReadFrom
+    | Stopped
+    | ViewChanged
+    | StartArrived
+    | BatchesArrived
+    | EndReached
+    | Heard
+    | FetchFailed
+    | RowsTaken
+    | Tick
 )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import InvalidArgument
@@ -18,6 +20,7 @@ class Place:
     index: Index
 
 
+_epoch_of = attrgetter("epoch")
 START = Place(Epoch(0), Index(0))
 """Before the first link."""
 
@@ -97,11 +100,13 @@ class ChainView:
     ahead: tuple[str, ...] = ()
 
     def link(self, epoch: Epoch) -> LinkView | None:
-        return next((link for link in self.links if link.epoch == epoch), None)
+        at = bisect_left(self.links, epoch, key=_epoch_of)
+        return self.links[at] if at < len(self.links) and self.links[at].epoch == epoch else None
 
     def next_after(self, epoch: Epoch) -> LinkView | None:
         """The next link of the chain."""
-        return next((link for link in self.links if link.epoch > epoch), None)
+        at = bisect_right(self.links, epoch, key=_epoch_of)
+        return self.links[at] if at < len(self.links) else None
 
     def subscription(self, subscription_id: SubscriptionId) -> SubscriptionView | None:
         return next((one for one in self.subscriptions if one.subscription_id == subscription_id), None)
