@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from seriatim.broker_group.broker import Broker
@@ -14,7 +13,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.batch_streams import BatchMessage
+from seriatim.protocol.batch_streams import TOGETHER_BYTES, BatchMessage
 from seriatim.protocol.errors import (
     InvalidArgument,
     MalformedFrame,
@@ -25,8 +24,6 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 READ_BYTES = 1024 * 1024
-TOGETHER_BYTES = 64 * 1024
-"""Small batches go together up to this size: a message costs what some ten of them cost."""
 BEAT_S = 0.1
 """A stream with nothing to say says so this often, so that a reader notices a member that stands still."""
 
@@ -113,7 +110,7 @@ class FetchStream:
                 together = self._together(runner, encoded, end) if opened.takes_several else [encoded]
                 self._credit_bytes -= sum(one.size_bytes for one in together)
                 index = together[-1].header.end_index
-                await self._context.write(_message(together, runner.state.committed.index))
+                await self._context.write(BatchMessage.of_several(together, runner.state.committed.index))
             if runner.record.end is not None and index >= runner.record.end:
                 await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
@@ -160,10 +157,3 @@ class FetchStream:
             size_bytes += following.size_bytes
             index = following.header.end_index
         return found
-
-
-def _message(batches: Sequence[EncodedBatch], committed_index: Index) -> BatchMessage | pb.FetchReply:
-    if len(batches) == 1:
-        return BatchMessage.of(batches[0], committed_index)
-    several = pb.Batches(batch=[pb.Batch(header=one.header_bytes, payload=bytes(one.payload)) for one in batches])
-    return pb.FetchReply(batches=several, committed_index=committed_index)

@@ -18,7 +18,7 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.streams import read
-from seriatim.protocol import batch, log, rpc
+from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
@@ -146,12 +146,13 @@ class SlaveStream:
 
     async def _fetch(self, end: Index) -> None:
         runner = self._runner
-        request = pb.CopyLinkRequest(link=self._name, from_index=runner.state.tail.index, to_index=end)
+        start = runner.state.tail.index
+        request = pb.CopyLinkRequest(link=self._name, from_index=start, to_index=end, takes_several=True)
         async for message in self._stub.CopyLink(request):
-            encoded = batch.parse(message.header, message.payload)
-            refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
-            if refused is not None:
-                raise refused
+            for encoded in message.batches():
+                refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
+                if refused is not None:
+                    raise refused
         if runner.state.tail.index != end:
             raise MemberBehind(f"the slave said it has {end}, and sent up to {runner.state.tail.index}")
         await runner.until(lambda: runner.is_quiet)

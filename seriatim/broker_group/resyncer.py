@@ -20,7 +20,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
-from seriatim.protocol import batch, chain, log, rpc
+from seriatim.protocol import chain, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
@@ -195,9 +195,10 @@ class Resyncer:
     async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
         incarnation, stub = self._peer()
         name = link_name(runner, self._broker.cluster, incarnation)
-        request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end)
+        request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
         async for message in stub.CopyLink(request):
-            yield batch.parse(message.header, message.payload)
+            for encoded in message.batches():
+                yield encoded
 
     async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
         """Take what is missing below the end. What is here is thrown away only when the peer has all of it (H5)."""

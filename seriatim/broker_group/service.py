@@ -21,7 +21,7 @@ from seriatim.broker_group.streams import read
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchMessage
+from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
     DiskFailed,
@@ -168,9 +168,10 @@ class BrokerService(BrokerServicer):
         if end > runner.state.durable:
             raise MemberBehind(f"this member has records up to {runner.state.durable}", epoch=runner.record.epoch)
         while index < end:
-            for encoded in await self._broker.batches(runner.key, index, end, COPY_BYTES):
-                await context.write(BatchMessage.of(encoded))
-                index = encoded.header.end_index
+            found = await self._broker.batches(runner.key, index, end, COPY_BYTES)
+            for several in together(found) if request.takes_several else ([one] for one in found):
+                await context.write(BatchMessage.of_several(several))
+            index = found[-1].header.end_index
 
     @answers_errors
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:

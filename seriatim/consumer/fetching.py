@@ -28,7 +28,7 @@ from seriatim.consumer.core.reading_events import (
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.transport import FetchStream, Members
 from seriatim.consumer.views import link_name
-from seriatim.protocol import batch, log
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
@@ -184,14 +184,10 @@ class Fetcher:
 def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchesArrived | EndReached | Heard:
     """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
     if isinstance(reply, BatchMessage):
-        arrived = batch.parse(reply.header, reply.payload)
-        return BatchesArrived(fetch_id, (arrived,), Index(reply.committed_index))
+        return BatchesArrived(fetch_id, reply.batches(), Index(reply.committed_index))
     match reply.WhichOneof("kind"):
         case "start":
             return StartArrived(fetch_id, Index(reply.start.index), dict(reply.start.marks))
-        case "batches":
-            several = [batch.parse(one.header, one.payload) for one in reply.batches.batch]
-            return BatchesArrived(fetch_id, several, Index(reply.committed_index))
         case "end":
             return EndReached(fetch_id, Index(reply.end))
         case _:

@@ -3,6 +3,8 @@
 Problem: a batch of 256 KiB passes through gRPC as bytes. Building a protobuf message around it, serialising that, parsing it
 and taking the payload out again copies it each time into fresh memory: about 1 ms of processor time for each MB.
 
+Another: a message costs either end a tenth of a millisecond, whatever is in it, so small batches that wait go together.
+
 Idea: on the wire it is protobuf, as seriatim.proto says; only it is written and read by hand. In every one of these
 messages the batch is a field of length and bytes, and so are its header and its payload: a few bytes, joined once with
 the payload where it is sent. Where it arrives a broker leaves a large payload in the message and looks at it there; a client,
@@ -14,12 +16,12 @@ another encoder wrote in another order of fields is read by protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch import EncodedBatch, Payload
+from seriatim.protocol.batch import EncodedBatch, Payload, parse
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Broker"].full_name
@@ -29,17 +31,50 @@ _VIEWED_BYTES: Final = 16 * 1024
 """A smaller payload is cut off by a broker, too: a view takes as long to make, and more memory."""
 
 
+TOGETHER_BYTES: Final = 64 * 1024
+"""So large may several batches be in one message."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """A message with a batch. `committed_index`: of ReplicateRequest and FetchReply, 0 elsewhere."""
+    """A message with a batch. `committed_index`: of ReplicateRequest and FetchReply, 0 elsewhere.
+
+    `following`: header and payload of those behind it that came with it, of FetchReply and CopyLink.
+    """
 
     header: bytes
     payload: Payload
     committed_index: int = 0
+    following: tuple[tuple[bytes, Payload], ...] = ()
 
     @classmethod
     def of(cls, encoded: EncodedBatch, committed_index: int = 0) -> BatchMessage:
         return cls(encoded.header_bytes, encoded.payload, committed_index)
+
+    @classmethod
+    def of_several(cls, batches: Sequence[EncodedBatch], committed_index: int = 0) -> BatchMessage:
+        """At least one, in the order of the link."""
+        first, *others = batches
+        following = tuple((one.header_bytes, one.payload) for one in others)
+        return cls(first.header_bytes, first.payload, committed_index, following)
+
+    def batches(self) -> list[EncodedBatch]:
+        """All that came, checked. Raises BadChecksum, MalformedFrame."""
+        return [parse(header, payload) for header, payload in ((self.header, self.payload), *self.following)]
+
+
+def together(batches: Iterable[EncodedBatch]) -> Iterator[list[EncodedBatch]]:
+    """In their order, as many at a time as go into one message."""
+    found: list[EncodedBatch] = []
+    size_bytes = 0
+    for one in batches:
+        if found and size_bytes + one.size_bytes > TOGETHER_BYTES:
+            yield found
+            found, size_bytes = [], 0
+        found.append(one)
+        size_bytes += one.size_bytes
+    if found:
+        yield found
 
 
 def _tag(field: int, wire_type: int) -> bytes:
@@ -69,6 +104,17 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 _HEADER: Final = _tag(pb.Batch.HEADER_FIELD_NUMBER, _LENGTH_DELIMITED)
 _PAYLOAD: Final = _tag(pb.Batch.PAYLOAD_FIELD_NUMBER, _LENGTH_DELIMITED)
+_FOLLOWING: Final = _tag(pb.Batch.FOLLOWING_FIELD_NUMBER, _LENGTH_DELIMITED)
+
+
+def _fields(header: bytes, payload: Payload) -> tuple[bytes, bytes, bytes, Payload]:
+    """The parts of a Batch, to be joined."""
+    return _HEADER + _varint(len(header)), header, _PAYLOAD + _varint(len(payload)), payload
+
+
+def _following(header: bytes, payload: Payload) -> bytes:
+    fields = _fields(header, payload)
+    return b"".join((_FOLLOWING, _varint(sum(map(len, fields))), *fields))
 
 
 class Codec:
@@ -91,16 +137,13 @@ class Codec:
         if not isinstance(message, BatchMessage):
             data: bytes = message.SerializeToString()
             return data
-        header, payload = message.header, message.payload
-        before_header = _HEADER + _varint(len(header))
-        before_payload = _PAYLOAD + _varint(len(payload))
+        parts = *_fields(message.header, message.payload), *(_following(*one) for one in message.following)
         head = b""
         if self._committed and message.committed_index:
             head = self._committed + _varint(message.committed_index)
         if self._batch:
-            size = len(before_header) + len(header) + len(before_payload) + len(payload)
-            head += self._batch + _varint(size)
-        return b"".join((head, before_header, header, before_payload, payload))
+            head += self._batch + _varint(sum(map(len, parts)))
+        return b"".join((head, *parts))
 
     def parse(self, data: bytes) -> Any:
         """A BatchMessage or a generated message. Raises protobuf's DecodeError."""
@@ -135,12 +178,12 @@ class Codec:
 
     def _parse_any(self, data: bytes) -> Any:
         message = self._generated.FromString(data)
-        if not self._batch:
-            return BatchMessage(message.header, message.payload)
-        if message.WhichOneof("kind") != "batch":
+        if self._batch and message.WhichOneof("kind") != "batch":
             return message
+        batch = message.batch if self._batch else message
         committed_index = message.committed_index if self._committed else 0
-        return BatchMessage(message.batch.header, message.batch.payload, committed_index)
+        following = tuple((one.header, one.payload) for one in batch.following)
+        return BatchMessage(batch.header, batch.payload, committed_index, following)
 
 
 APPEND: Final = Codec(pb.AppendRequest, pb.AppendRequest.BATCH_FIELD_NUMBER, is_viewed=True)

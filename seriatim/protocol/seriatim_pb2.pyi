@@ -113,43 +113,27 @@ class Batch(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
     header: _builtins.bytes
     payload: _builtins.bytes
+    @_builtins.property
+    def following(self) -> _containers.RepeatedCompositeFieldContainer[Global___Batch]:
+        """small ones behind it, of Fetch and CopyLink, to who takes several"""
+
     def __init__(
         self,
         *,
         header: _builtins.bytes = ...,
         payload: _builtins.bytes = ...,
+        following: _abc.Iterable[Global___Batch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["following", b"following", "header", b"header", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
-
-@_typing.final
-class Batches(_message.Message):
-    """One after the other."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BATCH_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___Batch]: ...
-    def __init__(
-        self,
-        *,
-        batch: _abc.Iterable[Global___Batch] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Batches: _TypeAlias = Batches  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
@@ -676,9 +660,11 @@ class CopyLinkRequest(_message.Message):
     LINK_FIELD_NUMBER: _builtins.int
     FROM_INDEX_FIELD_NUMBER: _builtins.int
     TO_INDEX_FIELD_NUMBER: _builtins.int
+    TAKES_SEVERAL_FIELD_NUMBER: _builtins.int
     from_index: _builtins.int
     to_index: _builtins.int
     """exclusive"""
+    takes_several: _builtins.bool
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -687,10 +673,11 @@ class CopyLinkRequest(_message.Message):
         link: Global___LinkName | None = ...,
         from_index: _builtins.int = ...,
         to_index: _builtins.int = ...,
+        takes_several: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index", "link", b"link", "to_index", b"to_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index", "link", b"link", "takes_several", b"takes_several", "to_index", b"to_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -790,7 +777,6 @@ class FetchOpen(_message.Message):
     from_index: _builtins.int
     credit_bytes: _builtins.int
     takes_several: _builtins.bool
-    """small batches that wait may come together, as `batches`"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -819,7 +805,6 @@ class FetchReply(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    BATCHES_FIELD_NUMBER: _builtins.int
     COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
     end: _builtins.int
     """Last: the link's recorded end; everything before it was sent."""
@@ -831,22 +816,19 @@ class FetchReply(_message.Message):
 
     @_builtins.property
     def batch(self) -> Global___Batch: ...
-    @_builtins.property
-    def batches(self) -> Global___Batches: ...
     def __init__(
         self,
         *,
         start: Global___Position | None = ...,
         batch: Global___Batch | None = ...,
         end: _builtins.int = ...,
-        batches: Global___Batches | None = ...,
         committed_index: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "committed_index", b"committed_index", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "committed_index", b"committed_index", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "batch", "end", "batches"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "batch", "end"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -388,11 +388,8 @@ def batches(
 
 
 def sent_batches(replies: Iterable[pb.FetchReply]) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = []
-    for reply in replies:
-        several = [reply.batch] if reply.WhichOneof("kind") == "batch" else reply.batches.batch
-        found += [(one.header, one.payload) for one in several]
-    return found
+    first = [reply.batch for reply in replies if reply.WhichOneof("kind") == "batch"]
+    return [(one.header, one.payload) for batch in first for one in (batch, *batch.following)]
 
 
 def as_sent(found: Iterable[EncodedBatch]) -> list[tuple[bytes, bytes]]:

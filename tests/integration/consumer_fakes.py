@@ -307,12 +307,10 @@ class FakeMember(BrokerServicer):
                         await more.wait()
                     several = link.batches[number : number + (2 if opening.takes_several else 1)]
                     credit[0] -= sum(one.size_bytes for one in several)
-                    found = [pb.Batch(header=one.header_bytes, payload=one.payload) for one in several]
-                    if len(found) == 1:
-                        yield pb.FetchReply(batch=found[0], committed_index=link.length)
-                    else:
-                        yield pb.FetchReply(batches=pb.Batches(batch=found), committed_index=link.length)
-                    number += len(found)
+                    batch, *following = (pb.Batch(header=one.header_bytes, payload=one.payload) for one in several)
+                    batch.following.extend(following)
+                    yield pb.FetchReply(batch=batch, committed_index=link.length)
+                    number += len(several)
                 if link.is_sealed:
                     yield pb.FetchReply(end=link.length)
                     return

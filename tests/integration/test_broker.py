@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.broker_group.fetch import TOGETHER_BYTES
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch_streams import TOGETHER_BYTES
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -426,7 +426,7 @@ def test_small_batches_come_together_to_who_takes_several_within_its_credit(
                 replies = await group.fetch(member, takes_several=True)
                 assert sent_batches(replies) == as_sent(sent)
                 assert len(replies) < 10
-                together = [reply.ByteSize() for reply in replies if reply.WhichOneof("kind") == "batches"]
+                together = [reply.ByteSize() for reply in replies if reply.batch.following]
                 assert together
                 assert max(together) < TOGETHER_BYTES * 1.1
                 fetching = group.fetching(member, takes_several=True, credit_bytes=size_bytes * 5 - 1)

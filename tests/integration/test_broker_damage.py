@@ -128,8 +128,10 @@ def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
             pytest.skip("this file system is memory itself")
         path.read_bytes()
         assert is_remembered(path)
-        broker.store.forget_cached()
-        assert not is_remembered(path)
+        async with asyncio.timeout(60):
+            while is_remembered(path):  # what somebody holds just then is kept
+                broker.store.forget_cached()
+                await asyncio.sleep(0.05)
         assert broker.store.batches(RECORD.key, Index(0), Index(50), 1)
 
     with_links(scenario)

@@ -84,7 +84,7 @@ class Oracle:
             return
         if method == "Fetch":
             request = request.open
-            is_served = isinstance(reply, BatchMessage) or reply.WhichOneof("kind") in ("start", "batches")
+            is_served = isinstance(reply, BatchMessage) or reply.WhichOneof("kind") == "start"
             if not is_served or not request.subscription_id:
                 return
         if method == "CommitCursor" and request.is_copied:

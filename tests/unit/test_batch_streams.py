@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import APPEND, COPY, FETCH, REPLICATE, BatchMessage, Codec
+from seriatim.protocol.batch import RecordColumns, encode
+from seriatim.protocol.batch_streams import APPEND, COPY, FETCH, REPLICATE, BatchMessage, Codec, together
+from seriatim.protocol.errors import BadChecksum
+from seriatim.protocol.names import Index
 
 HEADER = bytes(range(70))
 SIZES = (0, 1, 127, 128, 16_383, 16_384, 300_000)
@@ -16,7 +20,8 @@ SIZES = (0, 1, 127, 128, 16_383, 16_384, 300_000)
 
 def generated(codec: Codec, message: BatchMessage) -> Any:
     """What protobuf's own code makes of it."""
-    batch = pb.Batch(header=message.header, payload=message.payload)
+    following = [pb.Batch(header=header, payload=payload) for header, payload in message.following]
+    batch = pb.Batch(header=message.header, payload=message.payload, following=following)
     if codec is COPY:
         return batch
     if codec is APPEND:
@@ -28,7 +33,11 @@ def generated(codec: Codec, message: BatchMessage) -> Any:
 
 def messages(codec: Codec) -> list[BatchMessage]:
     committed = (0, 1, 300, 2**64 - 1) if codec in {REPLICATE, FETCH} else (0,)
-    return [BatchMessage(HEADER, b"p" * size, index) for size in SIZES for index in committed]
+    alone = [BatchMessage(HEADER, b"p" * size, index) for size in SIZES for index in committed]
+    if codec not in {COPY, FETCH}:
+        return alone
+    several = tuple((HEADER[number:], b"f" * size) for number, size in enumerate(SIZES))
+    return [replace(one, following=several[:count]) for one in alone for count in (0, 1, len(several))]
 
 
 @pytest.mark.parametrize("codec", [APPEND, REPLICATE, COPY, FETCH])
@@ -59,6 +68,21 @@ def test_a_broker_leaves_a_large_payload_where_it_came_and_passes_it_on_as_it_is
 def test_a_client_has_bytes_and_so_has_everybody_of_a_small_payload() -> None:
     for codec, size in ((FETCH, 300_000), (APPEND, 1000), (REPLICATE, 1000), (COPY, 1000)):
         assert isinstance(codec.parse(codec.serialize(BatchMessage(HEADER, b"p" * size))).payload, bytes)
+
+
+def test_batches_go_together_as_far_as_they_fit_into_a_message() -> None:
+    sizes = [30_000, 30_000, 6_000, 1, 100_000, 1, 65_400]
+    batches = [encode(RecordColumns([b"v" * size], [1], "s", [0]), Index(0)) for size in sizes]
+    assert [[len(one.payload) // 1000 for one in several] for several in together(batches)] == [
+        [30, 30], [6, 0], [100], [0], [65]
+    ]  # fmt: skip
+    message = BatchMessage.of_several(batches[:3], 7)
+    assert FETCH.parse(FETCH.serialize(message)).batches() == batches[:3]
+    damaged = replace(
+        message, following=(message.following[0], (batches[2].header_bytes, bytes(len(batches[2].payload))))
+    )
+    with pytest.raises(BadChecksum):
+        damaged.batches()
 
 
 def test_fields_may_come_in_pieces_and_in_any_order() -> None:
