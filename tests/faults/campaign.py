@@ -27,7 +27,7 @@ from typing import TextIO
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.protocol.errors import SeriatimError
 from tests.faults import checker, network, picture, report
-from tests.faults.catalogue import IMPAIRMENTS, KINDS, Kind, plan
+from tests.faults.catalogue import KINDS, Kind, plan
 from tests.faults.cluster import FaultCluster, hosts
 from tests.faults.history import Delivered
 from tests.faults.nemesis import Fault, Nemesis
@@ -60,7 +60,7 @@ class Campaign:
         self._network = hosts()
         self._began_s = time.monotonic()
         if lacks := self._network.why_not_impaired():
-            kinds = [kind for kind in kinds if not any(isinstance(harm, IMPAIRMENTS) for harm in kind.harms)]
+            kinds = [kind for kind in kinds if kind.family != "impaired network"]
             if not kinds:
                 raise network.NoNamespaces(lacks)
             self._say(f"without lossy and narrow paths: {lacks}")

@@ -102,7 +102,6 @@ class Order:
 
 
 Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | FlipBits | BlankDisk | Order
-IMPAIRMENTS = (Lose, Narrow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Kind:
     """`held_s`: least and most seconds from harm to healing. `share`: its part of the faults that aren't headlines."""
 
     name: str
-    family: Literal["processes", "network", "zookeeper", "disk", "people", "two at once"]
+    family: Literal["processes", "network", "impaired network", "zookeeper", "disk", "people", "two at once"]
     harms: tuple[Harm, ...]
     held_s: tuple[float, float] = (0.5, 1.0)
     is_headline: bool = False
@@ -149,17 +148,19 @@ def _kinds_of_processes() -> list[Kind]:
     ]
 
 
+_PLACES: dict[str, Role] = {
+    "sender": "sender",
+    "master": "master",
+    "slave": "slave",
+    "coordinators": "coordinators",
+    "ZooKeeper": "zookeepers",
+    "reader": "reader",
+}
+
+
 def _kinds_of_network() -> list[Kind]:
-    places: dict[str, Role] = {
-        "sender": "sender",
-        "master": "master",
-        "slave": "slave",
-        "coordinators": "coordinators",
-        "ZooKeeper": "zookeepers",
-        "reader": "reader",
-    }
     found = []
-    for (one, one_role), (other, other_role) in combinations(places.items(), 2):
+    for (one, one_role), (other, other_role) in combinations(_PLACES.items(), 2):
         # Longer than a session where ZooKeeper is cut off: sessions then end with their processes alive.
         held_s = (1.8, 2.8) if "ZooKeeper" in {one, other} else (0.7, 1.5)
         found += [
@@ -167,23 +168,24 @@ def _kinds_of_network() -> list[Kind]:
             Kind(f"cut: {one} → {other}", "network", (Cut(one_role, other_role, is_one_way=True),), held_s, share=0.3),
             Kind(f"cut: {other} → {one}", "network", (Cut(other_role, one_role, is_one_way=True),), held_s, share=0.3),
         ]
-        found += [
-            Kind(
-                f"{percent} % lost: {one} | {other}",
-                "network",
-                (Lose(one_role, other_role, percent),),
-                (1.5, 3.0),
-                share=0.2,
-            )
-            for percent in (3, 30)
-        ]
-    found += [
-        Kind(f"narrow: {place}, {kbit_s} kbit/s", "network", (Narrow(role, kbit_s),), (1.5, 3.0), share=0.2)
-        for place, role in places.items()
-        for kbit_s in (300, 1500)
-    ]
     found.append(Kind("master cut off from all servers", "network", (Cut("master", "servers"),), (0.7, 2.8)))
     return found
+
+
+def _kinds_of_impaired_network() -> list[Kind]:
+    """Neither up nor down."""
+    held_s = (1.5, 3.0)
+    lossy = [
+        Kind(f"{percent} % lost: {one} | {other}", "impaired network", (Lose(role, to, percent),), held_s, share=0.2)
+        for (one, role), (other, to) in combinations(_PLACES.items(), 2)
+        for percent in (3, 30)
+    ]
+    narrow = [
+        Kind(f"narrow: {place}, {kbit_s} kbit/s", "impaired network", (Narrow(role, kbit_s),), held_s, share=0.2)
+        for place, role in _PLACES.items()
+        for kbit_s in (300, 1500)
+    ]
+    return lossy + narrow
 
 
 def _kinds_of_zookeeper() -> list[Kind]:
@@ -236,6 +238,7 @@ def _kinds_of_people() -> list[Kind]:
 KINDS: tuple[Kind, ...] = (
     *_kinds_of_processes(),
     *_kinds_of_network(),
+    *_kinds_of_impaired_network(),
     *_kinds_of_zookeeper(),
     *_kinds_of_disks(),
     *_kinds_of_people(),

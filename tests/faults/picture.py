@@ -12,6 +12,7 @@ _ROW_S = 300.0
 _COLOURS = {
     "processes": "#d62728",
     "network": "#1f77b4",
+    "impaired network": "#17becf",
     "zookeeper": "#9467bd",
     "disk": "#8c564b",
     "people": "#2ca02c",

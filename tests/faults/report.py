@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.faults.outages import BOUNDS_MS, histogram, percentile
 
 FINDINGS = "## What these runs found"
-_FAMILIES = ("processes", "network", "zookeeper", "disk", "people", "two at once")
+_FAMILIES = ("processes", "network", "impaired network", "zookeeper", "disk", "people", "two at once")
 
 
 @dataclass(slots=True)

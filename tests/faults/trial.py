@@ -288,10 +288,11 @@ async def copies_of(
                 if of and f"{side.group}-{side.member}" not in of:
                     continue
                 name = pb.LinkName(cluster=view.cluster, queue_id=view.queue_id, epoch=link.epoch, to=now)
-                stream: Any = members.stub(side.address).CopyLink(
-                    pb.CopyLinkRequest(link=name, from_index=0, to_index=link.end), timeout=60, wait_for_ready=True
-                )
-                batches = [(batch.header, batch.payload) async for batch in stream]
+                asked = pb.CopyLinkRequest(link=name, from_index=0, to_index=link.end, takes_several=True)
+                stream: Any = members.stub(side.address).CopyLink(asked, timeout=60, wait_for_ready=True)
+                batches: list[certificates.StoredBatch] = []
+                async for message in stream:
+                    batches += [(message.header, message.payload), *message.following]
                 found[Epoch(link.epoch), f"{side.group}-{side.member}"] = batches
     finally:
         await members.close()
