@@ -31,8 +31,8 @@ _VIEWED_BYTES: Final = 16 * 1024
 """A smaller payload is cut off by a broker, too: a view takes as long to make, and more memory."""
 
 
-TOGETHER_BYTES: Final = 64 * 1024
-"""So large may several batches be in one message."""
+TOGETHER_BYTES: Final = 16 * 1024
+"""So large may several batches be in one message: a reader that hears nothing for 0.3 s goes elsewhere, and on a slow path this is soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,10 @@ def test_a_client_has_bytes_and_so_has_everybody_of_a_small_payload() -> None:
 
 
 def test_batches_go_together_as_far_as_they_fit_into_a_message() -> None:
-    sizes = [30_000, 30_000, 6_000, 1, 100_000, 1, 65_400]
+    sizes = [7_000, 7_000, 3_000, 1, 100_000, 1, 16_300]
     batches = [encode(RecordColumns([b"v" * size], [1], "s", [0]), Index(0)) for size in sizes]
     assert [[len(one.payload) // 1000 for one in several] for several in together(batches)] == [
-        [30, 30], [6, 0], [100], [0], [65]
+        [7, 7], [3, 0], [100], [0], [16]
     ]  # fmt: skip
     message = BatchMessage.of_several(batches[:3], 7)
     assert FETCH.parse(FETCH.serialize(message)).batches() == batches[:3]
