@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from seriatim.broker_group.broker import Broker
@@ -13,7 +14,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.streams import read
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.batch_streams import TOGETHER_BYTES, BatchMessage
+from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.errors import (
     InvalidArgument,
     MalformedFrame,
@@ -107,10 +108,10 @@ class FetchStream:
             while index < end and self._credit_bytes > 0:
                 encoded = await self._next(runner, index, end)
                 self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
-                together = self._together(runner, encoded, end) if opened.takes_several else [encoded]
-                self._credit_bytes -= sum(one.size_bytes for one in together)
-                index = together[-1].header.end_index
-                await self._context.write(BatchMessage.of_several(together, runner.state.committed.index))
+                several = next(together(self._waiting(runner, encoded, end))) if opened.takes_several else [encoded]
+                self._credit_bytes -= sum(one.size_bytes for one in several)
+                index = several[-1].header.end_index
+                await self._context.write(BatchMessage.of_several(several, runner.state.committed.index))
             if runner.record.end is not None and index >= runner.record.end:
                 await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
@@ -146,14 +147,12 @@ class FetchStream:
         is_there = self._read_ahead and self._read_ahead[0].header.first_index == index
         return self._read_ahead[0] if is_there else None
 
-    def _together(self, runner: LinkRunner, first: EncodedBatch, end: Index) -> list[EncodedBatch]:
-        """It, and what of small batches is at hand behind it, within the credit."""
-        found, size_bytes, index = [first], first.size_bytes, first.header.end_index
-        while size_bytes < self._credit_bytes and index < end:
-            following = self._at_hand(runner, index)
-            if following is None or size_bytes + following.size_bytes > TOGETHER_BYTES:
-                break
-            found.append(following)
-            size_bytes += following.size_bytes
-            index = following.header.end_index
-        return found
+    def _waiting(self, runner: LinkRunner, first: EncodedBatch, end: Index) -> Iterator[EncodedBatch]:
+        """It, and what is at hand behind it, within the credit."""
+        found: EncodedBatch | None = first
+        left_bytes = self._credit_bytes
+        while found is not None:
+            yield found
+            left_bytes -= found.size_bytes
+            index = found.header.end_index
+            found = self._at_hand(runner, index) if left_bytes > 0 and index < end else None
