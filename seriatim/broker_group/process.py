@@ -91,7 +91,7 @@ async def _serve(
     paths = Paths(settings.cluster)
     coordinators = Coordinators(session, paths)
     keeper = CursorKeeper(broker, coordinators)
-    server = rpc.server()
+    server = rpc.server(has_batches=True)
     host = settings.listen.rsplit(":", 1)[0]
     port = rpc.listen(server, settings.listen)
     address = settings.advertise or f"{host}:{port}"

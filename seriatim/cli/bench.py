@@ -133,13 +133,22 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
     """
     from seriatim.cli import coordinators
     from seriatim.cli.measurement import throughput
-    from seriatim.consumer import Consumer
+    from seriatim.consumer import Consumer, RangeReader
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import Unreachable
+
+    def is_at_end(offset: int) -> bool:
+        """Whether nothing is left behind `offset`; a path so slow that nobody can be asked isn't the end."""
+        try:
+            with RangeReader(coordinator, queue) as reader:
+                return offset >= reader.positions().end
+        except Unreachable:
+            return False
 
     del size
     name = subscription or f"bench-{os.urandom(4).hex()}"
     waits_s: list[float] = []
-    done = size_bytes = 0
+    done = size_bytes = end_offset = 0
     try:
         with Consumer(coordinator, queue, name, start="earliest") as consumer, _progress("read", count) as advance:
             _wait_until_elected(consumer)
@@ -148,7 +157,10 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
                 asked_s = time.perf_counter()
                 records = consumer.poll(min(10_000, count - done), _IDLE_S)
                 if not records:
-                    break
+                    if is_at_end(end_offset):
+                        break
+                    continue
+                end_offset = records[-1].offset + 1
                 last_s = time.perf_counter()
                 waits_s.append(last_s - asked_s)
                 done += len(records)

@@ -17,7 +17,7 @@ class Members:
     """Channels to members, one an address."""
 
     def __init__(self) -> None:
-        self._connections = rpc.Connections(BatchStub)
+        self._connections = rpc.Connections(BatchStub, has_batches=True)
 
     def stub(self, address: str) -> BatchStub:
         return self._connections.stub(address)

@@ -78,7 +78,7 @@ class Route:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address)
+            self._channels[address] = rpc.channel(address, has_batches=True)
         return self._channels[address]
 
     def _drop(self, address: str, channel: grpc.aio.Channel) -> None:

@@ -50,8 +50,7 @@ class AppendStream:
         try:
             error: SeriatimError = Unreachable("the master ended the stream")
             async for reply in call:
-                if reply.next_index:
-                    self._on_acknowledged(Index(reply.next_index))
+                self._on_acknowledged(Index(reply.next_index))
                 if reply.refusal:
                     error = from_wire(reply.refusal)
                     break

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from seriatim.protocol import errors, log
+from seriatim.protocol import errors, log, patience
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 
@@ -26,13 +26,16 @@ MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 _COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A silent connection is given up after 5 s; a broken one is seen at once.
+    # Where no packet comes back the connection is given up after 5 s (TCP_USER_TIMEOUT); a broken one is seen at once.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),  # else gRPC waits a minute, whatever the line above says
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+_SMALL = [("grpc.http2.ping_timeout_ms", 2000)]
+"""Where the other machine is there and its process stands still, after 5 s, too."""
+_BATCHES = [("grpc.http2.ping_timeout_ms", int(patience.MAX_S * 1000))]
+"""Behind a slow path an answer waits for the batches before it; whoever sends or reads them has a patience of its own."""
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
     # A restarted process is found again within half a second.
@@ -58,9 +61,12 @@ Reply = TypeVar("Reply")
 Stub = TypeVar("Stub")
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A channel to `HOST:PORT`. It connects when first used, and again whenever it has to."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def channel(address: str, *, has_batches: bool = False) -> grpc.aio.Channel:
+    """A channel to `HOST:PORT`. It connects when first used, and again whenever it has to.
+
+    `has_batches`: of clients, who may stand behind a slow path.
+    """
+    return grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, *(_BATCHES if has_batches else _SMALL)])
 
 
 def connect(to: grpc.aio.Channel) -> None:
@@ -71,14 +77,15 @@ def connect(to: grpc.aio.Channel) -> None:
 class Connections(Generic[Stub]):
     """A channel for each address, and on it a stub that `make` makes: once, because a stub makes a callable for each method."""
 
-    def __init__(self, make: Callable[[grpc.aio.Channel], Stub]) -> None:
+    def __init__(self, make: Callable[[grpc.aio.Channel], Stub], *, has_batches: bool = False) -> None:
         self._make = make
+        self._has_batches = has_batches
         self._found: dict[str, tuple[grpc.aio.Channel, Stub]] = {}
 
     def _at(self, address: str) -> tuple[grpc.aio.Channel, Stub]:
         found = self._found.get(address)
         if found is None:
-            to = channel(address)
+            to = channel(address, has_batches=self._has_batches)
             found = self._found[address] = to, self._make(to)
         return found
 
@@ -97,9 +104,10 @@ class Connections(Generic[Stub]):
                 await to.close(None)
 
 
-def server(interceptors: Sequence[Any] = ()) -> grpc.aio.Server:
-    """A server with Seriatim's limits; add servicers, then `listen`, then start it."""
-    return grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
+def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
+    """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: see `channel`."""
+    options = [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
+    return grpc.aio.server(options=options, interceptors=interceptors)
 
 
 def listen(to: grpc.aio.Server, address: str) -> int:

@@ -21,7 +21,7 @@ Rules (protocol.md 6):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from seriatim.consumer.core.reading_events import (
@@ -50,14 +50,14 @@ from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
 from seriatim.protocol.names import Incarnation, Index, Offset
+from seriatim.protocol.patience import Patience
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 STALL_S = 1.0
 """A member that gives nothing of a link whose end is known, for so long, is left for the other one."""
 SILENCE_S = 0.3
-SILENCE_MAX_S = 5.0
-"""A member that isn't heard for so long is left for the other one; doubled with each failure in a row, up to the latter."""
+"""A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
 LATE_S = 0.1
 """A look later than this says that this process stood still, not that the member did."""
 
@@ -67,12 +67,16 @@ LATE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """An open stream. `credit_bytes`: what the member may still send; may fall below 0 by one batch."""
+    """An open stream.
+
+    credit_bytes: what the member may still send; may fall below 0 by one batch. is_answered: it said something.
+    """
 
     fetch_id: int
     member: str
     incarnation: Incarnation | None
     credit_bytes: int
+    is_answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Reading:
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
     failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
     heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
-    this process since.
+    this process since. patience: of the path that this reader stands behind; outlives what it reads.
     waiting_for: why nothing can be fetched now; empty while something is.
     """
 
@@ -107,6 +111,7 @@ class Reading:
     progress_at_s: float = 0.0
     heard_at_s: float = 0.0
     is_excused: bool = False
+    patience: Patience = field(default_factory=Patience)
     waiting_for: str = ""
 
     @property
@@ -144,9 +149,11 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
         case StartArrived() | BatchesArrived() | EndReached() | FetchFailed() | Heard():
             if state.fetch is None or state.fetch.fetch_id != event.fetch_id:
                 return state, []
-            state = replace(state, heard_at_s=now_s, is_excused=False)
+            state = _heard(state, state.fetch, now_s)
             if isinstance(event, Heard):
-                return state, []
+                # Who speaks for so long and gives nothing has nothing to give; a beat alone may be from before the credit.
+                is_idle = now_s - state.progress_at_s > STALL_S
+                return replace(state, patience=state.patience.arrived()) if is_idle else state, []
             state, effects = _answered(state, event, now_s)
         case _:
             assert_never(event)
@@ -164,9 +171,15 @@ def next_look_s(state: Reading, now_s: float) -> float | None:
 
 
 def _silent_at_s(state: Reading) -> float | None:
-    if state.fetch is None:
-        return None
-    return state.heard_at_s + min(SILENCE_MAX_S, SILENCE_S * float(2 ** min(state.failures // 2, 10)))
+    return None if state.fetch is None else state.heard_at_s + state.patience.limit_s(SILENCE_S)
+
+
+def _heard(state: Reading, fetch: Fetch, now_s: float) -> Reading:
+    """The member said something. Until the first time the path was connected, which says nothing of how slow it is."""
+    if not fetch.is_answered:
+        return replace(state, fetch=replace(fetch, is_answered=True), heard_at_s=now_s, is_excused=False)
+    patience = state.patience.heard(now_s - state.heard_at_s, SILENCE_S)
+    return replace(state, patience=patience, heard_at_s=now_s, is_excused=False)
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
@@ -180,6 +193,7 @@ def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
         is_at_end=event.is_end,
         next_fetch_id=state.next_fetch_id,
         progress_at_s=now_s,
+        patience=state.patience,
     )
     return state, [*effects, Discard()]
 
@@ -293,6 +307,7 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
             failures=0,
             failure="",
             avoid="",
+            patience=state.patience.arrived(),
         )
     if wrong:
         state, closed = _failed(state, wrong, now_s, order_close=True)
@@ -315,10 +330,7 @@ def _failed(state: Reading, reason: str, now_s: float, *, order_close: bool) -> 
     if fetch is None:
         return state, []
     failures = state.failures + 1
-    is_other_there = link is not None and any(
-        side.is_registered and side.member != fetch.member for side in link.sides_by_preference()
-    )
-    if failures % 2 == 1 and is_other_there:
+    if failures % 2 == 1 and link is not None and _is_another_there(link, fetch):
         retry_at_s = now_s
     else:
         retry_at_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10))
@@ -405,12 +417,12 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
     state, effects = _watched(state, link, now_s)
     fetch = state.fetch
     if fetch is not None:
-        # Not for each batch: a message costs more than a late one does.
-        if state.room_bytes >= max(1, state.limit_bytes // 4):
-            effects.append(GiveCredit(fetch.fetch_id, state.room_bytes))
+        more_bytes = _more_credit(state, fetch)
+        if more_bytes:
+            effects.append(GiveCredit(fetch.fetch_id, more_bytes))
             state = replace(
                 state,
-                fetch=replace(fetch, credit_bytes=fetch.credit_bytes + state.room_bytes),
+                fetch=replace(fetch, credit_bytes=fetch.credit_bytes + more_bytes),
                 progress_at_s=now_s if fetch.credit_bytes <= 0 else state.progress_at_s,
             )
         return _waiting(state, ""), effects
@@ -424,24 +436,36 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
     return _opened(state, link, side, now_s, effects)
 
 
+def _more_credit(state: Reading, fetch: Fetch) -> int:
+    """What the member may send besides. After silences for one batch, and when it has answered: see `Patience`."""
+    if state.patience.is_tried:
+        return 1 if fetch.is_answered and fetch.credit_bytes <= 0 else 0
+    # Not for each batch: a message costs more than a late one does.
+    return state.room_bytes if state.room_bytes >= max(1, state.limit_bytes // 4) else 0
+
+
 def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
-    """A member that says nothing, or gives nothing of a sealed link, is left for the other one."""
+    """A member that says nothing, or speaks and gives nothing of a sealed link, is left for the other one."""
     fetch, silent_s = state.fetch, _silent_at_s(state)
     if fetch is None or silent_s is None:
         return state, []
+    is_owing = link.end is not None and fetch.credit_bytes > 0
     if now_s > silent_s + LATE_S and not state.is_excused:
         # This process slept: what the member said meanwhile hasn't been read yet.
         state = replace(state, heard_at_s=now_s, progress_at_s=now_s, is_excused=True)
-    elif now_s >= silent_s and any(
-        side.is_registered and side.member != fetch.member for side in link.sides_by_preference()
-    ):
+    elif now_s >= silent_s and (is_owing or _is_another_there(link, fetch)):
+        state = replace(state, patience=state.patience.left())
         return _failed(state, f"it said nothing for {now_s - state.heard_at_s:.3f} s", now_s, order_close=True)
-    if link.end is None or fetch.credit_bytes <= 0:
-        return state, []
     stalled_at_s = state.progress_at_s + STALL_S
+    if not is_owing or (now_s >= stalled_at_s and state.heard_at_s <= state.progress_at_s):
+        return state, []  # what it owes may be on its way: a batch can take longer than that
     if now_s >= stalled_at_s:
         return _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
     return state, [WakeAt(stalled_at_s)]
+
+
+def _is_another_there(link: LinkView, fetch: Fetch) -> bool:
+    return any(side.is_registered and side.member != fetch.member for side in link.sides_by_preference())
 
 
 def _choice(link: LinkView, avoid: str) -> Side | None:
@@ -453,7 +477,8 @@ def _choice(link: LinkView, avoid: str) -> Side | None:
 
 def _opened(state: Reading, link: LinkView, side: Side, now_s: float, effects: list[Effect]) -> Step:
     at = state.at or Place(link.epoch, Index(0))
-    fetch = Fetch(state.next_fetch_id, side.member, side.incarnation, state.room_bytes)
+    credit_bytes = 0 if state.patience.is_tried else state.room_bytes
+    fetch = Fetch(state.next_fetch_id, side.member, side.incarnation, credit_bytes)
     from_index = at.index if state.marks is not None else max(at.index, state.skip_below)
     effects.append(OpenFetch(fetch.fetch_id, link.epoch, side, from_index, fetch.credit_bytes))
     if link.end is not None:

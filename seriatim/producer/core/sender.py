@@ -73,9 +73,17 @@ def wake_at_s(state: SenderState, settings: SenderSettings) -> float | None:
     """When the next Tick is wanted; None: not before another event."""
     if state.phase is Phase.WAITING:
         return state.retry_at_s
-    if state.phase is Phase.SENDING and state.in_flight:
-        return _due_at_s(state, settings)
-    return None
+    return _due_at_s(state, settings) if _is_waited_for(state) else None
+
+
+def _is_waited_for(state: SenderState) -> bool:
+    """Whether the master owes an acknowledgement, or its first word before anything is sent."""
+    return state.phase is Phase.SENDING and (state.in_flight > 0 or _is_asked_first(state))
+
+
+def _is_asked_first(state: SenderState) -> bool:
+    """Whether nothing is sent before the master said something: what was sent in vain stands in its way."""
+    return state.patience.is_tried and not state.is_answered
 
 
 def decide(state: SenderState, event: Event, now_s: float, settings: SenderSettings) -> Step:
@@ -136,7 +144,11 @@ def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, setting
         done += 1
         done_bytes += pending.batch.size_bytes
     if done == 0:
-        return state, []
+        return (state, []) if state.is_answered else _filled(_heard_first(state, now_s), [], now_s, settings)
+    patience = state.patience
+    if state.is_answered:  # before that, it was the connection that took its time
+        gap_s = now_s - max(state.progress_at_s, state.answered_at_s)
+        patience = patience.heard(gap_s, _usual_s(state, settings))
     state = replace(
         state,
         pending=state.pending[done:],
@@ -145,6 +157,7 @@ def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, setting
         progress_at_s=now_s,
         has_progress=True,
         is_excused=False,
+        patience=patience.arrived(),
         timing=state.timing.after(max(0.0, now_s - state.pending[done - 1].sent_at_s)),
         tries=0,
         refusals=0,
@@ -152,15 +165,22 @@ def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, setting
     return _filled(state, effects, now_s, settings)
 
 
+def _heard_first(state: SenderState, now_s: float) -> SenderState:
+    return replace(
+        state, answered_at_s=now_s, progress_at_s=state.progress_at_s if state.in_flight else now_s, is_excused=False
+    )
+
+
 def _filled(state: SenderState, effects: list[Effect], now_s: float, settings: SenderSettings) -> Step:
     """Send what the window has room for."""
-    if state.phase is not Phase.SENDING or state.in_flight == len(state.pending):
+    if state.phase is not Phase.SENDING or state.in_flight == len(state.pending) or _is_asked_first(state):
         return state, effects
     in_flight, in_flight_bytes, next_index = state.in_flight, state.in_flight_bytes, state.next_index
+    window_batches = 1 if state.patience.is_tried else settings.window_batches
     sent: list[Pending] = []
     for pending in state.pending[in_flight:]:
         size_bytes = pending.batch.size_bytes
-        is_full = in_flight >= settings.window_batches or in_flight_bytes + size_bytes > settings.window_bytes
+        is_full = in_flight >= window_batches or in_flight_bytes + size_bytes > settings.window_bytes
         if in_flight and is_full:
             break
         placed = pending.batch.at(next_index)
@@ -186,16 +206,18 @@ def _filled(state: SenderState, effects: list[Effect], now_s: float, settings: S
 
 
 def _due_at_s(state: SenderState, settings: SenderSettings) -> float:
+    return state.progress_at_s + state.patience.limit_s(_usual_s(state, settings))
+
+
+def _usual_s(state: SenderState, settings: SenderSettings) -> float:
     deadline_s = state.timing.deadline_s(settings.deadline_s, settings.deadline_max_s)
-    if not state.has_progress:
-        deadline_s = max(deadline_s, settings.first_deadline_s)
-    return state.progress_at_s + deadline_s
+    return deadline_s if state.has_progress else max(deadline_s, settings.first_deadline_s)
 
 
 def _tick(state: SenderState, now_s: float, settings: SenderSettings) -> Step:
     if state.phase is Phase.WAITING:
         return _asked(state) if now_s >= state.retry_at_s else (state, [])
-    if state.phase is not Phase.SENDING or not state.in_flight:
+    if not _is_waited_for(state):
         return state, []
     due_at_s = _due_at_s(state, settings)
     if now_s < due_at_s:
@@ -203,6 +225,7 @@ def _tick(state: SenderState, now_s: float, settings: SenderSettings) -> Step:
     if now_s > due_at_s + settings.late_s and not state.is_excused:
         # This process slept. What the master said meanwhile hasn't been read yet: no group is given up for that.
         return replace(state, progress_at_s=now_s, is_excused=True), []
+    state = replace(state, patience=state.patience.left())
     return _failed(state, f"nothing was acknowledged within {now_s - state.progress_at_s:.3f} s")
 
 
@@ -244,6 +267,7 @@ def _answered(
         base=grant.base,
         next_index=grant.next_index,
         progress_at_s=now_s,
+        answered_at_s=0.0,
         has_progress=False,
         is_excused=False,
         tries=0,

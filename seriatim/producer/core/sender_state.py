@@ -8,6 +8,7 @@ from enum import StrEnum
 from seriatim.producer.core.timing import AcknowledgementTiming
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.names import Epoch, Index, Token
+from seriatim.protocol.patience import Patience
 
 
 class Phase(StrEnum):
@@ -78,13 +79,22 @@ class SenderState:
     in_flight_bytes: int = 0
     progress_at_s: float = 0.0
     """When the present stream was opened, or last acknowledged something, or was excused."""
+    answered_at_s: float = 0.0
+    """When the master first said something on the present stream, if only that it is there; 0: it hasn't."""
     has_progress: bool = False
     """Whether the present stream has acknowledged anything."""
     is_excused: bool = False
     """Whether a late wake-up was already held to this process's account since the last progress."""
     timing: AcknowledgementTiming = field(default_factory=AcknowledgementTiming)
+    patience: Patience = field(default_factory=Patience)
+    """Of the path to the group: what takes longer on it than the deadline isn't a failure for ever."""
     tries: int = 0
     """Requests for a route since the last acknowledgement or grant that failed."""
     refusals: int = 0
     """Refusals on this link since the last acknowledgement that were no failure of a member."""
     retry_at_s: float = 0.0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the master said anything on the present stream."""
+        return self.has_progress or self.answered_at_s > 0

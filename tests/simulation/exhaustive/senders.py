@@ -11,11 +11,13 @@ from seriatim.producer.core.timing import AcknowledgementTiming
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
 from seriatim.protocol.names import Epoch, Index, Token, automatic_seq
+from seriatim.protocol.patience import Patience
 from tests.simulation.exhaustive.bounds import Bounds
 from tests.simulation.exhaustive.values import Value, shared
 
 SOURCE = "s"
 SETTINGS = SenderSettings(tries_on_link=1, late_s=1e9)
+_PATIENT = Patience()
 _FRESH = AcknowledgementTiming()
 Order = tuple
 
@@ -58,9 +60,11 @@ class SenderStep:
             stream=1 if state.phase is Phase.SENDING else 0,
             failure="failed" if state.failure else "",
             progress_at_s=0.0,
+            answered_at_s=0.0,
             is_excused=False,
             has_progress=False,
             timing=_FRESH,
+            patience=_PATIENT,
             tries=0,
             retry_at_s=0.0,
             pending=pending,
