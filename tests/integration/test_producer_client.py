@@ -163,6 +163,7 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
                 if request.WhichOneof("kind") == "open":
                     if request.open.token < self.token:
                         raise errors.Fenced("a newer sender was elected")
+                    yield pb.AppendReply(next_index=request.open.next_index)  # as a master does: it is there
                     continue
                 try:
                     self._take(batches.parse(request.batch.header, request.batch.payload))
