@@ -15,6 +15,7 @@ MAX_S = 60.0
 HALF_LIFE_S = 10.0
 """How long the length of a gap is remembered by half."""
 _MARGIN = 2.0
+_ANSWER_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,12 @@ class Patience:
     """What was seen of a path.
 
     gap_s: the longest time of silence that ended with a word, halved every `HALF_LIFE_S`.
+    answer_s: how long the first word on a stream took, at most `_ANSWER_MAX_S`, halved with each: the way there and back.
     silences: how often in a row somebody was left for saying nothing, since something arrived that was waited for.
     """
 
     gap_s: float = 0.0
+    answer_s: float = 0.0
     silences: int = 0
 
     @property
@@ -33,10 +36,15 @@ class Patience:
         """Whether the last one was left in vain: not more than one batch is to be on its way then."""
         return self.silences > 0
 
-    def limit_s(self, usual_s: float) -> float:
-        """How long to wait now. `usual_s`: on a path of which nothing is known."""
+    def limit_s(self, usual_s: float, *, is_answered: bool = True) -> float:
+        """How long to wait now. `usual_s`: on a path of which nothing is known. `is_answered`: something was said on this stream."""
         grown_s = usual_s * float(2 ** min(self.silences // 2, 10))
-        return max(usual_s, min(MAX_S, max(grown_s, _MARGIN * self.gap_s)))
+        seen_s = self.gap_s if is_answered else max(self.gap_s, self.answer_s)
+        return max(usual_s, min(MAX_S, max(grown_s, _MARGIN * seen_s)))
+
+    def answered(self, after_s: float) -> Patience:
+        """The first word on a stream came. It may have waited for a connection, or for a cut to heal."""
+        return replace(self, answer_s=max(self.answer_s / 2, min(after_s, _ANSWER_MAX_S)))
 
     def heard(self, gap_s: float, usual_s: float) -> Patience:
         """Something was said after so long, on a stream on which something was said before.

@@ -291,3 +291,11 @@ def test_the_sleep_of_this_process_is_not_put_down_to_the_path() -> None:
 
 def test_a_first_answer_that_takes_less_than_it_may_tells_nothing_of_the_later_ones() -> None:
     assert Patience().heard(0.4, 1.0).limit_s(0.3) == 0.3
+
+
+def test_how_long_a_first_answer_took_counts_for_first_answers_only_and_not_for_long() -> None:
+    path = Patience().answered(20.0)  # a cut healed
+    assert [path.limit_s(0.3), path.limit_s(0.3, is_answered=False)] == [0.3, 2.0]
+    for _ in range(3):
+        path = path.answered(0.001)
+    assert path.limit_s(0.3, is_answered=False) == 0.3

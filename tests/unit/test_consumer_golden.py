@@ -193,6 +193,7 @@ def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
 def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(Heard(1), 10.1) == []
     assert trace(Heard(1), 10.2) == []
     assert reading.next_look_s(trace.state, 10.2) == 10.5
     assert trace(Tick(), 10.4) == []
@@ -203,6 +204,21 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     assert trace(StartArrived(3, Index(0), {}), 11.0) == ["credit 3: 1"], "one batch, and when it has answered"
     assert trace(batch(3, 0, [1]), 11.1)[0] == "deliver link 1 0..1"
     assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
+
+
+def test_a_member_far_away_is_waited_for_once_the_way_there_is_known() -> None:
+    """It takes 0.5 s there and back: the first time three tries, later links none in vain."""
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(Tick(), 10.35) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    assert trace(Tick(), 10.7) == ["close 2", "wake at 10.8"]
+    assert trace(Tick(), 10.8) == ["open 3: link 1 at g1-b from 0"]
+    trace(StartArrived(3, Index(0), {}), 11.3)
+    trace(batch(3, 0, [1]), 11.8)
+    sealed = chain(link(1, LinkState.SEALED, end=1), link(2, LinkState.OPEN, base=1), version=2)
+    assert trace(ViewChanged(sealed), 12.0) == ["close 3", "open 4: link 2 at g1-b from 0"]
+    assert trace(Tick(), 12.45) == []
+    assert trace(StartArrived(4, Index(0), {}), 12.5) == []
 
 
 def test_a_silence_is_put_down_to_a_process_that_slept_itself_but_once() -> None:

@@ -171,15 +171,19 @@ def next_look_s(state: Reading, now_s: float) -> float | None:
 
 
 def _silent_at_s(state: Reading) -> float | None:
-    return None if state.fetch is None else state.heard_at_s + state.patience.limit_s(SILENCE_S)
+    if state.fetch is None:
+        return None
+    return state.heard_at_s + state.patience.limit_s(SILENCE_S, is_answered=state.fetch.is_answered)
 
 
 def _heard(state: Reading, fetch: Fetch, now_s: float) -> Reading:
-    """The member said something. Until the first time the path was connected, which says nothing of how slow it is."""
-    if not fetch.is_answered:
-        return replace(state, fetch=replace(fetch, is_answered=True), heard_at_s=now_s, is_excused=False)
-    patience = state.patience.heard(now_s - state.heard_at_s, SILENCE_S)
-    return replace(state, patience=patience, heard_at_s=now_s, is_excused=False)
+    """The member said something."""
+    after_s = now_s - state.heard_at_s
+    if fetch.is_answered:
+        patience = state.patience.heard(after_s, SILENCE_S)
+    else:
+        fetch, patience = replace(fetch, is_answered=True), state.patience.answered(after_s)
+    return replace(state, fetch=fetch, patience=patience, heard_at_s=now_s, is_excused=False)
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
