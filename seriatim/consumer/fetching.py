@@ -71,6 +71,7 @@ class Fetcher:
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._silence: asyncio.TimerHandle | None = None
+        self._silence_at_s = 0.0
         self._taken_bytes = 0
         self._taken_lock = threading.Lock()
 
@@ -119,12 +120,17 @@ class Fetcher:
         self._timer = loop.call_later(max(0.0, at_s - boottime_s()), self.happened, Tick())
 
     def _watch_silence(self) -> None:
-        """Keep one timer; where the member was heard meanwhile, it is set anew when it fires."""
+        """Keep one timer. Where the member was heard meanwhile, it is set anew when it fires; at once only for an earlier look."""
         now_s = boottime_s()
         at_s = reading.next_look_s(self.state, now_s)
-        if at_s is not None and self._silence is None:
-            delay_s = at_s - now_s
-            self._silence = asyncio.get_running_loop().call_later(delay_s, self._look_for_silence)
+        if at_s is None:
+            return
+        if self._silence is not None:
+            if at_s >= self._silence_at_s:
+                return
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(at_s - now_s, self._look_for_silence)
+        self._silence_at_s = at_s
 
     def _look_for_silence(self) -> None:
         self._silence = None

@@ -1,0 +1,55 @@
+"""The shell around the reading core: its timers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from seriatim.consumer.core.reading_events import Heard, ReadFrom, StartArrived
+from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.consumer.fetching import Fetcher
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+from seriatim.protocol.patience import Patience
+
+
+class SilentCall:
+    """A stream on which nothing ever comes."""
+
+    def __aiter__(self) -> SilentCall:
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        """Nobody is told."""
+
+
+def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_speaks() -> None:
+    sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
+    link = LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, sides[0], sides[1], {})
+    view = ChainView("c", 1, "q", ChainVersion(1), (link,))
+
+    async def scenario() -> None:
+        calls = asyncio.Queue[SilentCall]()
+
+        def fetch(_: object) -> SilentCall:
+            calls.put_nowait(SilentCall())
+            return SilentCall()
+
+        members: Any = SimpleNamespace(stub=lambda _: SimpleNamespace(Fetch=fetch))
+        fetcher = Fetcher(members, 1000, lambda _: None, lambda: None, lambda _: None)
+        fetcher.state = replace(fetcher.state, patience=Patience(silences=12))  # 19.2 s
+        fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
+        fetcher.happened(StartArrived(1, Index(0), {}))
+        fetcher.state = replace(fetcher.state, progress_at_s=0.0)  # it has been speaking for long
+        fetcher.happened(Heard(1))
+        async with asyncio.timeout(15):
+            for _ in range(2):
+                await calls.get()
+        await fetcher.stop()
+
+    asyncio.run(scenario())
