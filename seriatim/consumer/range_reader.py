@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from seriatim.consumer.core import reading_events
@@ -20,6 +20,7 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
+from seriatim.protocol.patience import Patience
 from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import QueueRequest
 
@@ -66,6 +67,7 @@ class RangeReader:
         self._waiting: deque[Delivery] = deque()
         self._error: SeriatimError | None = None
         self._fetcher: Fetcher | None = None
+        self._patience = Patience()  # one path, however often it is read
         self._watching: asyncio.Task[None] | None = None
         self._thread = LoopThread(f"seriatim-range-{queue}")
         self._coordinators = Coordinators(coordinators)
@@ -136,6 +138,7 @@ class RangeReader:
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)
         fetcher.identity = self._identity
+        fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()
         self._error = None
         self._fetcher = fetcher
@@ -149,6 +152,7 @@ class RangeReader:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         if fetcher is not None:
+            self._patience = fetcher.state.patience
             await fetcher.stop()
 
     async def _watch(self, fetcher: Fetcher) -> None:

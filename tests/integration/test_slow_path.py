@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from seriatim.consumer import Consumer
+from seriatim.consumer import Consumer, RangeReader
 from seriatim.producer import Producer
 from seriatim.protocol import rpc
 from seriatim.protocol.coordinators import Coordinators
@@ -121,7 +121,15 @@ def read(cluster: DevelopmentCluster, queue: str, within_s: float) -> list[int]:
 
 
 @pytest.mark.usefixtures("slow_path")
-def test_what_takes_longer_than_the_first_patience_arrives_all_the_same(cluster: DevelopmentCluster) -> None:
+def test_what_takes_longer_than_the_first_patience_arrives_all_the_same(
+    cluster: DevelopmentCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     create(cluster, "slow")
     assert send(cluster, "slow", 120) == list(range(RECORDS))
     assert read(cluster, "slow", 120) == list(range(RECORDS))
+    caplog.set_level("INFO", "seriatim")
+    with RangeReader(cluster.coordinators, "slow", timeout_s=60) as reader:
+        for is_known in (False, True):
+            caplog.clear()
+            assert [record.offset for record in reader.read(0, RECORDS // 2)] == list(range(RECORDS // 2))
+            assert ("fetch failed" in caplog.text) is not is_known, "what a path is like is learnt once"
