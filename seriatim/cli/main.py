@@ -77,10 +77,12 @@ class LazyGroup(click.Group):
 
 
 def name_variables(command: click.Command) -> None:
-    """Give every option of a command, and of its subcommands, its environment variable."""
+    """Give every option of a command, and of its subcommands, its environment variable, but for those that refuse one."""
     for parameter in command.params:
         long_names = [name for name in parameter.opts if name.startswith("--")]
-        if isinstance(parameter, click.Option) and long_names and parameter.expose_value:
+        if not isinstance(parameter, click.Option) or not parameter.allow_from_autoenv:
+            continue
+        if long_names and parameter.expose_value:
             if parameter.envvar is None:
                 parameter.envvar = "SERIATIM_" + long_names[0].removeprefix("--").replace("-", "_").upper()
             parameter.show_envvar = True

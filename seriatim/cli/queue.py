@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,26 +26,49 @@ def queue() -> None:
     """
 
 
+_Command = Callable[..., Any]
+
+
+def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
+    """The options of what can be changed later, too.
+
+    For a new queue what isn't given has a default, and the environment counts, which else would change what nobody asked for.
+    """
+
+    def option(name: str, default: str, text: str, **settings: Any) -> Callable[[_Command], _Command]:
+        shown = f"{text} [default: {default}]" if is_new else text
+        return click.option(name, help=shown, allow_from_autoenv=is_new, **settings)
+
+    options = (
+        option(
+            "--durability",
+            "sync",
+            "When a record is acknowledged, on both members: on disk (sync, interval), in the operating system (async), "
+            "in the process (memory).",
+            type=click.Choice(["sync", "interval", "async", "memory"]),
+        ),
+        option("--retention", "24h", "How long read links are kept, such as 30m or 7d.", type=Duration()),
+        option("--flush-ms", "5", "Between flushes, for interval and async.", type=click.IntRange(min=1)),
+        option(
+            "--readmit",
+            "drained",
+            "When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
+            type=click.Choice(["drained", "in-sync"]),
+        ),
+    )
+
+    def added(command: _Command) -> _Command:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return added
+
+
 @queue.command(short_help="Make a queue.")
 @click.argument("name")
-@click.option(
-    "--durability",
-    type=click.Choice(["sync", "interval", "async", "memory"]),
-    default="sync",
-    show_default=True,
-    help="When a record is acknowledged, on both members: on disk (sync, interval), in the operating system (async), "
-    "in the process (memory).",
-)
 @click.option("--groups", type=Names(), metavar="G1,G2,…", help="Groups that may serve it, in order. [default: all]")
-@click.option("--retention", type=Duration(), help="How long read links are kept, such as 30m or 7d. [default: 24h]")
-@click.option("--flush-ms", type=click.IntRange(min=1), help="Between flushes, for interval and async. [default: 5]")
-@click.option(
-    "--readmit",
-    type=click.Choice(["drained", "in-sync"]),
-    default="drained",
-    show_default=True,
-    help="When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
-)
+@_settings(is_new=True)
 @click.option("--max-record-bytes", type=click.IntRange(min=1), help="Limit of one record. [default: 1 MiB]")
 @click.option("--if-missing", is_flag=True, help="A queue of this name that is there already is left as it is.")
 @coordinator_option
@@ -52,11 +76,11 @@ def queue() -> None:
 def create(
     *,
     name: str,
-    durability: str,
     groups: tuple[str, ...] | None,
+    durability: str | None,
     retention: int | None,
     flush_ms: int | None,
-    readmit: str,
+    readmit: str | None,
     max_record_bytes: int | None,
     if_missing: bool,
     coordinator: str,
@@ -74,14 +98,9 @@ def create(
 
     if groups is not None and len(groups) < 2:
         raise click.UsageError("a queue needs two groups or more, so that it can go on when one fails")
-    settings = pb.QueueSettings(
-        durability=durability,
-        flush_ms=flush_ms or 0,
-        groups=groups or (),
-        retention_ms=retention or 0,
-        readmit=readmit,
-        max_record_bytes=max_record_bytes or 0,
-    )
+    settings = _message(durability, retention, flush_ms, readmit)
+    settings.groups.extend(groups or ())
+    settings.max_record_bytes = max_record_bytes or 0
     try:
         view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
     except QueueExists:
@@ -91,6 +110,42 @@ def create(
         _show(view, is_json=is_json, done="there already")
     else:
         _show(view, is_json=is_json, done="made")
+
+
+@queue.command(short_help="Change a queue's settings.")
+@click.argument("name")
+@_settings(is_new=False)
+@coordinator_option
+@json_option
+def alter(
+    *,
+    name: str,
+    durability: str | None,
+    retention: int | None,
+    flush_ms: int | None,
+    readmit: str | None,
+    coordinator: str,
+    is_json: bool,
+) -> None:
+    r"""Change settings of queue NAME; what isn't given stays. Records keep flowing.
+
+    Retention and readmission change at once: with a shorter retention, links that were read longer ago than that go.
+    Durability and flushing change from the queue's next link on; `seriatim queue rotate NAME` begins one.
+
+    \b
+    Example:
+      seriatim queue alter orders --retention 7d
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    if not (durability or retention or flush_ms or readmit):
+        raise click.UsageError("nothing is to be changed: give --retention, --readmit, --durability or --flush-ms")
+    settings = _message(durability, retention, flush_ms, readmit)
+    view = coordinators.call(coordinator, "AlterQueue", pb.AlterQueueRequest(queue=name, settings=settings))
+    _show(view, is_json=is_json, done="altered")
+    if (durability or flush_ms) and not is_json and view.links and view.links[-1].state != "sealed":
+        click.echo(f"the open link keeps what it has; `seriatim queue rotate {name}` begins the next one", err=True)
 
 
 @queue.command("list", short_help="List queues.")
@@ -216,6 +271,17 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
     else:
         click.echo(f"{'given up' if reply.is_done else 'not given up'}: {reply.what}")
     return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
+
+
+def _message(
+    durability: str | None, retention: int | None, flush_ms: int | None, readmit: str | None
+) -> pb.QueueSettings:
+    """With what was given."""
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    return pb.QueueSettings(
+        durability=durability or "", flush_ms=flush_ms or 0, retention_ms=retention or 0, readmit=readmit or ""
+    )
 
 
 def _show(view: pb.QueueView, *, is_json: bool, done: str) -> None:

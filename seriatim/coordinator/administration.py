@@ -109,6 +109,15 @@ class Operations:
         _log.info("queue created", queue=name, queue_id=queue_id, cause_id=request.cause_id)
         return messages.queue_view(document, version, registry)
 
+    async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:
+        """Other settings for a queue: retention and readmission at once, durability from the next link on."""
+        queue_id = await self._store.queue_id(request.queue)
+        change = messages.change_from(request.settings)
+        document, version = await self.change(
+            queue_id, lambda before: chain.altered(before, change), "settings altered", request.cause_id
+        )
+        return messages.queue_view(document, version, self._store.registry)
+
     async def list_queues(self) -> pb.ListQueuesReply:
         """All queues that have a name, in its order."""
         queues = [

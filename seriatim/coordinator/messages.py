@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from seriatim.coordinator.core import chain, status
 from seriatim.coordinator.core.chain import ChainPoint
@@ -14,6 +14,7 @@ from seriatim.protocol.chain import ChainDocument, ChainMember, Durability, Link
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.names import ChainVersion, Incarnation, Index
 
+_DEFAULT = QueueSettings()
 _WHOLENESS = {
     pb.SealReply.WHOLE: Wholeness.WHOLE,
     pb.SealReply.PARTIAL: Wholeness.PARTIAL,
@@ -59,18 +60,19 @@ def seal_answer_from(reply: pb.SealReply) -> SealAnswer:
     )
 
 
-def settings_from(message: pb.QueueSettings, known_groups: frozenset[str]) -> QueueSettings:
-    """Settings from their message; what is not set keeps its default. Raises InvalidArgument."""
-    default = QueueSettings()
+def settings_from(
+    message: pb.QueueSettings, known_groups: frozenset[str], default: QueueSettings = _DEFAULT
+) -> QueueSettings:
+    """Settings from their message; what is not set is as in `default`. Raises InvalidArgument."""
     try:
         durability = Durability(message.durability) if message.durability else default.durability
         readmit = Readmit(message.readmit) if message.readmit else default.readmit
     except ValueError as error:
         raise InvalidArgument(str(error)) from error
-    groups = tuple(message.groups)
+    groups = tuple(message.groups) or default.groups
     if len(set(groups)) != len(groups):
         raise InvalidArgument("a group is named twice", groups=list(groups))
-    unknown = [group for group in groups if group not in known_groups]
+    unknown = [group for group in message.groups if group not in known_groups]
     if unknown:
         raise InvalidArgument(f"no member of {', '.join(unknown)} was ever started", groups=unknown)
     return QueueSettings(
@@ -81,6 +83,14 @@ def settings_from(message: pb.QueueSettings, known_groups: frozenset[str]) -> Qu
         readmit=readmit,
         max_record_bytes=message.max_record_bytes or default.max_record_bytes,
     )
+
+
+def change_from(message: pb.QueueSettings) -> Callable[[QueueSettings], QueueSettings]:
+    """What a change of settings makes of those that a queue has. Raises InvalidArgument for what can't be changed."""
+    if message.groups or message.max_record_bytes:
+        raise InvalidArgument("a queue keeps the groups and the limit of a record that it was made with")
+    settings_from(message, frozenset())
+    return lambda before: settings_from(message, frozenset(), before)
 
 
 def settings(value: QueueSettings) -> pb.QueueSettings:

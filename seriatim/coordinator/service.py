@@ -241,6 +241,12 @@ class CoordinatorService(CoordinatorServicer):
         return await self._operations.create_queue(request)
 
     @rpc.answers_errors
+    async def AlterQueue(self, request: pb.AlterQueueRequest, context: _Context) -> pb.QueueView:
+        """Other settings for a queue."""
+        del context
+        return await self._operations.alter_queue(request)
+
+    @rpc.answers_errors
     async def ListQueues(self, request: pb.ListQueuesRequest, context: _Context) -> pb.ListQueuesReply:
         """All queues, by name."""
         del request, context

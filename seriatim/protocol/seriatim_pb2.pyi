@@ -2102,6 +2102,34 @@ class CreateQueueRequest(_message.Message):
 Global___CreateQueueRequest: _TypeAlias = CreateQueueRequest  # noqa: Y015
 
 @_typing.final
+class AlterQueueRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    CAUSE_ID_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    cause_id: _builtins.str
+    @_builtins.property
+    def settings(self) -> Global___QueueSettings:
+        """what is set is changed; not: groups, max_record_bytes"""
+
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        settings: Global___QueueSettings | None = ...,
+        cause_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterQueueRequest: _TypeAlias = AlterQueueRequest  # noqa: Y015
+
+@_typing.final
 class ListQueuesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

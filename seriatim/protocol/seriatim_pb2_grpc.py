@@ -727,6 +727,11 @@ class CoordinatorStub:
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.CreateQueueRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.QueueView.FromString,
                 _registered_method=True)
+        self.AlterQueue = channel.unary_unary(
+                '/seriatim.v1.Coordinator/AlterQueue',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.AlterQueueRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.QueueView.FromString,
+                _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/seriatim.v1.Coordinator/ListQueues',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.ListQueuesRequest.SerializeToString,
@@ -838,6 +843,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterQueue(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListQueues(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -939,6 +950,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'CreateQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateQueue,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.CreateQueueRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.QueueView.SerializeToString,
+            ),
+            'AlterQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterQueue,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.AlterQueueRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.QueueView.SerializeToString,
             ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
@@ -1209,6 +1225,33 @@ class Coordinator:
             target,
             '/seriatim.v1.Coordinator/CreateQueue',
             seriatim_dot_protocol_dot_seriatim__pb2.CreateQueueRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.QueueView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Coordinator/AlterQueue',
+            seriatim_dot_protocol_dot_seriatim__pb2.AlterQueueRequest.SerializeToString,
             seriatim_dot_protocol_dot_seriatim__pb2.QueueView.FromString,
             options,
             channel_credentials,

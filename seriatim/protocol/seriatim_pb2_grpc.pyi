@@ -236,6 +236,7 @@ class CoordinatorStub:
     NoteStaleCursors: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.StaleCursorsNote, _seriatim_pb2.Done]
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.CreateQueueRequest, _seriatim_pb2.QueueView]
     """Operators."""
+    AlterQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.AlterQueueRequest, _seriatim_pb2.QueueView]
     ListQueues: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.ListQueuesRequest, _seriatim_pb2.ListQueuesReply]
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.Done]
     RotateQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]
@@ -266,6 +267,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     NoteStaleCursors: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.StaleCursorsNote, _seriatim_pb2.Done]  # type: ignore[assignment]
     CreateQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.CreateQueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
     """Operators."""
+    AlterQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.AlterQueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
     ListQueues: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.ListQueuesRequest, _seriatim_pb2.ListQueuesReply]  # type: ignore[assignment]
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.Done]  # type: ignore[assignment]
     RotateQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
@@ -341,6 +343,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_seriatim_pb2.QueueView, _abc.Awaitable[_seriatim_pb2.QueueView]]:
         """Operators."""
+
+    @_abc_1.abstractmethod
+    def AlterQueue(
+        self,
+        request: _seriatim_pb2.AlterQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.QueueView, _abc.Awaitable[_seriatim_pb2.QueueView]]: ...
 
     @_abc_1.abstractmethod
     def ListQueues(

@@ -97,6 +97,22 @@ def test_queues_are_made_listed_described_and_deleted(seriatim):
     assert "orders" not in [one["queue"] for one in seriatim("queue", "list", "--json").objects]
 
 
+def test_altered_settings_hold_for_the_next_link_and_records_go_on(seriatim, queue, cluster):
+    fill(cluster, queue)
+    altered = seriatim("queue", "alter", queue, "--durability", "async", "--flush-ms", "20", "--retention", "2h")
+    assert f"`seriatim queue rotate {queue}`" in altered.stderr
+    view = seriatim("queue", "describe", queue, "--json").objects[0]
+    changed = view["settings"]
+    assert (changed["durability"], changed["flush_ms"], changed["retention_ms"]) == ("async", 20, 7_200_000)
+    assert (changed["readmit"], changed["groups"]) == ("drained", []), "what wasn't given stays"
+    assert [one["durability"] for one in view["links"]] == ["sync"]
+    rotate(seriatim, queue)
+    fill(cluster, queue)
+    view = seriatim("queue", "describe", queue, "--json").objects[0]
+    assert [one["durability"] for one in view["links"]] == ["sync", "async"]
+    assert "there is no queue nosuch" in seriatim("queue", "alter", "nosuch", "--retention", "1h", code=2).stderr
+
+
 def test_groups_that_aren_t_there_are_refused(seriatim):
     assert "g9" in seriatim("queue", "create", "x", "--groups", "g1,g9", code=2).stderr
     assert "there is no group g9" in seriatim("group", "describe", "g9", code=2).stderr

@@ -95,7 +95,8 @@ def test_every_command_has_help_and_every_option_a_variable():
         assert "\\b" not in command.help, words
         for option in command.params:
             if isinstance(option, click.Option) and any(name.startswith("--") for name in option.opts):
-                assert option.envvar, (words, option.opts)
+                assert bool(option.envvar) is option.allow_from_autoenv, (words, option.opts)
+                assert option.allow_from_autoenv or words == ("queue", "alter"), "what would change things unasked"
                 assert option.help, (words, option.opts)
 
 
@@ -156,6 +157,7 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["bench", "latency", "--queue", "q", *NOBODY], 3, "no coordinator answers"),
         (["queue", "create", "q", "--groups", "g1", *NOBODY], 2, "two groups or more"),
         (["queue", "create", "q", "--durability", "no", *NOBODY], 2, "'no' is not one of"),
+        (["queue", "alter", "q", *NOBODY], 2, "nothing is to be changed"),
         (["queue", "delete", "q", *NOBODY], 2, "give --yes"),
         (["queue", "abandon-link", "q", "--epoch", "1", "--confirm", "p", *NOBODY], 2, "nothing was given up"),
         (["bench", "failover", "--queue", "q", "--pids", "/nowhere/pids.json", *NOBODY], 2, "does not exist"),
@@ -194,9 +196,17 @@ def test_create_sends_what_was_given_and_leaves_the_rest_to_the_cluster(asked):
     assert json.loads(result.output)["queue"] == "orders"
     [(method, request)] = asked.calls
     assert (method, request.queue) == ("CreateQueue", "orders")
-    assert request.settings == pb.QueueSettings(
-        durability="sync", groups=["g2", "g1"], retention_ms=604_800_000, readmit="drained"
-    )
+    assert request.settings == pb.QueueSettings(groups=["g2", "g1"], retention_ms=604_800_000)
+
+
+def test_alter_sends_what_was_given_and_nothing_of_the_environment(asked, monkeypatch):
+    monkeypatch.setenv("SERIATIM_DURABILITY", "memory")
+    asked.replies["AlterQueue"] = a_view()
+    result = invoke("queue", "alter", "orders", "--retention", "7d", "--json")
+    assert json.loads(result.output)["queue"] == "orders"
+    [(method, request)] = asked.calls
+    assert (method, request.queue) == ("AlterQueue", "orders")
+    assert request.settings == pb.QueueSettings(retention_ms=604_800_000)
 
 
 @pytest.mark.parametrize(("answer", "calls"), [("y\n", ["DeleteQueue"]), ("n\n", []), ("\n", [])])

@@ -9,9 +9,12 @@ from typing import Any, cast
 import pytest
 
 from seriatim.coordinator.administration import Operations
+from seriatim.coordinator.core import chain
+from seriatim.coordinator.messages import change_from
 from seriatim.coordinator.store import Store
-from seriatim.protocol.chain import ChainDocument, StaleCursors
-from seriatim.protocol.errors import OlderVersion, UnknownSubscription
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
+from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownSubscription
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World
 
@@ -107,3 +110,15 @@ def test_what_was_asked_for_at_this_version_of_the_chain_is_done() -> None:
     done = changed(store, lambda document: replace(document, stale_cursors=()), only_at=ChainVersion(2))
     assert done.stale_cursors == ()
     assert store.written == done
+
+
+@pytest.mark.parametrize("message", [pb.QueueSettings(groups=["g1", "g2"]), pb.QueueSettings(max_record_bytes=5)])
+def test_what_a_queue_was_made_with_for_good_can_t_be_altered(message: pb.QueueSettings) -> None:
+    with pytest.raises(InvalidArgument, match="made with"):
+        change_from(message)
+
+
+def test_an_altered_setting_leaves_the_others_and_every_link_as_they_are() -> None:
+    before = World().document
+    after = chain.altered(before, change_from(pb.QueueSettings(durability="memory")))
+    assert after == replace(before, settings=replace(before.settings, durability=Durability.MEMORY))
