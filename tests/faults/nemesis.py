@@ -71,7 +71,7 @@ def _roles(harm: Harm) -> tuple[Role, ...]:
         case Cut() | Lose():
             return harm.one, harm.other
         case Order():
-            return ("master",) if harm.what in {"rotate", "drain the head"} else ()
+            return ("master",) if harm.what in {"rotate", "alter", "drain the head"} else ()
         case _:
             return (harm.role,)
 
@@ -236,6 +236,12 @@ class Nemesis:
     def _order(self, harm: Order, scene: Round, fault: Fault) -> None:
         match harm.what:
             case "rotate":
+                scene.do("RotateQueue", pb.QueueRequest(queue=scene.queue))
+            case "alter":
+                durability = self._chance.choice(("sync", "interval"))  # nothing acknowledged may be lost in either
+                fault.note += f"{durability}; "
+                settings = pb.QueueSettings(durability=durability)
+                scene.do("AlterQueue", pb.AlterQueueRequest(queue=scene.queue, settings=settings))
                 scene.do("RotateQueue", pb.QueueRequest(queue=scene.queue))
             case "drain the head":
                 group = scene.view().links[-1].group
