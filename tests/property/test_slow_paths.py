@@ -182,7 +182,7 @@ class SlowReader:
                     if self.path.is_idle(served.member):
                         self._say(fetch_id, WORD_BYTES, Heard(fetch_id))
             look_s = reading.next_look_s(self.state, self.now_s - STEP_S)
-            if min(look_s or self.now_s, self.wake_at_s or self.now_s) <= self.now_s:
+            if any(at_s is not None and at_s <= self.now_s for at_s in (look_s, self.wake_at_s)):
                 self.wake_at_s = None
                 self.happened(Tick())
         assert self.delivered == list(range(len(self.delivered)))
