@@ -133,17 +133,18 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
     """
     from seriatim.cli import coordinators
     from seriatim.cli.measurement import throughput
-    from seriatim.consumer import Consumer, RangeReader
+    from seriatim.consumer import Consumer
+    from seriatim.consumer.views import chain_view
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import Unreachable
 
     def is_at_end(offset: int) -> bool:
         """Whether nothing is left behind `offset`; a path so slow that nobody can be asked isn't the end."""
         try:
-            with RangeReader(coordinator, queue) as reader:
-                return offset >= reader.positions().end
+            view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
         except Unreachable:
             return False
+        return offset >= chain_view(view).latest
 
     del size
     name = subscription or f"bench-{os.urandom(4).hex()}"

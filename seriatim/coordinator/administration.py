@@ -111,11 +111,12 @@ class Operations:
 
     async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:
         """Other settings for a queue: retention and readmission at once, durability from the next link on."""
+
+        def altered(document: ChainDocument) -> ChainDocument:
+            return chain.altered(document, messages.altered_settings(request.settings, document.settings))
+
         queue_id = await self._store.queue_id(request.queue)
-        change = messages.change_from(request.settings)
-        document, version = await self.change(
-            queue_id, lambda before: chain.altered(before, change), "settings altered", request.cause_id
-        )
+        document, version = await self.change(queue_id, altered, "settings altered", request.cause_id)
         return messages.queue_view(document, version, self._store.registry)
 
     async def list_queues(self) -> pb.ListQueuesReply:

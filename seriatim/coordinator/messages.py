@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from seriatim.coordinator.core import chain, status
 from seriatim.coordinator.core.chain import ChainPoint
@@ -85,12 +85,11 @@ def settings_from(
     )
 
 
-def change_from(message: pb.QueueSettings) -> Callable[[QueueSettings], QueueSettings]:
-    """What a change of settings makes of those that a queue has. Raises InvalidArgument for what can't be changed."""
+def altered_settings(message: pb.QueueSettings, before: QueueSettings) -> QueueSettings:
+    """The settings of a queue that has others. Raises InvalidArgument, also for what can't be changed."""
     if message.groups or message.max_record_bytes:
         raise InvalidArgument("a queue keeps the groups and the limit of a record that it was made with")
-    settings_from(message, frozenset())
-    return lambda before: settings_from(message, frozenset(), before)
+    return settings_from(message, frozenset(), before)
 
 
 def settings(value: QueueSettings) -> pb.QueueSettings:

@@ -202,7 +202,7 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     assert trace(Tick(), 10.9) == ["open 3: link 1 at g1-b from 0"]
     assert reading.next_look_s(trace.state, 10.9) == 10.9 + 0.6
     assert trace(StartArrived(3, Index(0), {}), 11.0) == ["credit 3: 1"], "one batch, and when it has answered"
-    assert trace(batch(3, 0, [1]), 11.1)[0] == "deliver link 1 0..1"
+    assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1", "credit 3: 999832"]
     assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
 
 

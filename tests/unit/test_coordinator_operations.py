@@ -10,7 +10,7 @@ import pytest
 
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
-from seriatim.coordinator.messages import change_from
+from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
@@ -115,10 +115,10 @@ def test_what_was_asked_for_at_this_version_of_the_chain_is_done() -> None:
 @pytest.mark.parametrize("message", [pb.QueueSettings(groups=["g1", "g2"]), pb.QueueSettings(max_record_bytes=5)])
 def test_what_a_queue_was_made_with_for_good_can_t_be_altered(message: pb.QueueSettings) -> None:
     with pytest.raises(InvalidArgument, match="made with"):
-        change_from(message)
+        altered_settings(message, World().document.settings)
 
 
 def test_an_altered_setting_leaves_the_others_and_every_link_as_they_are() -> None:
     before = World().document
-    after = chain.altered(before, change_from(pb.QueueSettings(durability="memory")))
+    after = chain.altered(before, altered_settings(pb.QueueSettings(durability="memory"), before.settings))
     assert after == replace(before, settings=replace(before.settings, durability=Durability.MEMORY))

@@ -460,12 +460,14 @@ def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
     elif now_s >= silent_s and (is_owing or _is_another_there(link, fetch)):
         state = replace(state, patience=state.patience.left())
         return _failed(state, f"it said nothing for {now_s - state.heard_at_s:.3f} s", now_s, order_close=True)
+    if not is_owing:
+        return state, []
     stalled_at_s = state.progress_at_s + STALL_S
-    if not is_owing or (now_s >= stalled_at_s and state.heard_at_s <= state.progress_at_s):
-        return state, []  # what it owes may be on its way: a batch can take longer than that
-    if now_s >= stalled_at_s:
+    if now_s < stalled_at_s:
+        return state, [WakeAt(stalled_at_s)]
+    if state.heard_at_s > state.progress_at_s:
         return _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
-    return state, [WakeAt(stalled_at_s)]
+    return state, []  # what it owes may be on its way: a batch can take longer than that
 
 
 def _is_another_there(link: LinkView, fetch: Fetch) -> bool:

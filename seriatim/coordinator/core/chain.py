@@ -6,7 +6,7 @@ that the state of the chain doesn't allow raises InvariantBroken: procedures loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core import readmission
@@ -67,9 +67,9 @@ def deleted(document: ChainDocument) -> ChainDocument:
     return replace(document, is_deleted=True)
 
 
-def altered(document: ChainDocument, change: Callable[[QueueSettings], QueueSettings]) -> ChainDocument:
+def altered(document: ChainDocument, settings: QueueSettings) -> ChainDocument:
     """With other settings. A link keeps those that it was made with."""
-    return replace(document, settings=change(document.settings))
+    return replace(document, settings=settings)
 
 
 def with_sender(document: ChainDocument, node: str) -> ChainDocument:
