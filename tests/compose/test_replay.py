@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -143,7 +144,9 @@ def test_everything_around_is_upgraded_while_customers_buy(replaying: Deployment
         answer = replaying.container(service).exec_run(["python3", "-c", REFLECTED])
         assert answer.exit_code == 0, answer.output
         assert b"grpc.health.v1.Health" in answer.output.split()
-    replaying.container("customers").stop(timeout=60)
+    customers = replaying.container("customers")
+    customers.stop(timeout=60)
+    assert customers.wait(timeout=60)["StatusCode"] == 128 + signal.SIGTERM, "ended when it was told to, not killed"
     wait_until(lambda: orders(replaying, "WEST") == orders(replaying, "EAST") > 600, "all orders are in west", 180)
     replaying.wait_until_healthy((*REPLAY, *READERS))
     assert_identical(replaying)
