@@ -66,6 +66,7 @@ class Broker:
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
         self._epochs: dict[QueueId, set[Epoch]] = {}
+        self._first_kept: dict[QueueId, Epoch] = {}
         for record in store.links():
             self._add(record.key, record)
             self.maybe_drained.add(record.key)
@@ -114,35 +115,52 @@ class Broker:
             raise UnknownLink("this member doesn't have this link", queue_id=key[0], epoch=key[1])
         return runner
 
+    def check_kept(self, key: LinkKey) -> None:
+        """Raises UnknownLink for a link that was let go: its seal went with it, so it is never made again (H11).
+
+        A call that was under way for so long must not open it for records, nor leave anything that nobody would remove. A
+        process that starts anew remembers nothing of this, and is another incarnation than such a call names.
+        """
+        if key[1] < self._first_kept.get(key[0], 0):
+            raise UnknownLink("this link is no longer kept", queue_id=key[0], epoch=key[1])
+
     def made(self, record: LinkRecord) -> LinkRunner:
-        """The link, made where this member never heard of it; nothing of it is on disk yet."""
+        """The link, made where this member never heard of it; nothing of it is on disk yet. Raises UnknownLink."""
         runner = self.find(record.key)
         if runner is None:
+            self.check_kept(record.key)
             runner = LinkRunner(record, self.store, self.cache)
             self._add(record.key, runner)
         return runner
 
     @uninterrupted
     async def known(self, record: LinkRecord) -> LinkRunner:
-        """The link; where this member never heard of it, with this record, on disk first.
+        """The link; where this member never heard of it, with this record, on disk first. Raises UnknownLink.
 
         Under the link's lock: an OpenLink whose record is still being written is not to be written over.
         """
         async with self.lock(record.key):
             runner = self.find(record.key)
             if runner is None:
+                self.check_kept(record.key)
                 await self.store.keep_link(record)
                 runner = self.made(record)
                 self.opened(record.key)
             return runner
 
     async def keep(self, runner: LinkRunner, record: LinkRecord) -> None:
-        """Change a link's record, on disk first."""
+        """Change a link's record, on disk first. Raises UnknownLink for one that was let go."""
+        self.check_kept(record.key)
         await self.store.keep_link(record)
         runner.changed_record(record)
 
+    def lets_go(self, queue_id: QueueId, below: Epoch) -> None:
+        """Links of the queue before this epoch are kept no longer, and not made again; `drop` forgets each."""
+        self._first_kept[queue_id] = max(below, self._first_kept.get(queue_id, below))
+
     async def drop(self, key: LinkKey) -> None:
-        """Forget a link for good."""
+        """Forget a link for good, the earlier ones before it."""
+        self.lets_go(key[0], Epoch(key[1] + 1))
         link = self._links.pop(key, None)
         self._locks.pop(key, None)
         self.maybe_drained.discard(key)

@@ -75,6 +75,7 @@ class CursorKeeper:
         self._locks.pop(key, None)
 
     async def _keep(self, key: LinkKey, record: CursorRecord) -> None:
+        self._broker.check_kept(key)
         await self._broker.store.keep_cursor(key, record)
         self.of_link(key)[record.subscription_id] = record
 

@@ -40,6 +40,8 @@ _log = log.logger("broker.service")
 
 OPENING_S = 1.0
 """How long a master is kept waiting for the OpenLink that makes this member its slave."""
+EVERY_EPOCH = 1 << 64
+"""Beyond all links that a queue can have."""
 
 
 class BrokerService(BrokerServicer):
@@ -117,6 +119,7 @@ class BrokerService(BrokerServicer):
             async with broker.lock(key):
                 runner = broker.find(key)
                 if runner is None:
+                    broker.check_kept(key)
                     record = LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True)
                     await broker.store.keep_link(record)
                     runner = broker.made(record)
@@ -177,8 +180,10 @@ class BrokerService(BrokerServicer):
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:
         broker = self._broker
         broker.check_addressed(request.cluster, request.to)
-        for record in broker.links_of(QueueId(request.queue_id)):
-            if request.below_epoch == 0 or record.epoch < request.below_epoch:
+        queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch or EVERY_EPOCH)
+        broker.lets_go(queue_id, below)
+        for record in broker.links_of(queue_id):
+            if record.epoch < below:
                 await broker.drop(record.key)
                 self._keeper.forget(record.key)
         return pb.DropLinksReply()

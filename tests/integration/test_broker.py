@@ -593,6 +593,39 @@ def test_dropped_links_are_gone(run: Callable[..., None]) -> None:
     run(scenario)
 
 
+def test_what_comes_late_makes_no_dropped_link_again(run: Callable[..., None]) -> None:
+    """Its seal was dropped with it: opened anew, it would take records that no chain has (H11)."""
+
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        for below, epochs in ((2, (1,)), (0, (2, 3))):  # 0: the queue was deleted
+            for member in group.both:
+                drop = pb.DropLinksRequest(
+                    cluster=group.paths.cluster, to=message(member.incarnation), queue_id=QUEUE, below_epoch=below
+                )
+                await call(member.stub.DropLinks, drop, CALL_S)
+            for epoch in epochs:
+                group.chain_members[Epoch(epoch)] = group.link_members()
+                for member in group.both:
+                    name = group.name(epoch, member.incarnation)
+                    late = [
+                        (member.stub.OpenLink, group.opening(member, epoch, 1, "sync")),
+                        (member.stub.Seal, pb.SealRequest(link=name, chain_version=group.version + 1)),
+                        (member.stub.RecordEnd, pb.RecordEndRequest(link=name)),
+                        (member.stub.TellReader, pb.TellReaderRequest(link=name, subscription_id=1, generation=1)),
+                        (member.stub.CommitCursor, pb.CommitCursorRequest(link=name, is_relayed=True)),
+                    ]
+                    for method, request in late:
+                        with pytest.raises(UnknownLink):
+                            await call(method, request, CALL_S)
+                    described = await member.stub.DescribeLink(pb.DescribeLinkRequest(link=name))
+                    assert not described.is_known
+            if below:
+                await group.open(2)  # what comes behind it isn't meant
+
+    run(scenario)
+
+
 def test_h18_one_call_tells_which_of_many_links_are_sealed(run: Callable[..., None]) -> None:
     async def scenario(group: Members) -> None:
         for epoch in (1, 2):

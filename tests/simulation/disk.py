@@ -24,6 +24,9 @@ from tests.simulation.loop import Process, SimulatedLoop
 
 KEY = struct.Struct(">cQQQ")
 """Keys of what a broker stores of a link: kind (`B`: a batch, `P`: a position), queue, epoch, index."""
+_OF_LINKS = b"BPLSC"
+_LINK = struct.Struct(">xQQ")
+"""How keys of these kinds begin: behind the kind, queue and epoch."""
 
 
 class Table:
@@ -168,6 +171,10 @@ class Disk:
 
     def keys(self, kind: bytes) -> Iterator[bytes]:
         return (key for key in self.table.keys if key[:1] == kind)
+
+    def links(self) -> set[tuple[int, int]]:
+        """Queue and epoch of each link of which it holds anything."""
+        return {_LINK.unpack_from(key) for key in self.table.keys if key[0] in _OF_LINKS}
 
 
 class SimulatedWriter:

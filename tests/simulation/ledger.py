@@ -35,6 +35,7 @@ class Progress:
     """Of one subscription: offsets handed out since it was sought last, the newest reader's token, the furthest commit
     that was answered. `given_up`: identities that were handed out, and whose place then was lost as section 8 allows.
     `before`: offsets handed out before it was sought; whose place is lost then is dropped as a re-send all the same.
+    `start`: the offset that it was sought to; None until it is known.
     """
 
     delivered: set[int] = field(default_factory=set)
@@ -44,6 +45,7 @@ class Progress:
     last: dict[object, int] = field(default_factory=dict)
     committed: tuple[int, int] = (0, 0)
     given_up: set[tuple[str, int]] = field(default_factory=set)
+    start: int | None = None
 
 
 class Ledger:
@@ -102,7 +104,9 @@ class Ledger:
     def read_granted(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
         """A reader begins a term."""
         progress, token = self.progress[subscription], grant.token
-        if grant.generation == progress.generation and (epoch, index) < progress.committed:
+        if (
+            epoch and grant.generation == progress.generation and (epoch, index) < progress.committed
+        ):  # 0: nothing to read
             raise Violation(f"6: {subscription} starts at {epoch}:{index}, committed is {progress.committed}")
         progress.last.pop((subscription, token), None)
 
@@ -154,6 +158,7 @@ class Ledger:
         progress.committed = (subscription.position_epoch, subscription.position_index) if is_anywhere else (0, 0)
         progress.before |= progress.delivered
         progress.delivered.clear()
+        progress.start = None
 
     def give_up(self, link: Link, certificate: Certificate) -> None:
         """What lies beyond this end is gone, and nothing that was said of it holds any more (protocol.md 5.7, 8).

@@ -33,6 +33,7 @@ class Oracle:
         self._disks = disks
         self._ledger = ledger
         self.documents: dict[str, ChainDocument] = {}
+        self.ends: dict[tuple[int, int], int] = {}
         self.acknowledged: dict[tuple[int, int], int] = {}
         self.granted: dict[tuple[int, int], int] = {}
         self.named: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -118,6 +119,11 @@ class Oracle:
             return
         if not any(one.queue_id == record.queue_id and not one.is_deleted for one in self.documents.values()):
             return  # the queue was deleted: its members let go what they hold of it
+        end = self.ends.get(key)
+        if end is not None and index > end:
+            raise Violation(f"4: epoch {record.epoch}: {index} is acknowledged behind the end {end}")
+        if any(one.queue_id == record.queue_id and record.epoch < one.dropped.epoch for one in self.documents.values()):
+            return  # said late, and kept no longer
         mine = self._loop.process
         assert mine is not None
         assert record.peer is not None
@@ -135,10 +141,6 @@ class Oracle:
             raise Violation(f"3: epoch {record.epoch}: {index} is acknowledged, and not kept by {where}")
         if found[0][16:48] != found[1][16:48]:  # type: ignore[index]
             raise Violation(f"3: epoch {record.epoch}: {index} is acknowledged, and the two copies differ")
-        for document in self.documents.values():
-            link = document.link(record.epoch) if document.queue_id == record.queue_id else None
-            if link is not None and link.end is not None and index > link.end:
-                raise Violation(f"4: epoch {record.epoch}: {index} is acknowledged behind the end {link.end}")
         self.acknowledged[key] = index
 
     # ---- ZooKeeper
@@ -158,11 +160,16 @@ class Oracle:
         except SeriatimError as error:
             raise Violation(str(error)) from error
         for one in document.subscriptions:
-            if one.generation > self._ledger.progress[one.name].generation:
+            progress = self._ledger.progress[one.name]
+            if one.generation > progress.generation:
                 self._ledger.sought(one)
+            start = document.link(one.position_epoch)
+            if progress.start is None and start is not None and start.base is not None:
+                progress.start = start.base + one.position_index
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
-            if link.state is LinkState.SEALED and (was is None or was.end != link.end):
+            if link.end is not None and (was is None or was.end != link.end):
+                self.ends[document.queue_id, link.epoch] = link.end
                 self._check_sealed(document, link)
         self.on_chain(before, document)
         self.documents[path] = document
@@ -217,7 +224,7 @@ class Oracle:
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
-        for kept in (self.documents, self.acknowledged, self.granted, self.named):
+        for kept in (self.documents, self.ends, self.acknowledged, self.granted, self.named):
             kept.clear()
         self._ledger.begin_again()
 

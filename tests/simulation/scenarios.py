@@ -5,6 +5,7 @@ Those that say what has to go on begin with everything healed and whole, so that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from tests.simulation.world import MemberHost
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
 
+SENDERS = ("sender-1", "sender-2")
 IDLE = "idle"
 """A subscription that nobody reads."""
 SOON_S = 40.0
@@ -75,7 +77,12 @@ def kill_at_chain_write(schedule: Schedule) -> None:
     """The coordinators die as soon as one of them has written the chain."""
     world = schedule.world
     world.note("the coordinators die behind the next write of the chain")
-    world.dies_at_chain_write = True
+
+    def die() -> None:
+        for name in world.coordinator_names:
+            world.kill(name, is_power=False)
+
+    world.at_chain_write = die
     for name in world.coordinator_names:
         schedule.later(6.0 + schedule.some_s(), world.start, name)
 
@@ -167,7 +174,7 @@ def abandon_head(schedule: Schedule) -> None:
 def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
     link, world = _calmed(schedule), schedule.world
-    others = [*world.coordinator_names, "sender-1", "sender-2"]
+    others = [*world.coordinator_names, *SENDERS]
     cuts = [pair for member in _names(link) for other in others for pair in ((member, other), (other, member))]
     for pair in cuts:
         world.cut(*pair)
@@ -179,12 +186,11 @@ def unreachable_head(schedule: Schedule) -> None:
 def nobody_sends(schedule: Schedule) -> None:
     """The head's members start again while nobody sends: the tail has to become readable all the same (H18)."""
     link, world = _calmed(schedule), schedule.world
-    senders = ("sender-1", "sender-2")
     readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
     for name in readers:
         world.kill(name, is_power=False)
     world.loop.run(world.loop.now_s + 0.2 + 0.5 * schedule.chance.random())
-    for name in senders:
+    for name in SENDERS:
         world.kill(name, is_power=False)
     for name in _names(link):
         world.kill(name, is_power=True)
@@ -192,7 +198,7 @@ def nobody_sends(schedule: Schedule) -> None:
         schedule.later(0.1 + 0.2 * schedule.chance.random(), world.start, name)
     world.loop.run(world.loop.now_s + 0.5)
     schedule.until(schedule.is_all_read, "what was sent is read, though nobody sends", SOON_S)
-    for name in senders:
+    for name in SENDERS:
         world.start(name)
 
 
@@ -379,7 +385,7 @@ def blank_disk_unseen(schedule: Schedule) -> None:
     link, world = _calmed(schedule), schedule.world
     if schedule.has_damaged(link.group):
         return
-    away = [*world.coordinator_names, "sender-1", "sender-2"]
+    away = [*world.coordinator_names, *SENDERS]
     for name in away:
         world.kill(name, is_power=False)
     name = schedule.chance.choice(_names(link))
@@ -453,6 +459,73 @@ def settle_idle(schedule: Schedule) -> None:
     document = schedule.world.document
     if document is not None and document.settings.readmit is Readmit.DRAINED and document.subscription(IDLE):
         schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=IDLE))
+
+
+def alter_settings(schedule: Schedule) -> None:
+    """The next links are kept otherwise, groups come back otherwise, and what everybody has read may go soon, or at once."""
+    document, chance = schedule.world.document, schedule.chance
+    if document is None or document.subscription("main") is None:
+        return  # what nobody has subscribed to may go unread
+    settings = pb.QueueSettings(
+        durability=chance.choice(("sync", "sync", "interval", "async", "memory")),
+        flush_ms=chance.choice((5, 200)),
+        retention_ms=chance.choice((1, 1000, 24 * 3600 * 1000)),
+        readmit=chance.choice(("drained", "in-sync")),
+    )
+    schedule.operate("AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
+    for number in range(chance.randint(0, 3)):
+        schedule.later(number * schedule.some_s(), schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+
+
+def open_late(schedule: Schedule) -> None:
+    """A coordinator stands still between what it wrote and OpenLink, until the link has been read and let go (H11).
+
+    Nor do senders reach it: it isn't told that they ask another one.
+    """
+    world, chance = schedule.world, schedule.chance
+    link = _calmed(schedule)
+    document = world.document
+    if document is None or document.subscription("main") is None or len(world.coordinator_names) < 2:
+        return
+    settings = pb.QueueSettings(retention_ms=1, readmit="in-sync")
+    if _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+        return
+    paused, other = chance.sample(world.coordinator_names, 2)
+    cuts = [pair for name in SENDERS for pair in ((name, paused), (paused, name))]
+
+    async def rotate() -> None:
+        with contextlib.suppress(SeriatimError):
+            beside = Coordinators(f"{world.hosts[other].address}:7000")
+            await beside.call_within("RotateQueue", pb.QueueRequest(queue=QUEUE), 3.0)
+
+    def stand_still() -> None:
+        now = world.document
+        if now is None or now.sender_token == document.sender_token:
+            world.at_chain_write = stand_still
+            return
+        world.pause(paused)
+        for pair in cuts:
+            world.cut(*pair)
+        process = world.hosts["operator"].process
+        assert process is not None
+        world.loop.start(process, rotate)
+
+    def is_let_go() -> bool:
+        now = world.document
+        return now is not None and now.dropped.epoch > link.epoch
+
+    world.at_chain_write = stand_still
+    for name in SENDERS:
+        world.kill(name, is_power=False)
+        world.start(name)
+    world.loop.run(world.loop.now_s + SOON_S, lambda: world.at_chain_write is None)
+    world.loop.run(world.loop.now_s + 3.5, is_let_go)  # its session is to outlive it
+    world.loop.run(world.loop.now_s + 0.1 * chance.random())
+    world.resume(paused)
+    world.loop.run(world.loop.now_s + 1.0)
+    for pair in cuts:
+        world.heal_cut(*pair)
+    schedule.until_sending_goes_on(SOON_S)
 
 
 def make_queue_again(schedule: Schedule) -> None:
@@ -530,6 +603,8 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "blank disk unseen": (0.5, blank_disk_unseen),
     "rotate quietly": (1, rotate_quietly),
     "idle subscription": (1, idle_subscription),
+    "settings altered": (3, alter_settings),
+    "opened late": (0.5, open_late),
     "queue made again": (0.5, make_queue_again),
     "group added": (2, add_group),
     "subscription made": (2, make_subscription),

@@ -197,7 +197,7 @@ class Schedule(Nemesis):
         world = self.world
         world.note("everything is healed")
         world.dies_at_write.clear()
-        world.dies_at_chain_write = False
+        world.at_chain_write = None
         world.network.damages = 0
         world.ensemble.heal()
         world.network.heal_all()
@@ -229,6 +229,7 @@ class Schedule(Nemesis):
         self.until(self.is_all_read, "everything is read", HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
         self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
+        self.until(self._is_let_go, "the members forget what is kept no longer", HEAL_S)
         self._verdict.check_end()
         document = world.document
         assert document is not None
@@ -296,9 +297,19 @@ class Schedule(Nemesis):
             return False
         if not all(self._is_present(name) for name in self.world.member_names):
             return False
+        last = () if document.last_link is None else (document.last_link.epoch,)
         return all(link.certificate is not None for link in document.links[:-1]) and all(
-            one.name == IDLE or not one.consume_list or one.consume_list == (document.links[-1].epoch,)
-            for one in document.subscriptions
+            one.name == IDLE or one.consume_list in {(), last} for one in document.subscriptions
+        )
+
+    def _is_let_go(self) -> bool:
+        """No member holds anything of links that left the chain."""
+        first_kept = {one.queue_id: one.dropped.epoch for one in self.world.oracle.documents.values()}
+        return all(
+            epoch >= first_kept.get(queue_id, epoch + 1)
+            for host in self.world.hosts.values()
+            if isinstance(host, MemberHost)
+            for queue_id, epoch in host.disk.links()
         )
 
 

@@ -26,16 +26,11 @@ class Verdict:
 
     def lacking(self, subscription: str) -> set[int]:
         """Offsets that it should have been handed since it was sought last, and wasn't."""
-        progress, start = self._ledger.progress[subscription], 0
-        for document in self._documents.values():
-            found = document.subscription(subscription)
-            link = None if found is None else document.link(found.position_epoch)
-            if subscription in self._ledger.idle:
-                return set()
-            if found is not None and (link is None or link.base is None):
-                return set()
-            if found is not None and link is not None and link.base is not None:
-                start = link.base + found.position_index
+        progress = self._ledger.progress[subscription]
+        is_there = any(document.subscription(subscription) for document in self._documents.values())
+        if subscription in self._ledger.idle or (is_there and progress.start is None):
+            return set()
+        start = progress.start or 0
         return {
             one.offset
             for one in self._ledger.standing()

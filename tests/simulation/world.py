@@ -101,7 +101,8 @@ class World:
         self.zookeeper = Host("zookeeper", "10.9.9.9")
         self.dies_at_write: dict[str, tuple[int, bool]] = {}
         """Members that die behind so many more writes: of any kind, or of other than batches."""
-        self.dies_at_chain_write = False
+        self.at_chain_write: Callable[[], None] | None = None
+        """Done once, behind the next write of the chain."""
         self.queues = 1
         """So many queues of the same name have been made, one after the other."""
         self.is_draining = False
@@ -317,10 +318,9 @@ class World:
             self.oracle.written(path, data, version)
         except Violation as violation:
             self.violated(violation)
-        if self.dies_at_chain_write and path.endswith("/chain"):
-            self.dies_at_chain_write = False
-            for name in self.coordinator_names:
-                self.kill(name, is_power=False)
+        if self.at_chain_write is not None and path.endswith("/chain"):
+            happens, self.at_chain_write = self.at_chain_write, None
+            happens()
         if self.trace is not None and path.endswith("/chain") and self.document is not None:
             document = self.document
             links = " ".join(f"{link.epoch}:{link.group}:{link.state}:{link.end}" for link in document.links)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.coordinator.core import acquire_read, acquire_send, background, chain, closing, readmission
+from seriatim.coordinator.core import acquire_read, acquire_send, background, chain, closing, readmission, retention
 from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, encode
-from seriatim.protocol.names import ChainVersion, Index, Offset, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Index, Offset, QueueId
 from tests.simulation.plants.plant import Maker, Plant, changed, together
 from tests.simulation.schedule import Shape
 
@@ -128,6 +129,11 @@ def _never_kept(*_: Any) -> Any:
 def _left_to_senders(right: Any, seen: Any, view: Any, now_ms: int) -> Any:
     links = {link.epoch: link.state for link in seen.document.links}
     return [one for one in right(seen, view, now_ms) if links[one.epoch] is not LinkState.OPEN]
+
+
+def _kept_long_enough(_: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
+    is_over = (retention._is_over(link, document.settings.retention_ms, now_ms) for link in document.links)
+    return tuple(link.epoch for link, _ in zip(document.links, itertools.takewhile(bool, is_over), strict=False))
 
 
 def _backlog_always(right: Any, document: ChainDocument, registry: Registry, group: str) -> str:
@@ -295,5 +301,13 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("cut", "isolate", "kill")),
         finds="6:",
+    ),
+    Plant(
+        "kept by time alone",
+        "retention lets a link go when its time is over, read or not",
+        changed(retention, "due", _kept_long_enough),
+        within=60,
+        shape=Shape(kinds=("settings altered", "rotate", "pause an application"), faults=(3, 5), lasts_s=(5.0,)),
+        finds="5:",
     ),
 )

@@ -221,4 +221,12 @@ PLANTS: tuple[Plant, ...] = (
         shape=Shape(kinds=("blank disk unseen",), faults=(1, 1)),
         finds="6:",
     ),
+    Plant(
+        "made anew",
+        "a link that was let go, its seal with it, is a link never heard of",
+        changed(Broker, "check_kept", lambda *_: None),
+        within=60,
+        shape=Shape(kinds=("opened late",), coordinators=(2,), faults=(1, 1)),
+        finds="2:",
+    ),
 )
