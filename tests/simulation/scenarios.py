@@ -521,6 +521,7 @@ def open_late(schedule: Schedule) -> None:
     world.loop.run(world.loop.now_s + SOON_S, lambda: world.at_chain_write is None)
     world.loop.run(world.loop.now_s + 3.5, is_let_go)  # its session is to outlive it
     world.loop.run(world.loop.now_s + 0.1 * chance.random())
+    world.at_chain_write = None
     world.resume(paused)
     world.loop.run(world.loop.now_s + 1.0)
     for pair in cuts:
