@@ -142,11 +142,15 @@ class Broker:
         async with self.lock(record.key):
             runner = self.find(record.key)
             if runner is None:
-                self.check_kept(record.key)
-                await self.store.keep_link(record)
-                runner = self.made(record)
+                runner = await self.introduced(record)
                 self.opened(record.key)
             return runner
+
+    async def introduced(self, record: LinkRecord) -> LinkRunner:
+        """A link that this member never heard of, on disk first; the caller has its lock. Raises UnknownLink."""
+        self.check_kept(record.key)
+        await self.store.keep_link(record)
+        return self.made(record)
 
     async def keep(self, runner: LinkRunner, record: LinkRecord) -> None:
         """Change a link's record, on disk first. Raises UnknownLink for one that was let go."""

@@ -20,7 +20,6 @@ from seriatim.protocol.errors import (
     MalformedFrame,
     MemberBehind,
     SeriatimError,
-    UnknownLink,
 )
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
@@ -64,8 +63,7 @@ class FetchStream:
 
     def _check(self, runner: LinkRunner, opened: pb.FetchOpen) -> None:
         """Whether this reader may have this link from here. Raises why not."""
-        if runner.is_dropped:
-            raise UnknownLink("this link is no longer kept", epoch=runner.record.epoch)
+        self._broker.check_kept(runner.key)
         self._check_reader(runner, opened)
         if runner.record.end is not None and not runner.holding().has_it:
             raise MemberBehind("this member doesn't hold this link whole", epoch=runner.record.epoch)

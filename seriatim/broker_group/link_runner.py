@@ -74,7 +74,6 @@ class LinkRunner:
         self.slave: SlaveLink | None = None
         self.readers: dict[Callable[[], None], None] = {}  # a set in the order in which they came
         self._committed_learnt = Index(0)
-        self.is_dropped = False
         self.seal_failure: DiskFailed | None = None
         self.state = self._loaded(record)
 
@@ -346,7 +345,6 @@ class LinkRunner:
     def apply_drop(self) -> None:
         """The link is being forgotten: end its streams and wake its readers."""
         self._end_streams(UnknownLink("this link is no longer kept", epoch=self.record.epoch))
-        self.is_dropped = True
         for wake in self.readers:
             wake()
 

@@ -119,10 +119,8 @@ class BrokerService(BrokerServicer):
             async with broker.lock(key):
                 runner = broker.find(key)
                 if runner is None:
-                    broker.check_kept(key)
                     record = LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True)
-                    await broker.store.keep_link(record)
-                    runner = broker.made(record)
+                    runner = await broker.introduced(record)
                 refused = await runner.sealed(version)
         except DiskFailed as error:
             return self._unknown(error.message)

@@ -22,6 +22,7 @@ from tests.simulation.ledger import Violation
 from tests.simulation.world import World
 
 QUEUE = "q"
+SENDERS = ("sender-1", "sender-2")
 LOG = "log"
 
 

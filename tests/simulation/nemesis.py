@@ -10,7 +10,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
-from tests.simulation.applications import QUEUE
+from tests.simulation.applications import QUEUE, SENDERS
 from tests.simulation.disk import Disk
 from tests.simulation.loop import Step
 from tests.simulation.world import MemberHost, World
@@ -210,7 +210,7 @@ class Nemesis:
 
     def strain_sender(self) -> None:
         """What a sender has sent to the master comes late, and meanwhile its session expires."""
-        name, document = self.chance.choice(("sender-1", "sender-2")), self.world.document
+        name, document = self.chance.choice(SENDERS), self.world.document
         link = None if document is None else document.last_link
         if link is not None:
             path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()

@@ -163,9 +163,9 @@ class Oracle:
             progress = self._ledger.progress[one.name]
             if one.generation > progress.generation:
                 self._ledger.sought(one)
-            start = document.link(one.position_epoch)
-            if progress.start is None and start is not None and start.base is not None:
-                progress.start = start.base + one.position_index
+            link = document.link(one.position_epoch)
+            if progress.start is None and link is not None and link.base is not None:
+                progress.start = link.base + one.position_index
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
             if link.end is not None and (was is None or was.end != link.end):

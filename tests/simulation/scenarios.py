@@ -6,20 +6,19 @@ Those that say what has to go on begin with everything healed and whole, so that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link, LinkState, Readmit
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
-from tests.simulation.applications import QUEUE, Reader
+from tests.simulation.applications import QUEUE, SENDERS, Reader
 from tests.simulation.world import MemberHost
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
 
-SENDERS = ("sender-1", "sender-2")
 IDLE = "idle"
 """A subscription that nobody reads."""
 SOON_S = 40.0
@@ -28,6 +27,11 @@ SOON_S = 40.0
 
 def _names(link: Link) -> tuple[str, str]:
     return str(link.master.name), str(link.slave.name)
+
+
+def _both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, str]]:
+    """Each direction between hosts of the one kind and of the other."""
+    return [pair for one in some for other in others for pair in ((one, other), (other, one))]
 
 
 def _calmed(schedule: Schedule) -> Link:
@@ -175,7 +179,7 @@ def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
     link, world = _calmed(schedule), schedule.world
     others = [*world.coordinator_names, *SENDERS]
-    cuts = [pair for member in _names(link) for other in others for pair in ((member, other), (other, member))]
+    cuts = _both_ways(_names(link), others)
     for pair in cuts:
         world.cut(*pair)
     schedule.until_sending_goes_on(SOON_S)
@@ -491,7 +495,7 @@ def open_late(schedule: Schedule) -> None:
     if _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
         return
     paused, other = chance.sample(world.coordinator_names, 2)
-    cuts = [pair for name in SENDERS for pair in ((name, paused), (paused, name))]
+    cuts = _both_ways(SENDERS, (paused,))
 
     async def rotate() -> None:
         with contextlib.suppress(SeriatimError):

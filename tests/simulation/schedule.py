@@ -21,7 +21,7 @@ from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import nemesis
-from tests.simulation.applications import QUEUE, Reader, Sender
+from tests.simulation.applications import QUEUE, SENDERS, Reader, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
@@ -133,7 +133,7 @@ class Schedule(Nemesis):
         world, chance = self.world, self.chance
         mode = chance.random()
         mode = mode if self.shape.senders is None else self.shape.senders
-        for name in ("sender-1", "sender-2"):
+        for name in SENDERS:
             source = name if mode < 0.8 else "sender"
             self.add(name, Sender(world, source, has_own_seqs=mode < 0.6, pause_s=self.shape.pause_s).main)
         pace = random.Random(f"pace {self.seed}").choice(self.shape.paces)

@@ -132,8 +132,9 @@ def _left_to_senders(right: Any, seen: Any, view: Any, now_ms: int) -> Any:
 
 
 def _kept_long_enough(_: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
-    is_over = (retention._is_over(link, document.settings.retention_ms, now_ms) for link in document.links)
-    return tuple(link.epoch for link, _ in zip(document.links, itertools.takewhile(bool, is_over), strict=False))
+    kept_ms = document.settings.retention_ms
+    over = itertools.takewhile(lambda link: retention._is_over(link, kept_ms, now_ms), document.links)
+    return tuple(link.epoch for link in over)
 
 
 def _backlog_always(right: Any, document: ChainDocument, registry: Registry, group: str) -> str:
