@@ -201,16 +201,19 @@ class Deployment:
             producer.send(value).result(timeout_s)
 
     def elected_coordinator(self) -> str:
-        address = self.ask("DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
-        number = next(number for number in (1, 2) if address.endswith(f":{self.ports[f'COORDINATOR_{number}_PORT']}"))
-        return f"coordinator-{number}"
+        def elected() -> str | None:
+            address = self.ask("DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
+            ports = {name: self.ports[f"{name.upper().replace('-', '_')}_PORT"] for name in COORDINATORS}
+            return next((name for name, port in ports.items() if address.endswith(f":{port}")), None)
+
+        return wait_until(elected, "a coordinator is elected")
 
     def zookeeper_leader(self) -> str:
-        def leaders() -> list[str]:
-            return [name for name in ZOOKEEPERS if self.zookeeper_mode(name) == "leader"]
+        def leader() -> str | None:
+            leaders = [name for name in ZOOKEEPERS if self.zookeeper_mode(name) == "leader"]
+            return leaders[0] if len(leaders) == 1 else None
 
-        wait_until(lambda: len(leaders()) == 1, "ZooKeeper has a leader")
-        return leaders()[0]
+        return wait_until(leader, "ZooKeeper has a leader")
 
     def zookeeper_mode(self, name: str) -> str:
         """leader or follower; empty while it doesn't serve."""

@@ -103,24 +103,17 @@ class Flow:
         if who == "zookeeper":
             return self.deployment.zookeeper_leader()
 
-        def found() -> str:
+        def found() -> str | None:
             view = self.view()
             if who in ("master", "slave"):
                 member = getattr(view.links[-1], who)
-                return f"{member.group}-{member.member}"
+                return f"{member.group}-{member.member}" if member.group else None
             # Of the readers, one of the two that stand for the same subscription.
             main = next(one for one in view.subscriptions if one.subscription == "main")
             node = view.sender if who == "sender" else main.reader
-            return node[:8]  # `sender-1-…`, `reader-1-…`
+            return next((name for name in (*SENDERS, *READERS) if node.startswith(f"{name}-")), None)
 
-        names: list[str] = []
-
-        def is_known() -> bool:
-            names[:] = [found()]
-            return names[0] in (*SENDERS, *READERS) or names[0].startswith("g")
-
-        wait_until(is_known, f"there is a {who}")
-        return names[0]
+        return wait_until(found, f"there is a {who}")
 
     def wait_for_progress(self, when: str, timeout_s: float = 90, least: int = 50) -> None:
         """Records are acknowledged, and each subscription gets some that were acknowledged since."""

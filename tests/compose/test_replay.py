@@ -69,12 +69,11 @@ def assert_identical(deployment: Deployment) -> None:
 def elected(deployment: Deployment, names: tuple[str, ...], node_of: Callable[[pb.QueueView], str]) -> str:
     """Which of the containers stands first in its election."""
 
-    def found() -> list[str]:
+    def found() -> str | None:
         node = node_of(deployment.ask("DescribeQueue", pb.QueueRequest(queue="log")))
-        return [name for name in names if node.startswith(f"{name}-")]
+        return next((name for name in names if node.startswith(f"{name}-")), None)
 
-    wait_until(lambda: bool(found()), f"one of {names} is elected", 60)
-    return found()[0]
+    return wait_until(found, f"one of {names} is elected", 60)
 
 
 def sender(view: pb.QueueView) -> str:

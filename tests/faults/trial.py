@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from seriatim.cli.embedded.cluster import DevelopmentCluster
 from seriatim.cli.embedded.processes import ProcessSpec
@@ -30,16 +30,20 @@ SUBSCRIPTIONS = ("main", "other")
 RECORDS_PER_S = 400
 SESSION_S = 6.0
 """Longer than a busy machine stands still: who is elected stays so until it is harmed."""
+Found = TypeVar("Found")
 
 
-def wait_until(claim: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Wait for a claim to come true; a cluster that can't be asked just now answers later."""
+def wait_until(claim: Callable[[], Found | None], what: str, timeout_s: float = 60.0) -> Found:
+    """Wait for a claim to come true, or for something to be found, and return that: it may be another a moment later.
+
+    A cluster that can't be asked just now answers later.
+    """
     deadline_s = time.monotonic() + timeout_s
     last: SeriatimError | None = None
     while True:
         try:
-            if claim():
-                return
+            if found := claim():
+                return found
         except SeriatimError as error:
             last = error
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what} ({last})"
