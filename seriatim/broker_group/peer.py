@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc.aio
 
-from seriatim.broker_group.streams import read
+from seriatim.broker_group.streams import read, write
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
+from seriatim.protocol.errors import PeerLost
 from seriatim.protocol.names import Incarnation
 
 _log = log.logger("broker.peer")
@@ -73,7 +74,7 @@ class Peer:
         while True:
             try:
                 await self._converse(incarnation, self.stub(address))
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
+            except (grpc.aio.AioRpcError, PeerLost, TimeoutError) as error:
                 _log.debug("peer doesn't answer", peer=incarnation, reason=error)
             self._disconnected()
             await asyncio.sleep(RETRY_S)
@@ -85,7 +86,7 @@ class Peer:
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):
-                    await call.write(message)
+                    await write(call, message)
                     reply = await read(call)
                 if reply is None:
                     return

@@ -17,7 +17,7 @@ from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
-from seriatim.broker_group.streams import read
+from seriatim.broker_group.streams import read, write
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -97,7 +97,7 @@ class SlaveStream:
         while True:
             call: Any = self._stub.Replicate()
             try:
-                await call.write(pb.ReplicateRequest(open=self._open()))
+                await write(call, pb.ReplicateRequest(open=self._open()))
                 first = await read(call)
                 if first is None:
                     raise PeerLost("the slave ended the stream")
@@ -133,7 +133,7 @@ class SlaveStream:
             sent = index
             while sent < mine:
                 for encoded in self._store.batches(runner.key, sent, mine, COPY_BYTES):
-                    await call.write(BatchMessage.of(encoded))
+                    await write(call, BatchMessage.of(encoded))
                     sent = encoded.header.end_index
             while index < mine:
                 reply = await read(call)
@@ -164,10 +164,10 @@ class SlaveStream:
             while self._outgoing:
                 encoded = self._outgoing.popleft()
                 self._committed_told = committed = self._committed
-                await call.write(BatchMessage.of(encoded, committed))
+                await write(call, BatchMessage.of(encoded, committed))
             if self._committed > self._committed_told:
                 self._committed_told = self._committed
-                await call.write(pb.ReplicateRequest(committed_index=self._committed_told))
+                await write(call, pb.ReplicateRequest(committed_index=self._committed_told))
             if self._is_let_go:
                 await call.done_writing()
                 return

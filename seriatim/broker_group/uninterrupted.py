@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from seriatim.protocol.sharing import shared
+
 
 class Working(Protocol):
     """`under_way`: the tasks that were begun; the loop itself holds tasks weakly."""
@@ -32,6 +34,6 @@ def uninterrupted(method: _Method[_Self, _Arguments, _Result]) -> _Method[_Self,
         task = asyncio.get_running_loop().create_task(method(self, *arguments, **keywords))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
-        return await asyncio.shield(task)
+        return await shared(task)
 
     return whole

@@ -49,6 +49,7 @@ from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import BugError, DeadlineOver, InvariantBroken, SeriatimError
 from seriatim.protocol.names import Epoch, Index, QueueId, Token
+from seriatim.protocol.sharing import shared
 
 _log = log.logger("coordinator")
 State = TypeVar("State")
@@ -92,7 +93,7 @@ class Execution:
             work = self.run(queue_id, begun, acquire_send.step, cause_id)
             switch = self._switches[key] = asyncio.get_running_loop().create_task(work)
             switch.add_done_callback(lambda _: self._switches.pop(key))
-        return await asyncio.shield(switch)
+        return await shared(switch)
 
     async def run(
         self,

@@ -243,15 +243,17 @@ class ClientCall:
                     raise asyncio.CancelledError
                 raise _error(code, details)
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.cancel()  # who gives up reading has given up the call
+                raise
         return self._incoming.popleft()
 
     async def write(self, message: Any) -> None:
         if self._status is not None:
-            code, details = self._status
-            if code is grpc.StatusCode.OK or details == "locally":
-                raise asyncio.InvalidStateError("the call is over")
-            raise _error(code, details)
+            # However it ended: grpc.aio doesn't say it here, only where one reads.
+            raise asyncio.InvalidStateError("RPC already finished.")
         self._to_server(self.context.arrived, self.network.carried(message))
         await _next_step()
 

@@ -98,6 +98,11 @@ _forget_task = asyncio.tasks._unregister_task
 """Nobody asks for all tasks; kept, they are a set of all tasks of all schedules, where each new one takes its time."""
 
 
+def _is_unseen(task: Any) -> bool:
+    """Whether it failed and nobody has asked with what."""
+    return bool(task._log_traceback)
+
+
 class EndOfSteps(Exception):
     """The schedule used more steps than any sensible one does: something runs in a circle."""
 
@@ -111,6 +116,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.process: Process | None = None
         self.on_kill: Callable[[Process], None] = lambda _: None
         self.problems: list[str] = []
+        self._processes: list[Process] = []
         self.failure: Exception | None = None
         """Set by whoever judges: the schedule ends with it after the present step."""
         self.is_over = False
@@ -176,7 +182,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if process is not None:
             process.tasks.append(task)
             if len(process.tasks) > 256:
-                process.tasks = [one for one in process.tasks if not one.done()]
+                process.tasks = [one for one in process.tasks if not one.done() or _is_unseen(one)]
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -242,11 +248,25 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def start(self, process: Process, main: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         """Begin a process with this coroutine."""
+        self._processes.append(process)
         before, self.process = self.process, process
         try:
             return self.create_task(main())
         finally:
             self.process = before
+
+    def unseen(self) -> list[str]:
+        """Tasks of the living processes that failed, and nobody looked: what they were to do isn't done any more.
+
+        Python says that when it frees a task, which is too late here. To be asked where no step is due.
+        """
+        return [
+            f"{one.get_coro().__qualname__} of {process} failed and nobody knows: {one.exception()!r}"
+            for process in self._processes
+            if process.is_alive
+            for one in process.tasks
+            if _is_unseen(one)
+        ]
 
     def resume(self, process: Process) -> None:
         """What came while the process was paused runs now, in the order in which it came."""

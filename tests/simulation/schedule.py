@@ -235,8 +235,8 @@ class Schedule(Nemesis):
         assert document is not None
         by_name = {name: host.disk for name, host in world.hosts.items() if isinstance(host, MemberHost)}
         self._verdict.check_copies(document, by_name, self._damaged_keys)
-        if world.loop.problems:
-            raise Violation(f"not handled: {world.loop.problems[0]}")
+        if problems := [*world.loop.problems, *world.loop.unseen()]:
+            raise Violation(f"not handled: {problems[0]}")
 
     def until_sending_goes_on(self, within_s: float) -> None:
         """Something sent from now on is acknowledged."""

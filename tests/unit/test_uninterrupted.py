@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from seriatim.broker_group.uninterrupted import uninterrupted
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.sharing import shared
 
 
 class Disk:
@@ -57,5 +60,32 @@ def test_a_caller_that_waits_gets_the_error() -> None:
     async def scenario() -> None:
         with pytest.raises(OSError, match="no room"):
             await Disk().fail()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("failure", "said"), [(Unreachable("nobody answers"), 0), (KeyError("a defect"), 1)])
+def test_what_fails_when_nobody_waits_any_more_is_said_where_it_is_a_defect(failure: Exception, said: int) -> None:
+    async def scenario() -> None:
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+        goes_on = asyncio.Event()
+
+        async def work() -> None:
+            await goes_on.wait()
+            raise failure
+
+        task = asyncio.create_task(work())
+        waiter = asyncio.create_task(shared(task))
+        await asyncio.sleep(0.01)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        goes_on.set()
+        await asyncio.wait([task])
+        del task
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert [problem["exception"] for problem in problems] == [failure] * said
 
     asyncio.run(scenario())

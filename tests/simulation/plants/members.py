@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from seriatim.broker_group import peer
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync
@@ -228,5 +229,13 @@ PLANTS: tuple[Plant, ...] = (
         within=60,
         shape=Shape(kinds=("opened late",), coordinators=(2,), faults=(1, 1)),
         finds="2:",
+    ),
+    Plant(
+        "written to a call that is over",
+        "a stream that was ended says so, with its reason, to whoever writes to it next",
+        instead(peer, "write", lambda call, message: call.write(message)),
+        within=40,
+        shape=Shape(kinds=("reset connections",)),
+        finds="not handled: Peer",
     ),
 )

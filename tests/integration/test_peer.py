@@ -1,0 +1,91 @@
+"""The stream by which the members of a group know that they reach each other, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.streams import read, write
+from seriatim.protocol import rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchStub, add_broker
+from seriatim.protocol.errors import PeerLost
+from seriatim.protocol.names import Incarnation
+from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
+
+ME, OTHER = Incarnation("a" * 32, 1), Incarnation("b" * 32, 1)
+WAIT_S = 30.0
+
+
+class Ending(BrokerServicer):
+    """Answers once on each stream, and ends it a little later: with an error, or as if all were said."""
+
+    def __init__(self, *, with_error: bool) -> None:
+        self._with_error = with_error
+        self._begun = 0
+        self.third = asyncio.Event()
+
+    async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # noqa: N802 - gRPC's name
+        self._begun += 1
+        if self._begun == 3:
+            self.third.set()
+        await read(context)
+        await context.write(pb.ConnectReply())
+        await asyncio.sleep(0.1)  # the other has heard it, and has nothing to say for a while
+        if self._with_error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "ended")
+
+
+@contextlib.asynccontextmanager
+async def serving(other: Ending) -> AsyncIterator[str]:
+    """The address of `other`; all within `WAIT_S`."""
+    server = rpc.server()
+    add_broker(other, server)
+    port = rpc.listen(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("with_error", [True, False])
+def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_error: bool) -> None:
+    async def scenario() -> None:
+        other, peer = Ending(with_error=with_error), Peer("test", ME)
+        seen: list[Incarnation | None] = []
+        peer.changed = lambda: seen.append(peer.connected)
+        async with serving(other) as address:
+            peer.register((OTHER, address))
+            try:
+                await other.third.wait()
+            finally:
+                await peer.close()
+        assert seen[:4] == [OTHER, None, OTHER, None]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("with_error", "expected"), [(True, grpc.aio.AioRpcError), (False, PeerLost)])
+def test_who_writes_to_a_stream_that_was_ended_is_told_how(with_error: bool, expected: type[Exception]) -> None:
+    async def until_told(call: Any) -> None:
+        while True:
+            await write(call, pb.ConnectRequest())
+            await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        async with serving(Ending(with_error=with_error)) as address, rpc.channel(address) as channel:
+            call = BatchStub(channel).Connect()
+            await write(call, pb.ConnectRequest())
+            assert await read(call) is not None
+            with pytest.raises(expected, match="ended"):
+                await until_told(call)
+
+    asyncio.run(scenario())
