@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,25 @@ CONTAINERS = Path(__file__).parent / "compose"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests in containers come last: they want both cores, and nothing of the others runs any more."""
     items.sort(key=lambda item: CONTAINERS in item.path.parents)
+
+
+class _Problems(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_unseen_failure() -> Iterator[None]:
+    """A task of this process that failed, and nobody looked, fails the test, or the one that runs when it is freed."""
+    problems = _Problems()
+    logging.getLogger("asyncio").addHandler(problems)
+    yield
+    logging.getLogger("asyncio").removeHandler(problems)
+    assert not problems.found
 
 
 @pytest.fixture(scope="session")

@@ -175,8 +175,8 @@ def answers_errors(
         except SeriatimError as error:
             await abort(context, error)
             raise
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
+        except (asyncio.CancelledError, grpc.aio.BaseError):
+            raise  # gRPC's own: the call, or the whole server, is over
         except Exception as error:
             _log.exception("call failed", method=method.__name__)
             await abort(context, BugError(f"{type(error).__name__} in {method.__name__}: {error}"))
@@ -197,7 +197,7 @@ def stream_answers_errors(
                 yield reply
         except SeriatimError as error:
             await abort(context, error)
-        except (asyncio.CancelledError, grpc.aio.AbortError, GeneratorExit):
+        except (asyncio.CancelledError, grpc.aio.BaseError, GeneratorExit):
             raise
         except Exception as error:
             _log.exception("call failed", method=method.__name__)

@@ -16,8 +16,9 @@ from docker.models.containers import Container
 
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
-from tests.compose.deployment import ROOT, Deployment
+from tests.compose.deployment import COORDINATORS, MEMBERS, ROOT, Deployment
 from tests.faults import certificates, checker
+from tests.faults.defects import defects
 from tests.faults.history import Acknowledged, Delivered, Event, Tail
 from tests.faults.trial import copies_of, sealed_links, wait_until
 
@@ -171,6 +172,8 @@ class Flow:
             "each sealed link has two copies again",
             60,
         )
+        for name in (*COORDINATORS, *MEMBERS, *SENDERS, *READERS):
+            assert not defects(self.instance(name).logs().decode(errors="replace")), name
         view = self.view()
         claims, links = sealed_links(view)
         assert not certificates.problems(claims, asyncio.run(copies_of(view, links)))

@@ -29,6 +29,7 @@ from seriatim.protocol.errors import SeriatimError
 from tests.faults import checker, network, picture, report
 from tests.faults.catalogue import KINDS, Kind, plan
 from tests.faults.cluster import FaultCluster, hosts
+from tests.faults.defects import logged_defects
 from tests.faults.history import Delivered
 from tests.faults.nemesis import Fault, Nemesis
 from tests.faults.outages import longest_gap_s, longest_within_s
@@ -98,6 +99,7 @@ class Campaign:
             finally:
                 cluster.close()
                 self.findings.deaths += nemesis.deaths
+                self._look_into_logs(cluster)
                 self.findings.seconds = time.monotonic() - self._began_s
 
     def _is_over(self) -> bool:
@@ -194,6 +196,16 @@ class Campaign:
         clean = "clean" if verdict.is_clean and not forgeries else f"VIOLATED {dict(verdict.kinds())} {forgeries[:3]}"
         self._say(f"round {number}: {verdict.counts} {clean}")
 
+    def _look_into_logs(self, cluster: FaultCluster) -> None:
+        logs = cluster.supervisor.directory / "logs"
+        found = logged_defects(logs.iterdir())
+        self.findings.defects += found
+        if found:
+            kept = self._arguments.report / "evidence" / logs.parent.name
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(logs, kept)
+            self._say(f"{len(found)} tracebacks, such as {found[0]}; evidence: {kept}")
+
     def _keep_evidence(self, cluster: FaultCluster, name: str) -> None:
         """Logs and histories, beside the report."""
         kept = self._arguments.report / "evidence" / name
@@ -239,7 +251,7 @@ def main() -> int:
     findings = campaign.findings
     sys.stdout.write(
         f"{len(findings.faults)} faults, {findings.records['acknowledged']} records, {len(findings.violations)} "
-        f"violations, {len(findings.stuck)} stuck, {len(findings.deaths)} deaths: {arguments.report / 'faults.md'}\n"
+        f"violations, {len(findings.stuck)} stuck, {len(findings.deaths)} deaths, {len(findings.defects)} tracebacks: {arguments.report / 'faults.md'}\n"
     )
     return 0 if findings.is_clean else 1
 

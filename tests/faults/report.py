@@ -49,6 +49,8 @@ class Findings:
     violations: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    defects: list[str] = field(default_factory=list)
+    """What processes logged of defects of their own."""
     records: Counter[str] = field(default_factory=Counter)
     quiet_gaps_s: list[float] = field(default_factory=list)
     acknowledged: Counter[int] = field(default_factory=Counter)
@@ -60,7 +62,7 @@ class Findings:
 
     @property
     def is_clean(self) -> bool:
-        return not (self.violations or self.stuck or self.deaths)
+        return not (self.violations or self.stuck or self.deaths or self.defects)
 
 
 def write(findings: Findings, directory: Path, targets_ms: dict[str, tuple[float, float]]) -> None:
@@ -104,6 +106,7 @@ def _page(findings: Findings, targets_ms: dict[str, tuple[float, float]]) -> Ite
     yield f"| violations (lost, repeated, out of order, disagreement of offsets, forged copies) | {clean} |"
     yield f"| didn't go on in time | {len(findings.stuck) or 'none'} |"
     yield f"| processes that ended by themselves | {len(findings.deaths) or 'none'} |"
+    yield f"| tracebacks in their logs | {len(findings.defects) or 'none'} |"
     if findings.quiet_gaps_s:
         quiet = findings.quiet_gaps_s
         yield (
@@ -124,6 +127,7 @@ def _wrong(findings: Findings) -> Iterable[str]:
         ("Violations", findings.violations),
         ("Didn't go on in time", findings.stuck),
         ("Ended by themselves", findings.deaths),
+        ("Tracebacks", findings.defects),
     ):
         if found:
             yield f"## {title}"

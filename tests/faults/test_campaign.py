@@ -31,7 +31,7 @@ def test_nothing_is_lost_repeated_or_out_of_order_in_five_minutes_of_faults(tmp_
     sys.stdout.write(output)
     assert process.returncode == 0, output[-6000:]
     found = json.loads((tmp_path / "faults.json").read_text())
-    assert (found["violations"], found["stuck"], found["deaths"]) == ([], [], [])
+    assert [found[what] for what in ("violations", "stuck", "deaths", "defects")] == [[], [], [], []]
     assert len(found["faults"]) >= LEAST_FAULTS
     assert found["records"]["acknowledged"] > 1000 * len(found["faults"])
     assert (tmp_path / "faults.png").stat().st_size > 1000

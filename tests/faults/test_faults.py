@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from tests.clusters import sound_cluster
 from tests.faults.history import Delivered
 from tests.faults.trial import READERS, SESSION_S, Trial, wait_until
 
@@ -23,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
         groups=3,
         environment={"SERIATIM_SESSION_TIMEOUT_MS": str(int(SESSION_S * 1000))},
     )
-    with DevelopmentCluster(settings) as started:
+    with sound_cluster(settings) as started:
         yield started
 
 

@@ -35,6 +35,7 @@ from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
+from tests.faults.defects import logged_defects
 
 QUEUE = QueueId(7)
 GROUP = "g1"
@@ -296,6 +297,7 @@ class Members:
         for member in self.both:
             await member.close()
         await self.session.stop()
+        assert not logged_defects(member.log_path for member in self.both)
 
 
 class Appending:

@@ -11,8 +11,9 @@ import uuid
 
 import pytest
 
-from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.cli.embedded.cluster import ClusterSettings
 from seriatim.producer import Producer
+from tests.clusters import sound_cluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,7 +27,7 @@ def cluster(tmp_path_factory):
     settings = ClusterSettings(
         tmp_path_factory.mktemp("cluster"), groups=2, environment=environment, is_restarted=True, start_timeout_s=90
     )
-    with DevelopmentCluster(settings) as started:
+    with sound_cluster(settings) as started:
         yield started
 
 

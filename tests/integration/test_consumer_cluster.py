@@ -20,6 +20,7 @@ from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueView
+from tests.clusters import sound_cluster
 from tests.faults.trial import wait_until_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
     settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2)
-    with DevelopmentCluster(settings) as started:
+    with sound_cluster(settings) as started:
         yield started
 
 

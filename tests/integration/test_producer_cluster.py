@@ -28,6 +28,7 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueSettings,
     QueueView,
 )
+from tests.clusters import sound_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
     settings = ClusterSettings(
         tmp_path_factory.mktemp("cluster"), groups=2, environment=environment, start_timeout_s=90
     )
-    with DevelopmentCluster(settings) as started:
+    with sound_cluster(settings) as started:
         yield started
 
 

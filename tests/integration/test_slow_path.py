@@ -20,6 +20,7 @@ from seriatim.producer import Producer
 from seriatim.protocol import rpc
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest
+from tests.clusters import sound_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -90,7 +91,7 @@ class SlowPath:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
     directory: Path = tmp_path_factory.mktemp("cluster")
-    with DevelopmentCluster(ClusterSettings(directory, groups=2, start_timeout_s=90)) as started:
+    with sound_cluster(ClusterSettings(directory, groups=2, start_timeout_s=90)) as started:
         yield started
 
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.cli.embedded.cluster import ClusterSettings
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
+from tests.clusters import sound_cluster
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
@@ -27,7 +28,7 @@ def coordinator(tmp_path_factory):
     settings = ClusterSettings(
         tmp_path_factory.mktemp("cluster"), groups=2, environment=ENVIRONMENT, start_timeout_s=90
     )
-    with DevelopmentCluster(settings) as cluster:
+    with sound_cluster(settings) as cluster:
         yield cluster.coordinators
 
 

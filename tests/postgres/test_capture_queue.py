@@ -21,6 +21,7 @@ from seriatim.producer.sources.postgres.producing import CaptureSender
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
 from seriatim.protocol.zookeeper import Paths
+from tests.clusters import sound_cluster
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
         groups=2,
         environment={"SERIATIM_SESSION_TIMEOUT_MS": str(SESSION_S * 1000)},
     )
-    with DevelopmentCluster(settings) as started:
+    with sound_cluster(settings) as started:
         yield started
 
 

@@ -1,0 +1,17 @@
+"""A development cluster whose processes must not have logged a defect of their own when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from tests.faults.defects import logged_defects
+
+
+@contextlib.contextmanager
+def sound_cluster(settings: ClusterSettings) -> Iterator[DevelopmentCluster]:
+    """The cluster, started; ended with the block, whatever was done to it in there."""
+    with DevelopmentCluster(settings) as cluster:
+        yield cluster
+    assert not logged_defects((cluster.supervisor.directory / "logs").iterdir())
