@@ -100,14 +100,19 @@ class Store:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     async def close(self) -> None:
+        """Finish what was submitted, flush, and let go of the directory. Raises DiskFailed where that can't be done any more."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         self._writer.close()
         self._logs.close()
         self._segments.close()
-        self._database.close()
-        os.close(self._lock)
+        try:
+            self._database.close()
+        except Exception as error:
+            raise DiskFailed(f"the disk failed: {error}") from error
+        finally:
+            os.close(self._lock)
 
     # ---- writing
 

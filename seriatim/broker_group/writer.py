@@ -118,7 +118,10 @@ class Writer:
                 try:
                     self._serve(run, is_last=is_closing)
                 except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
-                    _log.exception("write failed")
+                    if _is_the_disk_s(error):
+                        _log.error("write failed", reason=error)
+                    else:
+                        _log.exception("write failed")
                     self._fail(run, error)
             if is_closing:
                 return
@@ -166,6 +169,11 @@ class Writer:
             last[write.done] = write.tag
         for done, tag in last.items():
             done(tag, error)
+
+
+def _is_the_disk_s(error: Exception) -> bool:
+    """And no defect of ours. What RocksDB says comes as a plain Exception."""
+    return isinstance(error, OSError) or type(error) is Exception
 
 
 def _runs(writes: list[Write]) -> list[list[Write]]:

@@ -29,6 +29,7 @@ from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
+from tests.faults.defects import defects
 from tests.integration.broker_members import as_sent, batches
 
 RECORD = LinkRecord(QueueId(1), Epoch(2), durability=Durability.SYNC)
@@ -463,6 +464,39 @@ def test_what_was_said_to_be_flushed_outlives_sigkill(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+FAILING = """
+import asyncio, resource, signal, sys
+from pathlib import Path
+from seriatim.broker_group.store import open_store
+from seriatim.protocol.errors import DiskFailed
+from tests.integration.broker_members import batches
+from tests.integration.test_broker_store import RECORD, fill
+
+async def main():
+    store = open_store(Path(sys.argv[1]), "c/g1-a", segment_bytes=1 << 30)
+    await fill(store, RECORD, batches(4))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))  # as a disk that takes no more
+    for ending in (store.keep_link(RECORD), store.close()):
+        try:
+            await ending
+        except DiskFailed as error:
+            print(error.message)
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_fails_is_told_in_a_line_when_it_writes_and_when_it_closes(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path / "disk")], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )  # fmt: skip
+    told = ended.stdout.splitlines()
+    assert len(told) == 2
+    assert all("File too large" in one for one in told)
+    assert not defects(ended.stderr)
+
+
 def test_every_log_that_can_hold_unsynced_bytes_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fdatasync
@@ -497,7 +531,10 @@ def test_every_log_that_can_hold_unsynced_bytes_is_synced(tmp_path: Path, monkey
     logs.close()
 
 
-def test_a_disk_that_failed_once_is_not_trusted_again() -> None:
+@pytest.mark.parametrize(("failure", "is_defect"), [(OSError("broken"), False), (KeyError("a defect"), True)])
+def test_a_disk_that_failed_once_is_not_trusted_again(
+    failure: Exception, is_defect: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     class Failing:
         def __init__(self) -> None:
             self.is_broken = True
@@ -511,7 +548,7 @@ def test_a_disk_that_failed_once_is_not_trusted_again() -> None:
 
         def flush(self) -> None:
             if self.is_broken:
-                raise OSError("broken")
+                raise failure
 
         def empty_memory(self) -> None:
             pass
@@ -538,3 +575,4 @@ def test_a_disk_that_failed_once_is_not_trusted_again() -> None:
         await asyncio.to_thread(writer.close)
 
     asyncio.run(scenario())
+    assert [bool(one.exc_info) for one in caplog.records if "write failed" in one.getMessage()] == [is_defect]
