@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from unittest import mock
 
-from seriatim.consumer import Consumer
+from seriatim.consumer import Consumer, RangeReader, range_reader
+from seriatim.consumer.core.rows import decoded
 from seriatim.consumer.core.view import Place
 from seriatim.consumer.session import Grant
 from seriatim.producer.buffer import Buffer
@@ -16,8 +18,9 @@ from seriatim.producer.core.sender import SenderSettings
 from seriatim.producer.handle import Handle
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import InvalidArgument, OutcomeUnknown, SeriatimError
-from seriatim.protocol.names import automatic_seq
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, OutcomeUnknown, SeriatimError
+from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
+from seriatim.protocol.record import Record
 from tests.simulation.ledger import Violation
 from tests.simulation.world import World
 
@@ -149,7 +152,9 @@ class Sender:
 
 
 class _Thread:
-    """Stands for the consumer's own thread: all runs on the one loop."""
+    """Stands for a reader's own thread: all runs on the one loop."""
+
+    def __init__(self, _: str = "") -> None: ...
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
         asyncio.get_running_loop().call_soon(function, *arguments)
@@ -214,5 +219,71 @@ class Reader:
     def _checked(self, tell: Callable[..., None], *arguments: object) -> None:
         try:
             tell(*arguments)
+        except Violation as violation:
+            self._world.violated(violation)
+
+
+class Replay:
+    """Reads by offset, from where it was, as a replay does that keeps its own position; a life begins at the first record kept."""
+
+    NAME = "replay"
+    WAIT_S = 10.0
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._grant = Grant(SubscriptionId(0), Generation(0), Token(0))
+
+    async def main(self) -> None:
+        with mock.patch.object(range_reader, "LoopThread", _Thread):
+            reader = RangeReader(self._world.coordinator_addresses, QUEUE)
+        position, known = -1, self._numbering()
+        while True:
+            await asyncio.sleep(0.3)
+            if known != self._numbering():
+                position, known = -1, self._numbering()
+            with contextlib.suppress(SeriatimError):
+                position = await self._read_on(reader, position)
+
+    def _numbering(self) -> tuple[int, int]:
+        """Changes where offsets stand for other records than before."""
+        return self._world.queues, len(self._world.ledger.given_up)
+
+    async def _read_on(self, reader: RangeReader, position: int) -> int:
+        """Up to what can be read now. Raises SeriatimError."""
+        loop, numbering = asyncio.get_running_loop(), self._numbering()
+        view = await reader._describe()
+        progress = self._world.ledger.progress[self.NAME]
+        if position < view.earliest:
+            position = progress.start = view.earliest
+        end = view.latest
+        if end <= position:
+            return position
+        fetcher = await reader._begin(Offset(position), end)
+        deadline_s = loop.time() + self.WAIT_S
+        session = object()
+        try:
+            while not fetcher.state.is_done or reader._waiting:
+                if numbering != self._numbering():
+                    return position
+                if reader._error is not None:
+                    raise reader._error
+                if loop.time() > deadline_s:
+                    raise DeadlineOver("nothing came")
+                while reader._waiting:
+                    delivery = reader._waiting.popleft()
+                    for record in decoded(delivery).records(QUEUE):
+                        self._checked(record, range(position, end), session)
+                    if fetcher.taken(delivery.size_bytes):
+                        reader._tell_taken(fetcher)
+                await asyncio.sleep(0.02)
+        finally:
+            await reader._end()
+        return end
+
+    def _checked(self, record: Record, wanted: range, session: object) -> None:
+        if record.offset not in wanted:
+            self._world.violated(Violation(f"9: {record.offset} was read, {wanted} was asked for"))
+        try:
+            self._world.ledger.delivered(self.NAME, session, self._grant, record)
         except Violation as violation:
             self._world.violated(violation)

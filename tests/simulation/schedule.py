@@ -21,7 +21,7 @@ from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import nemesis
-from tests.simulation.applications import QUEUE, SENDERS, Reader, Sender
+from tests.simulation.applications import QUEUE, SENDERS, Reader, Replay, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
@@ -55,7 +55,7 @@ class Shape:
     `settings`: of the queue. `faults`: at least and at most so many. `senders`: below 0.6 with seqs of one log, below 0.8
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     `pause_s`: between records of a sender.
-    `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent.
+    `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
     """
 
     kinds: tuple[str, ...] = ()
@@ -67,6 +67,7 @@ class Shape:
     lasts_s: tuple[float, ...] = (0.1, 1.0, 5.0)
     paces: tuple[int, ...] = (1000, 1000, 4)
     pause_s: float = 0.1
+    replays: float = 0.2
 
 
 class Stuck(Violation):
@@ -96,7 +97,13 @@ class Schedule(Nemesis):
             durability=durability,
             flush_ms=flush_ms,
             readmit=self.chance.choices(("drained", "in-sync"), (3, 1))[0],
+            groups=self._some_groups(),
         )
+
+    def _some_groups(self) -> tuple[str, ...]:
+        """Those that the queue is given, in their order; none, as most often: it is served by all."""
+        names, chance = self.world.group_names, random.Random(f"groups {self.seed}")
+        return tuple(chance.sample(names, 2)) if len(names) > 2 and chance.random() < 0.4 else ()
 
     # ---- the whole
 
@@ -140,6 +147,8 @@ class Schedule(Nemesis):
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
             self.add(name, Reader(world, name, subscription, pace).main)
+        if random.Random(f"replay {self.seed}").random() < self.shape.replays:
+            self.add(Replay.NAME, Replay(world).main)
         self.add("operator", self._create_queue)
 
     def add(self, name: str, main: Callable) -> None:
@@ -279,9 +288,10 @@ class Schedule(Nemesis):
         }
 
     def is_all_read(self) -> bool:
-        """Every subscription was handed all that was acknowledged."""
+        """Every subscription was handed all that was acknowledged; a replay, which asks from time to time, what was sent last too."""
         verdict = self._verdict
-        return not verdict.undelivered() and not any(verdict.lacking(name) for name in self.world.ledger.progress)
+        names = set(self.world.ledger.progress) - (set() if self.world.is_draining else {Replay.NAME})
+        return not verdict.undelivered() and not any(verdict.lacking(name) for name in names)
 
     def _is_present(self, name: str) -> bool:
         """Whether the process that runs now is registered, and says that it lacks nothing."""
@@ -293,7 +303,8 @@ class Schedule(Nemesis):
 
     def _is_whole(self) -> bool:
         document = self.world.document
-        if document is None or set(document.send_list) != set(self.world.group_names):
+        serving = set(self.settings.groups or self.world.group_names)
+        if document is None or set(document.send_list) != serving:
             return False
         if not all(self._is_present(name) for name in self.world.member_names):
             return False

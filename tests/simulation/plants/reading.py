@@ -12,6 +12,8 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.consumer.core import reading
+from seriatim.consumer.core.reading_events import ReadFrom, StartArrived, ViewChanged
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.protocol import rpc
@@ -20,6 +22,19 @@ from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import Index, QueueId
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
+
+# ---- by offset
+
+
+def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
+    if not self.identity.subscription_id:
+        if isinstance(event, StartArrived):
+            event = replace(event, marks={})
+        elif isinstance(event, ReadFrom | ViewChanged):
+            links = tuple(replace(link, marks={}) for link in event.view.links)
+            event = replace(event, view=replace(event.view, links=links))
+    right(self, event)
+
 
 # ---- coming back
 
@@ -267,5 +282,13 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("kill both members", "isolate", "cut", "expire session"), faults=(2, 4)),
         finds="5:",
+    ),
+    Plant(
+        "marks only for subscriptions",
+        "who reads by offset says itself where it is, and needs no marks of what came before",
+        changed(Fetcher, "happened", _without_marks),
+        within=40,
+        shape=Shape(kinds=("kill", "pause the slave"), faults=(2, 4), replays=1.0),
+        finds="10:",
     ),
 )
