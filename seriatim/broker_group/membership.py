@@ -117,6 +117,7 @@ class Membership:
         with contextlib.suppress(NodeExists):
             await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
         await self._session.ensure(self._paths.members(group))
+        await self._session.ensure(self._paths.leases(group))
         await self._register(session_id)
         await self._renew(session_id, is_first=True)
         broker.lease = lease.admitted(broker.lease) if broker.lease.session_id == session_id else broker.lease
@@ -153,17 +154,23 @@ class Membership:
             self._broker.lease = lease.renewed(self._broker.lease, session_id, sent_at_s, timeout_s)
 
     async def _own(self, path: str, data: bytes, session_id: int) -> None:
-        """Make an ephemeral node of this session. Raises NodeExists where another session has it."""
+        """Make an ephemeral node of this session. Raises NodeExists where another session has it, Unreachable where this one is over."""
         try:
-            await self._session.create(path, data, ephemeral=True, parents=True)
+            await self._make(path, data, session_id)
         except NodeExists:
             if await self._session.owner(path) == session_id:
                 await self._session.set(path, data)
             elif await self._is_of_this_disk():
                 await self._session.delete(path)
-                await self._session.create(path, data, ephemeral=True)
+                await self._make(path, data, session_id)
             else:
                 raise
+
+    async def _make(self, path: str, data: bytes, session_id: int) -> None:
+        if self._session.session_id != session_id:
+            # A later session would have the node before the open links are sealed (5.5).
+            raise Unreachable("the ZooKeeper session is over")
+        await self._session.create(path, data, ephemeral=True)
 
     async def _is_of_this_disk(self) -> bool:
         """Whether who is registered in this place is an earlier session of this disk: this start of it, or one before.

@@ -73,6 +73,9 @@ class Paths:
     def member(self, group: str, member: str) -> str:
         return f"{self.groups}/{group}/members/{member}"
 
+    def leases(self, group: str) -> str:
+        return f"{self.groups}/{group}/leases"
+
     def lease(self, group: str, member: str) -> str:
         return f"{self.groups}/{group}/leases/{member}"
 

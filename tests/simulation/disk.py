@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from seriatim.broker_group.core import link_record
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.writer import Write
 from seriatim.protocol.errors import DiskFailed
@@ -25,6 +27,7 @@ from tests.simulation.loop import Process, SimulatedLoop
 KEY = struct.Struct(">cQQQ")
 """Keys of what a broker stores of a link: kind (`B`: a batch, `P`: a position), queue, epoch, index."""
 _OF_LINKS = b"BPLSC"
+_RECORD = ord("L")
 _LINK = struct.Struct(">xQQ")
 """How keys of these kinds begin: behind the kind, queue and epoch."""
 
@@ -175,6 +178,12 @@ class Disk:
     def links(self) -> set[tuple[int, int]]:
         """Queue and epoch of each link of which it holds anything."""
         return {_LINK.unpack_from(key) for key in self.table.keys if key[0] in _OF_LINKS}
+
+    def open_links(self) -> set[LinkKey]:
+        """Those that were opened here and not sealed."""
+        values = self.table.values
+        records = [link_record.decode(values[key]) for key in self.table.keys if key[0] == _RECORD]
+        return {record.key for record in records if record.opened_start and not record.is_sealed}
 
 
 class SimulatedWriter:

@@ -60,8 +60,8 @@ class Session(Protocol):
     session_timeout_s: float
     server: Server | None
 
-    def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Run at the client, behind all that was told before."""
+    def notify(self, watch: Callable[[], None]) -> None:
+        """Call a watch at the client."""
 
     def heard_of(self, *, is_fresh: bool = False) -> None:
         """What keeps the session alive may have changed."""
@@ -87,7 +87,7 @@ class Server:
 
 
 class Ensemble:
-    """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_change` of each path."""
+    """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_session` of each new one."""
 
     def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
         self.loop = loop
@@ -100,6 +100,7 @@ class Ensemble:
         self.late_share = 0.02
         self.cut_off_server_s = CUT_OFF_SERVER_S[0]
         self.on_write: Callable[[str, bytes, int], None] = lambda *_: None
+        self.on_session: Callable[[int, Process], None] = lambda *_: None
         self._last_session = 100
         self._sequences: dict[str, int] = {}
         self._live: dict[int, Session] = {}
@@ -115,6 +116,7 @@ class Ensemble:
     def new_session(self, session: Session) -> int:
         self._last_session += 1
         self._live[self._last_session] = session
+        self.on_session(self._last_session, session.process)
         return self._last_session
 
     def is_live(self, session_id: int) -> bool:
@@ -183,7 +185,7 @@ class Ensemble:
                 continue
             for session, session_id, watch in server.watches.pop(key, ()):
                 if session.session_id == session_id and session.server is server:
-                    session.tell(watch)
+                    session.notify(watch)
 
     def write(
         self, kind: str, path: str, data: bytes, version: int, *, owner: int, is_sequential: bool, through: Server

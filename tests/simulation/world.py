@@ -24,6 +24,7 @@ import seriatim.coordinator.service
 import seriatim.producer.buffer
 import seriatim.producer.loop
 from seriatim.broker_group.core import invariants, link_record, replica
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
@@ -110,6 +111,8 @@ class World:
         self._disk_count = 0
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
+        self.ensemble.on_session = self._session_began
+        self._open_before: dict[int, set[LinkKey]] = {}
         self.oracle.sessions = self.ensemble
         self.network.on_request = self.oracle.asked
         self.network.on_reply = self._replied
@@ -313,7 +316,22 @@ class World:
 
     # ---- judging
 
+    def _session_began(self, session_id: int, process: Process) -> None:
+        if isinstance(process.host, MemberHost):
+            self._open_before[session_id] = process.host.disk.open_links()
+
+    def _registers(self, path: str) -> None:
+        *_, group, _, member = path.split("/")
+        host = self.hosts[f"{group}-{member}"]
+        assert isinstance(host, MemberHost)
+        before = self._open_before.get(self.ensemble.leader.nodes[path].owner, set())
+        unsealed = before & host.disk.open_links()
+        if unsealed:
+            self.violated(Violation(f"5.5: {host} registers before it sealed {sorted(unsealed)}"))
+
     def _written(self, path: str, data: bytes, version: int) -> None:
+        if version == 0 and "/members/" in path:
+            self._registers(path)
         try:
             self.oracle.written(path, data, version)
         except Violation as violation:

@@ -16,6 +16,11 @@ from tests.simulation.ensemble import Ensemble, Server
 from tests.simulation.loop import Process
 
 TICK_S = 0.5
+LATE_WATCHES = 0.1
+LATE_WATCH_S = 0.02
+
+
+_Work = Callable[[Server, Callable[..., None]], None]
 
 
 class _Question:
@@ -27,7 +32,7 @@ class _Question:
         self,
         session: SimulatedSession,
         server: Server,
-        work: Callable[[Server, Callable[..., None]], None],
+        work: _Work,
         future: asyncio.Future[Any],
     ) -> None:
         self._session = session
@@ -81,10 +86,12 @@ class SimulatedSession:
         self.is_cut = is_cut
         self._listeners: list[Callable[[SessionState], None]] = []
         self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
+        self._queued: list[tuple[_Work, asyncio.Future[Any]]] = []  # for the next connection
         self._watching: dict[Callable[[], None], None] = {}  # as well
         self._is_stopped = False
         self._expiry: Any = None
         self._told_s = 0.0
+        self._notified_s = 0.0
         self._asked_s = 0.0
         self._wrote_s = 0.0
         self._seen = 0
@@ -130,11 +137,15 @@ class SimulatedSession:
             if self.session_id:
                 self.session_id = 0
                 self._tell_state(SessionState.LOST)
+                self._fail_queued(SessionExpired("the ZooKeeper session has expired"))
             self.session_id = ensemble.new_session(self)
         self.server = server
         server.sessions.append(self)
         self.heard_of()
         self._tell_state(SessionState.CONNECTED)
+        queued, self._queued = self._queued, []
+        for work, future in queued:  # also what nobody waits for any more: kazoo doesn't know that
+            self._send(server, work, future)
 
     def _retry(self) -> None:
         if not self._is_reconnecting and not self._is_stopped:
@@ -166,7 +177,14 @@ class SimulatedSession:
         self.heard_of()
         self.ensemble.loop.after(self.ensemble.delay_s(), self.process, self._disconnected)
 
+    def _fail_queued(self, error: Exception) -> None:
+        queued, self._queued = self._queued, []
+        for _, future in queued:
+            if not future.done():
+                future.set_exception(error)
+
     def _disconnected(self) -> None:
+        self._queued.clear()
         pending, self._pending = self._pending, {}
         for future in pending:
             if not future.done():
@@ -222,10 +240,18 @@ class SimulatedSession:
     # ---- asking
 
     def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """To the client, behind all that was told before."""
+        """To the client, behind all answers that were told before."""
         loop = self.ensemble.loop
         self._told_s = told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
         loop.at(told_s, self.process, self._receive, self.server, callback, arguments)
+
+    def notify(self, watch: Callable[[], None]) -> None:
+        """A watch, behind those before, and not before an answer told later: kazoo passes watches on by a thread of their own."""
+        ensemble = self.ensemble
+        late_s = ensemble.chance.random() * LATE_WATCH_S if ensemble.chance.random() < LATE_WATCHES else 0.0
+        told_s = max(self._told_s, ensemble.loop.now_s + ensemble.delay_s() / 4) + late_s
+        self._notified_s = max(self._notified_s, told_s)
+        ensemble.loop.at(self._notified_s, self.process, self._receive, self.server, watch, ())
 
     def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if self.server is not server:
@@ -240,22 +266,25 @@ class SimulatedSession:
         self._pending.pop(future, None)
         self._seen = max(self._seen, seen)
 
-    async def _ask(self, work: Callable[[Server, Callable[..., None]], None]) -> Any:
-        ensemble, server = self.ensemble, self.server
-        if self.state is not SessionState.CONNECTED or server is None:
-            await asyncio.sleep(0)
-            if self.state is not SessionState.CONNECTED or self.server is None:
-                raise Unreachable("ZooKeeper didn't answer: SessionExpired or ConnectionLoss")
-            server = self.server
-        loop = ensemble.loop
-        future: asyncio.Future[Any] = loop.create_future()
+    async def _ask(self, work: _Work) -> Any:
+        """While there is no connection, it waits for the next one, as with kazoo: however long, and unless the session is lost."""
+        if self._is_stopped:
+            raise Unreachable("ZooKeeper didn't answer: ConnectionClosedError")
+        future: asyncio.Future[Any] = self.ensemble.loop.create_future()
         self._pending[future] = None
-        self._asked_s = max(self._asked_s, loop.now_s + ensemble.delay_s() / 4)
-        loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
+        if self.server is None:
+            self._queued.append((work, future))
+        else:
+            self._send(self.server, work, future)
         try:
             return await future
         finally:
             self._pending.pop(future, None)
+
+    def _send(self, server: Server, work: _Work, future: asyncio.Future[Any]) -> None:
+        ensemble = self.ensemble
+        self._asked_s = max(self._asked_s, ensemble.loop.now_s + ensemble.delay_s() / 4)
+        ensemble.loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
 
     def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Coroutine[Any, Any, Any]:
         def work(server: Server, answer: Callable[..., None]) -> None:
@@ -277,11 +306,20 @@ class SimulatedSession:
         return self._ask(work)
 
     def _write(
-        self, kind: str, path: str, data: bytes = b"", version: int = -1, *, owner: int = 0, is_sequential: bool = False
+        self,
+        kind: str,
+        path: str,
+        data: bytes = b"",
+        version: int = -1,
+        *,
+        is_ephemeral: bool = False,
+        is_sequential: bool = False,
     ) -> Any:
-        ensemble, session_id = self.ensemble, self.session_id
+        ensemble = self.ensemble
 
         def work(server: Server, answer: Callable[..., None]) -> None:
+            session_id = self.session_id  # of the connection on which it is sent
+
             def commit() -> None:
                 if server.is_cut_off:
                     server.held.append(commit)
@@ -294,7 +332,13 @@ class SimulatedSession:
                 self._wrote_s = ensemble.loop.now_s
                 try:
                     result = ensemble.write(
-                        kind, path, data, version, owner=owner, is_sequential=is_sequential, through=server
+                        kind,
+                        path,
+                        data,
+                        version,
+                        owner=session_id if is_ephemeral else 0,
+                        is_sequential=is_sequential,
+                        through=server,
                     )
                 except (NoNode, NodeExists, BadVersion) as error:
                     ensemble.catch_up(server)
@@ -321,8 +365,7 @@ class SimulatedSession:
     ) -> str:
         if parents:
             await self.ensure(path.rpartition("/")[0])
-        owner = self.session_id if ephemeral else 0
-        made: str = await self._write("create", path, data, owner=owner, is_sequential=sequential)
+        made: str = await self._write("create", path, data, is_ephemeral=ephemeral, is_sequential=sequential)
         return made
 
     async def ensure(self, path: str) -> None:

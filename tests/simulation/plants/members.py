@@ -13,6 +13,7 @@ from seriatim.broker_group.core import cursors, disk, replica, replica_events, r
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import MasterStream, SlaveStream
 from seriatim.broker_group.streams import read
 from seriatim.coordinator.core.registry import Registry
@@ -23,6 +24,13 @@ from tests.simulation import world as simulated_world
 from tests.simulation.disk import SimulatedWriter
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
+
+# ---- sessions
+
+
+async def _makes_in_any_session(self: Membership, path: str, data: bytes, _: int) -> None:
+    await self._session.create(path, data, ephemeral=True)
+
 
 # ---- a slave that says more than it has
 
@@ -229,6 +237,14 @@ PLANTS: tuple[Plant, ...] = (
         within=60,
         shape=Shape(kinds=("opened late",), coordinators=(2,), faults=(1, 1)),
         finds="2:",
+    ),
+    Plant(
+        "registered by a later session",
+        "whoever began to register in a session goes on in the next one",
+        instead(Membership, "_make", _makes_in_any_session),
+        within=150,
+        shape=Shape(kinds=("expire session",), faults=(4, 6), lasts_s=(0.1,)),
+        finds="5.5:",
     ),
     Plant(
         "written to a call that is over",
