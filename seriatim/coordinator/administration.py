@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core import chain, close_link, readmission, seal, subscriptions
@@ -199,19 +199,24 @@ class Operations:
             raise UnknownGroup(f"there is no group {request.group}", group=request.group)
         _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
         if is_draining:
-            for seen in list(self._store.chains.values()):
-                last = seen.document.last_link
-                if last is not None and messages.is_serving(seen.document, request.group):
-                    await self._switched(seen.document, last, request.cause_id)
+            for document in list(self._queues()):
+                last = document.last_link
+                if last is not None and messages.is_serving(document, request.group):
+                    with contextlib.suppress(UnknownQueue):  # it was deleted meanwhile
+                        await self._switched(document, last, request.cause_id)
         return self._group_view(request.group)
+
+    def _queues(self) -> Iterator[ChainDocument]:
+        """All that aren't deleted. One that is stays until every member that held anything of it has been told, and asks nothing of a group."""
+        return (seen.document for seen in self._store.chains.values() if not seen.document.is_deleted)
 
     def _group_view(self, name: str) -> pb.GroupView:
         view = messages.group_view(name, self._store.registry)
-        for seen in self._store.chains.values():
-            if messages.is_serving(seen.document, name):
-                view.sending_queues.append(seen.document.name)
-            if readmission.backlog(seen.document, name):
-                view.backlog_queues.append(seen.document.name)
+        for document in self._queues():
+            if messages.is_serving(document, name):
+                view.sending_queues.append(document.name)
+            if readmission.backlog(document, name):
+                view.backlog_queues.append(document.name)
         return view
 
     # ---- subscriptions

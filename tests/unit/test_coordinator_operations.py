@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,9 +15,9 @@ from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
-from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownSubscription
+from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownQueue, UnknownSubscription
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
-from tests.property.chain_world import World
+from tests.property.chain_world import World, send_call, with_subscription
 
 
 class BehindStore:
@@ -122,3 +123,35 @@ def test_an_altered_setting_leaves_the_others_and_every_link_as_they_are() -> No
     before = World().document
     after = chain.altered(before, altered_settings(pb.QueueSettings(durability="memory"), before.settings))
     assert after == replace(before, settings=replace(before.settings, durability=Durability.MEMORY))
+
+
+class QueuesStore:
+    """What a coordinator remembers of these queues."""
+
+    def __init__(self, world: World, *documents: ChainDocument) -> None:
+        self.registry = world.registry()
+        self.chains = {one.queue_id: SimpleNamespace(document=one) for one in documents}
+        self.closed: list[QueueId] = []
+
+    async def set_draining(self, _: str, *, is_draining: bool) -> None:
+        assert is_draining
+
+    async def look_up_registry(self) -> Any:
+        return self.registry
+
+    async def first_in_line(self, queue_id: QueueId, _: object) -> str:
+        self.closed.append(queue_id)
+        raise UnknownQueue("it was deleted meanwhile")
+
+
+def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
+    """It stays as long as a member is away that may hold something of it; no other group waits for that."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    used = replace(world.document, queue_id=QueueId(8), name="used")
+    store = QueuesStore(world, chain.deleted(world.document), used)
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    assert store.closed == [8]
+    assert (list(view.sending_queues), list(view.backlog_queues)) == (["used"], ["used"])

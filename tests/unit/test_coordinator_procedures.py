@@ -59,6 +59,7 @@ from seriatim.protocol.errors import (
     InvariantBroken,
     NotElected,
     OlderVersion,
+    UnknownQueue,
     Unreachable,
     WrongIncarnation,
 )
@@ -154,6 +155,15 @@ def world() -> World:
 
 def read(world: World) -> ChainRead:
     return ChainRead(world.document, world.version, world.registry())
+
+
+def test_a_link_of_a_deleted_queue_is_left_as_it_is(world: World) -> None:
+    """Its members may have let it go already: a seal asked of them would leave it lost, and its group in use, for ever."""
+    world.document = chain.deleted(world.document)
+    trace = closing().tell(read(world))
+    (answer,) = trace.effects
+    assert isinstance(answer.result, Refused)
+    assert isinstance(answer.result.error, UnknownQueue)
 
 
 def test_the_first_call_of_a_queue():

@@ -19,11 +19,12 @@ from seriatim.coordinator.core.events import (
     Event,
     LinkClosed,
     ReadChain,
+    Refused,
     Wait,
     WriteChain,
 )
 from seriatim.protocol.chain import ChainDocument, LinkState
-from seriatim.protocol.errors import InvariantBroken
+from seriatim.protocol.errors import InvariantBroken, UnknownQueue
 from seriatim.protocol.names import Epoch
 
 MAX_RESTARTS = 20
@@ -65,6 +66,10 @@ def step(state: CloseLink, event: Event, now_ms: int) -> tuple[CloseLink, Effect
 
 
 def _read(state: CloseLink, event: ChainRead, now_ms: int) -> tuple[CloseLink, Effects]:
+    if event.document.is_deleted:
+        # Its members may have let the link go, seal and all: nobody can say any more how it ended.
+        name = event.document.name
+        return state, (Answer(Refused(UnknownQueue(f"queue {name} was deleted", queue=name))),)
     link = event.document.link(state.epoch)
     if link is None or link.state is LinkState.SEALED:
         return state, (Answer(LinkClosed(event.document, event.version)),)
