@@ -22,6 +22,7 @@ from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, Se
 _log = log.logger("rpc")
 
 MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
+_POLLER = "PollerCompletionQueue"
 
 _COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -157,9 +158,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimErro
 def ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Exception handler for a loop that is not the only one of its process.
 
-    grpc.aio wakes every loop for what one of them may read; the others find nothing there, which is no error.
+    grpc.aio wakes every loop for what one of them may read: the others find nothing there, or what was meant for a loop
+    that is closed. Neither is an error.
     """
-    if not isinstance(context.get("exception"), BlockingIOError):
+    error = context.get("exception")
+    is_for_nobody = isinstance(error, RuntimeError) and _POLLER in repr(context.get("handle"))
+    if not (is_for_nobody or isinstance(error, BlockingIOError)):
         loop.default_exception_handler(context)
 
 

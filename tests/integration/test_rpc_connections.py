@@ -95,3 +95,20 @@ def carry(source: socket.socket, target: socket.socket, delay_s: float) -> None:
             time.sleep(delay_s)
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
+
+
+def test_what_grpc_means_for_another_loop_is_no_error_and_all_else_is() -> None:
+    class Poller:
+        def __repr__(self) -> str:
+            return "<Handle PollerCompletionQueue._handle_events()>"
+
+    told: list[Exception] = []
+    loop = asyncio.new_event_loop()
+    loop.default_exception_handler = lambda context: told.append(context["exception"])  # type: ignore[method-assign]
+    ours, closed = RuntimeError("ours"), RuntimeError("Event loop is closed")
+    try:
+        for error, handle in ((BlockingIOError(), Poller()), (closed, Poller()), (ours, None), (closed, None)):
+            rpc.ignore_shared_poller(loop, {"exception": error, "handle": handle})
+    finally:
+        loop.close()
+    assert told == [ours, closed]
