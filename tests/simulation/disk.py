@@ -98,6 +98,8 @@ class Disk:
         self.durable = Table()
         self.is_failing = False
         self.is_full = False
+        self.distrusted_by: Process | None = None
+        """Who saw it fail, and writes to it no more."""
         self.room_bytes: int | None = None
         """Left for what is written; None: as much as is wanted."""
         self.flush_s = 0.002
@@ -223,6 +225,7 @@ class SimulatedWriter:
         if self._failure is None and (disk.is_failing or is_full):
             what = "Input/output error" if disk.is_failing else "No space left on device"
             self._failure = DiskFailed(f"the disk failed: {what}")
+            disk.distrusted_by = self._process
         if self._failure is not None:
             waiting, self._unflushed = [*self._unflushed, *writes], []
             self._is_busy = False
@@ -257,6 +260,7 @@ class SimulatedWriter:
     def _flushed(self, writes: list[Write], count: int) -> None:
         if self._disk.is_failing:
             self._failure = DiskFailed("the disk failed: Input/output error")
+            self._disk.distrusted_by = self._process
             self._complete(writes, self._failure)
         else:
             if not self._disk.has_lied:

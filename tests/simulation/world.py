@@ -324,6 +324,8 @@ class World:
         *_, group, _, member = path.split("/")
         host = self.hosts[f"{group}-{member}"]
         assert isinstance(host, MemberHost)
+        if host.disk.distrusted_by is host.process:
+            return  # it can seal nothing, takes no more records, and says that its disk failed
         before = self._open_before.get(self.ensemble.leader.nodes[path].owner, set())
         unsealed = before & host.disk.open_links()
         if unsealed:
