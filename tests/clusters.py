@@ -14,4 +14,4 @@ def sound_cluster(settings: ClusterSettings) -> Iterator[DevelopmentCluster]:
     """The cluster, started; ended with the block, whatever was done to it in there."""
     with DevelopmentCluster(settings) as cluster:
         yield cluster
-    assert not logged_defects((cluster.supervisor.directory / "logs").iterdir())
+    assert not logged_defects(cluster.supervisor.logs.iterdir())

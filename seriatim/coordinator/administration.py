@@ -320,7 +320,7 @@ class Operations:
 
 def _changed(document: ChainDocument, transition: Callable[[ChainDocument], ChainDocument]) -> ChainDocument:
     if document.is_deleted:
-        raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name)
+        raise chain.deleted_error(document)
     return transition(document)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.core.chain import deleted_error
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
 from seriatim.coordinator.core.seal import SealAnswer
 from seriatim.protocol import chain as chain_document
@@ -164,7 +165,7 @@ class Store:
         except BadVersion:
             return None
         except NoNode as error:
-            raise UnknownQueue(f"queue {document.name} was deleted", queue=document.name) from error
+            raise deleted_error(document) from error
         seen = self.chains.get(document.queue_id)
         if seen is not None and seen.version < version:
             # Whoever watches is told now; the watch on the node says the same a moment later.

@@ -71,13 +71,13 @@ class Paths:
         return f"{self.groups}/{group}/members"
 
     def member(self, group: str, member: str) -> str:
-        return f"{self.groups}/{group}/members/{member}"
+        return f"{self.members(group)}/{member}"
 
     def leases(self, group: str) -> str:
         return f"{self.groups}/{group}/leases"
 
     def lease(self, group: str, member: str) -> str:
-        return f"{self.groups}/{group}/leases/{member}"
+        return f"{self.leases(group)}/{member}"
 
     @property
     def coordinators(self) -> str:

@@ -203,8 +203,8 @@ class Deployment:
     def elected_coordinator(self) -> str:
         def elected() -> str | None:
             address = self.ask("DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
-            ports = {name: self.ports[f"{name.upper().replace('-', '_')}_PORT"] for name in COORDINATORS}
-            return next((name for name, port in ports.items() if address.endswith(f":{port}")), None)
+            numbers = (n for n in (1, 2) if address.endswith(f":{self.ports[f'COORDINATOR_{n}_PORT']}"))
+            return next((f"coordinator-{number}" for number in numbers), None)
 
         return wait_until(elected, "a coordinator is elected")
 

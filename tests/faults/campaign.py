@@ -136,12 +136,12 @@ class Campaign:
             scene.follow()
             events = sorted([*scene.events, *scene.positioned()], key=lambda event: event.at_s)
             self._note(scene, faults, checker.check(events, read_to_end=False), [])
-            self._keep_evidence(cluster, name)
+            self._keep_evidence(name, logs=cluster.supervisor.logs, histories=directory)
             scene.close()
             return False
         self._note(scene, faults, verdict, forgeries)
         if not verdict.is_clean or forgeries:
-            self._keep_evidence(cluster, name)
+            self._keep_evidence(name, logs=cluster.supervisor.logs, histories=directory)
         scene.close()
         shutil.rmtree(directory)
         return True
@@ -197,21 +197,18 @@ class Campaign:
         self._say(f"round {number}: {verdict.counts} {clean}")
 
     def _look_into_logs(self, cluster: FaultCluster) -> None:
-        logs = cluster.supervisor.directory / "logs"
-        found = logged_defects(logs.iterdir())
+        found = logged_defects(cluster.supervisor.logs.iterdir())
         self.findings.defects += found
         if found:
-            kept = self._arguments.report / "evidence" / logs.parent.name
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(logs, kept)
-            self._say(f"{len(found)} tracebacks, such as {found[0]}; evidence: {kept}")
+            self._say(f"{len(found)} tracebacks, such as {found[0]}")
+            self._keep_evidence(cluster.supervisor.directory.name, logs=cluster.supervisor.logs)
 
-    def _keep_evidence(self, cluster: FaultCluster, name: str) -> None:
-        """Logs and histories, beside the report."""
+    def _keep_evidence(self, name: str, **folders: Path) -> None:
+        """Beside the report, each folder under its keyword."""
         kept = self._arguments.report / "evidence" / name
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(cluster.supervisor.directory / "logs", kept / "logs")
-        shutil.copytree(self._scratch / "histories" / name, kept / "histories")
+        for what, folder in folders.items():
+            shutil.copytree(folder, kept / what)
         self._say(f"evidence: {kept}")
 
     def _say(self, text: str) -> None:
@@ -251,7 +248,8 @@ def main() -> int:
     findings = campaign.findings
     sys.stdout.write(
         f"{len(findings.faults)} faults, {findings.records['acknowledged']} records, {len(findings.violations)} "
-        f"violations, {len(findings.stuck)} stuck, {len(findings.deaths)} deaths, {len(findings.defects)} tracebacks: {arguments.report / 'faults.md'}\n"
+        f"violations, {len(findings.stuck)} stuck, {len(findings.deaths)} deaths, {len(findings.defects)} tracebacks: "
+        f"{arguments.report / 'faults.md'}\n"
     )
     return 0 if findings.is_clean else 1
 

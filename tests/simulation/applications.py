@@ -145,10 +145,7 @@ class Sender:
         self._told(end.source, end.seq, end.offset, place)
 
     def _told(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
-        try:
-            self._world.ledger.told_kept(source, seq, offset, place)
-        except Violation as violation:
-            self._world.violated(violation)
+        self._world.told(self._world.ledger.told_kept, source, seq, offset, place)
 
 
 class _Thread:
@@ -182,7 +179,7 @@ class Reader:
         grants: dict[int, Grant] = {}
 
         def told(grant: Grant, place: Place) -> None:
-            self._checked(self._world.ledger.read_granted, self._subscription, grant, place.epoch, place.index)
+            self._world.told(self._world.ledger.read_granted, self._subscription, grant, place.epoch, place.index)
             granted(grant, place)
             grants[consumer._hand_over.term] = grant
 
@@ -208,19 +205,13 @@ class Reader:
                     break
                 for record in consumer._handed_out(chunk):
                     grant = grants[chunk.term]
-                    self._checked(ledger.delivered, self._subscription, (life, chunk.term), grant, record)
+                    self._world.told(ledger.delivered, self._subscription, (life, chunk.term), grant, record)
                     left -= 1
                     if not left:
                         break
             if session.grant is not None:
                 committed = session.committed
                 ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
-
-    def _checked(self, tell: Callable[..., None], *arguments: object) -> None:
-        try:
-            tell(*arguments)
-        except Violation as violation:
-            self._world.violated(violation)
 
 
 class Replay:
@@ -283,7 +274,4 @@ class Replay:
     def _checked(self, record: Record, wanted: range, session: object) -> None:
         if record.offset not in wanted:
             self._world.violated(Violation(f"9: {record.offset} was read, {wanted} was asked for"))
-        try:
-            self._world.ledger.delivered(self.NAME, session, self._grant, record)
-        except Violation as violation:
-            self._world.violated(violation)
+        self._world.told(self._world.ledger.delivered, self.NAME, session, self._grant, record)

@@ -224,8 +224,7 @@ class SimulatedWriter:
             is_full = True
         if self._failure is None and (disk.is_failing or is_full):
             what = "Input/output error" if disk.is_failing else "No space left on device"
-            self._failure = DiskFailed(f"the disk failed: {what}")
-            disk.distrusted_by = self._process
+            self._distrust(what)
         if self._failure is not None:
             waiting, self._unflushed = [*self._unflushed, *writes], []
             self._is_busy = False
@@ -243,6 +242,12 @@ class SimulatedWriter:
         self._complete([write for write in writes if not write.waits_for_flush], None)
         self._go_on()
 
+    def _distrust(self, what: str) -> DiskFailed:
+        """A disk that failed once is not written to again."""
+        self._failure = DiskFailed(f"the disk failed: {what}")
+        self._disk.distrusted_by = self._process
+        return self._failure
+
     def _go_on(self) -> None:
         if self._due_s is not None and self._due_s <= self._loop.now_s:
             self._due_s = None
@@ -259,9 +264,7 @@ class SimulatedWriter:
 
     def _flushed(self, writes: list[Write], count: int) -> None:
         if self._disk.is_failing:
-            self._failure = DiskFailed("the disk failed: Input/output error")
-            self._disk.distrusted_by = self._process
-            self._complete(writes, self._failure)
+            self._complete(writes, self._distrust("Input/output error"))
         else:
             if not self._disk.has_lied:
                 self._disk.flushed(count)

@@ -289,8 +289,8 @@ class Schedule(Nemesis):
 
     def is_all_read(self) -> bool:
         """Every subscription was handed all that was acknowledged; a replay, which asks from time to time, what was sent last too."""
-        verdict = self._verdict
-        names = set(self.world.ledger.progress) - (set() if self.world.is_draining else {Replay.NAME})
+        verdict, world = self._verdict, self.world
+        names = [name for name in world.ledger.progress if world.is_draining or name != Replay.NAME]
         return not verdict.undelivered() and not any(verdict.lacking(name) for name in names)
 
     def _is_present(self, name: str) -> bool:

@@ -320,7 +320,7 @@ class World:
         if isinstance(process.host, MemberHost):
             self._open_before[session_id] = process.host.disk.open_links()
 
-    def _registers(self, path: str) -> None:
+    def _check_registration(self, path: str) -> None:
         *_, group, _, member = path.split("/")
         host = self.hosts[f"{group}-{member}"]
         assert isinstance(host, MemberHost)
@@ -333,11 +333,8 @@ class World:
 
     def _written(self, path: str, data: bytes, version: int) -> None:
         if version == 0 and "/members/" in path:
-            self._registers(path)
-        try:
-            self.oracle.written(path, data, version)
-        except Violation as violation:
-            self.violated(violation)
+            self._check_registration(path)
+        self.told(self.oracle.written, path, data, version)
         if self.at_chain_write is not None and path.endswith("/chain"):
             happens, self.at_chain_write = self.at_chain_write, None
             happens()
@@ -348,8 +345,12 @@ class World:
             self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
 
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
+        self.told(self.oracle.replied, path.rpartition("/")[2], request, reply, known)
+
+    def told(self, tell: Callable[..., None], *arguments: Any) -> None:
+        """Tell ledger or oracle what happened: nothing goes on where that breaks an invariant."""
         try:
-            self.oracle.replied(path.rpartition("/")[2], request, reply, known)
+            tell(*arguments)
         except Violation as violation:
             self.violated(violation)
 
@@ -394,10 +395,7 @@ def installed(world: World) -> Iterator[None]:
     async def run(self: Execution, queue_id: Any, begun: Any, procedure: Any, cause_id: str) -> Any:
         result = await right_run(self, queue_id, begun, procedure, cause_id)
         if isinstance(result, SendGrant):
-            try:
-                world.oracle.send_granted(queue_id, result.link.epoch, result.token)
-            except Violation as violation:
-                world.violated(violation)
+            world.told(world.oracle.send_granted, queue_id, result.link.epoch, result.token)
         return result
 
     causes = itertools.count()

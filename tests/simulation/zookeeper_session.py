@@ -18,8 +18,6 @@ from tests.simulation.loop import Process
 TICK_S = 0.5
 LATE_WATCHES = 0.1
 LATE_WATCH_S = 0.02
-
-
 _Work = Callable[[Server, Callable[..., None]], None]
 
 
@@ -137,7 +135,7 @@ class SimulatedSession:
             if self.session_id:
                 self.session_id = 0
                 self._tell_state(SessionState.LOST)
-                self._fail_queued(SessionExpired("the ZooKeeper session has expired"))
+                self._fail_pending(SessionExpired("the ZooKeeper session has expired"))
             self.session_id = ensemble.new_session(self)
         self.server = server
         server.sessions.append(self)
@@ -177,18 +175,16 @@ class SimulatedSession:
         self.heard_of()
         self.ensemble.loop.after(self.ensemble.delay_s(), self.process, self._disconnected)
 
-    def _fail_queued(self, error: Exception) -> None:
-        queued, self._queued = self._queued, []
-        for _, future in queued:
-            if not future.done():
-                future.set_exception(error)
-
-    def _disconnected(self) -> None:
+    def _fail_pending(self, error: Exception) -> None:
+        """All that isn't answered, the queued among it."""
         self._queued.clear()
         pending, self._pending = self._pending, {}
         for future in pending:
             if not future.done():
-                future.set_exception(Unreachable("ZooKeeper didn't answer: ConnectionLoss"))
+                future.set_exception(error)
+
+    def _disconnected(self) -> None:
+        self._fail_pending(Unreachable("ZooKeeper didn't answer: ConnectionLoss"))
         if self.server is None:
             self._tell_state(SessionState.SUSPENDED)
             self._retry()

@@ -79,8 +79,8 @@ class Supervisor:
     def __init__(self, directory: Path) -> None:
         """Take the directory (made if missing). Raises `DirectoryInUse` when another supervisor has it."""
         self.directory = directory.resolve()
-        self._logs = self.directory / "logs"
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self.logs = self.directory / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(self.directory)
         self._children: dict[str, _Child] = {}
         self._guard = threading.RLock()  # of _children and of pids.json
@@ -179,7 +179,7 @@ class Supervisor:
 
     def log_path(self, name: str) -> Path:
         """Where a child's standard output and error go."""
-        return self._logs / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def output(self, name: str) -> str:
         """What a child has written since it was last started."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from seriatim.coordinator.core import subscriptions
+from seriatim.coordinator.core import chain, subscriptions
 from seriatim.coordinator.core.events import (
     Answer,
     ChainConflict,
@@ -55,7 +55,6 @@ from seriatim.protocol.errors import (
     OlderVersion,
     SeriatimError,
     UnknownLink,
-    UnknownQueue,
     UnknownSubscription,
 )
 from seriatim.protocol.names import ChainVersion, Index, Token
@@ -190,7 +189,7 @@ def _wait(state: AcquireRead, reasons: Mapping[str, str]) -> Answer:
 def _with_token(state: AcquireRead) -> Step:
     document = state.document
     if document.is_deleted:
-        return state, (Answer(Refused(UnknownQueue(f"queue {document.name} was deleted", queue=document.name))),)
+        return state, (Answer(Refused(chain.deleted_error(document))),)
     try:
         found = state.subscription
     except UnknownSubscription as unknown:

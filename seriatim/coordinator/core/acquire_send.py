@@ -46,7 +46,7 @@ from seriatim.coordinator.core.events import (
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import Position
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.errors import Fenced, InvariantBroken, NotElected, OlderVersion, UnknownQueue, Waiting
+from seriatim.protocol.errors import Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Token
 
@@ -200,7 +200,7 @@ def _with_token(state: AcquireSend, now_ms: int) -> Step:
     """Step 1: refuse an older token; without one, see who is elected."""
     document = state.document
     if document.is_deleted:
-        return state, (Answer(Refused(UnknownQueue(f"queue {document.name} was deleted", queue=document.name))),)
+        return state, (Answer(Refused(chain.deleted_error(document))),)
     token = state.request.token
     if token == 0:
         return replace(state, phase=Phase.ELECTING), (LookUpElection(),)

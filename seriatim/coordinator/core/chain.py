@@ -21,7 +21,7 @@ from seriatim.protocol.chain import (
     LinkState,
     QueueSettings,
 )
-from seriatim.protocol.errors import InvariantBroken, Waiting
+from seriatim.protocol.errors import InvariantBroken, UnknownQueue, Waiting
 from seriatim.protocol.hashing import EMPTY_HASH, hash_after_link
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ABANDON_STRIDE, Epoch, Index, MemberName, Offset, QueueId, Token
@@ -65,6 +65,11 @@ def created(
 def deleted(document: ChainDocument) -> ChainDocument:
     """Marked as deleted: the members let go what they hold of it, then the document goes."""
     return replace(document, is_deleted=True)
+
+
+def deleted_error(document: ChainDocument) -> UnknownQueue:
+    """For whoever asks something of a queue that is deleted."""
+    return UnknownQueue(f"queue {document.name} was deleted", queue=document.name)
 
 
 def altered(document: ChainDocument, settings: QueueSettings) -> ChainDocument:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seriatim.coordinator.core import closing
+from seriatim.coordinator.core import chain, closing
 from seriatim.coordinator.core.closing import Closing, Ended, Overtaken, Undecidable
 from seriatim.coordinator.core.events import (
     Answer,
@@ -24,7 +24,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.protocol.chain import ChainDocument, LinkState
-from seriatim.protocol.errors import InvariantBroken, UnknownQueue
+from seriatim.protocol.errors import InvariantBroken
 from seriatim.protocol.names import Epoch
 
 MAX_RESTARTS = 20
@@ -68,8 +68,7 @@ def step(state: CloseLink, event: Event, now_ms: int) -> tuple[CloseLink, Effect
 def _read(state: CloseLink, event: ChainRead, now_ms: int) -> tuple[CloseLink, Effects]:
     if event.document.is_deleted:
         # Its members may have let the link go, seal and all: nobody can say any more how it ended.
-        name = event.document.name
-        return state, (Answer(Refused(UnknownQueue(f"queue {name} was deleted", queue=name))),)
+        return state, (Answer(Refused(chain.deleted_error(event.document))),)
     link = event.document.link(state.epoch)
     if link is None or link.state is LinkState.SEALED:
         return state, (Answer(LinkClosed(event.document, event.version)),)

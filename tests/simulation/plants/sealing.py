@@ -139,7 +139,9 @@ PLANTS = (
         "a member goes on with its links in a new session",
         together(
             changed(Broker, "seal_open_links", _sealed_after_a_restart_only),
-            instead(World, "_registers", lambda *_: None),  # that sees it at once; what follows has to be seen, too
+            instead(
+                World, "_check_registration", lambda *_: None
+            ),  # that sees it at once; what follows has to be seen, too
         ),
         within=100,
         shape=Shape(kinds=("expire session", "pause a coordinator"), coordinators=(1,), faults=(4, 7), pause_s=0.8),
