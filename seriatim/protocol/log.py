@@ -68,6 +68,14 @@ class _Formatter(logging.Formatter):
         return line
 
 
+def _without_gone_callers(record: logging.LogRecord) -> bool:
+    """A filter for gRPC's log: a caller that has gone before its answer could be sent is an error, with a traceback, to gRPC alone."""
+    if str(record.msg).startswith("ExecuteBatchError raised in core by servicer method"):
+        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
+        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
+    return True
+
+
 def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     """Send the process's log to standard error or `stdout`. Called once, by an entry point; libraries don't call it."""
     handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
@@ -76,6 +84,7 @@ def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     # What it warns of, with a traceback, are exceptions of ours on their way through Java; whoever gets them there tells.
     logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_without_gone_callers)
 
 
 def new_cause_id(event: str) -> str:

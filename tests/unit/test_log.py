@@ -47,3 +47,19 @@ def test_exceptions_on_their_way_through_java_are_not_told_twice(capsys: pytest.
     log.start_logging()
     logging.getLogger("py4j.clientserver").warning("There was an exception while executing the Python Proxy")
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_caller_that_has_gone_is_no_error(capsys: pytest.CaptureFixture[str], level: str) -> None:
+    """As gRPC says it of a broker that stood still while whoever asked it gave up."""
+    log.start_logging(level)
+    library = logging.getLogger("grpc._cython.cygrpc")
+    said = "ExecuteBatchError raised in core by servicer method [/seriatim.v1.Broker/CommitCursor]"
+    library.error(said, exc_info=OSError("Failed"))
+    library.error("Unexpected [OSError] raised by servicer method [/a/B]", exc_info=OSError("Failed"))
+    brief, *rest = capsys.readouterr().err.splitlines()
+    if level == "INFO":
+        assert re.fullmatch(STAMP + f" INFO grpc._cython.cygrpc says message='{re.escape(said)}'", brief)
+        brief, *rest = rest
+    assert "ERROR grpc._cython.cygrpc says message='Unexpected" in brief
+    assert rest[-1] == "OSError: Failed"
