@@ -30,6 +30,41 @@ def _error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
+class _Window:
+    """How many messages of one direction of a stream may be on their way, or unread: a writer waits for the others to be read.
+
+    As HTTP/2 has it, but in messages: where these are small, so are windows.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._unread = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def sent(self) -> None:
+        self._unread += 1
+
+    def taken(self) -> None:
+        """The other end has read one, and this end has heard of it."""
+        self._unread -= 1
+        self.wake()
+
+    def wake(self) -> None:
+        """There is room again, or there is nothing more to wait for."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def room(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for it. False: the call was over first."""
+        await _next_step()
+        while self._unread >= self._most:
+            if is_over():
+                return False
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return True
+
+
 class SimulatedServer:
     """Stands for grpc.aio.Server."""
 
@@ -85,6 +120,7 @@ class ServerContext:
         self._is_finished = False
         self.task: asyncio.Future[None] | None = None
         self.known: Any = None
+        self.window = _Window(call.network.window)
 
     async def serve(self, handler: Any) -> None:
         code, details = grpc.StatusCode.OK, ""
@@ -124,8 +160,9 @@ class ServerContext:
             self._call.to_client(self._call.arrived, message)
 
     async def write(self, message: Any) -> None:
+        self.window.sent()
         self._send(message)
-        await _next_step()
+        await self.window.room(lambda: self.is_gone)
 
     async def read(self) -> Any:
         while not self._incoming:
@@ -133,6 +170,8 @@ class ServerContext:
                 return _EOF
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        if self._call.network.has_windows:
+            self._call.to_client(self._call.window.taken)
         return self._incoming.popleft()
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
@@ -179,6 +218,7 @@ class ClientCall:
         self._waiter: asyncio.Future[None] | None = None
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._pump: asyncio.Task[None] | None = None
+        self.window = _Window(network.window)
         network.begin(self, address)
 
     def to_client(self, deliver: Callable[..., None], *arguments: Any) -> None:
@@ -207,6 +247,7 @@ class ClientCall:
             self.connection.calls.discard(self)
         if self._pump is not None:
             self._pump.cancel()
+        self.window.wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -248,14 +289,23 @@ class ClientCall:
             except asyncio.CancelledError:
                 self.cancel()  # who gives up reading has given up the call
                 raise
+        if self.network.has_windows and self._status is None:
+            self._to_server(self.context.window.taken)
         return self._incoming.popleft()
 
     async def write(self, message: Any) -> None:
         if self._status is not None:
             # However it ended: grpc.aio doesn't say it here, only where one reads.
             raise asyncio.InvalidStateError("RPC already finished.")
+        self.window.sent()
         self._to_server(self.context.arrived, self.network.carried(message))
-        await _next_step()
+        try:
+            is_written = await self.window.room(lambda: self._status is not None)
+        except asyncio.CancelledError:
+            self.cancel()  # and so has who gives up writing
+            raise
+        if not is_written and self._status is not None:
+            raise _error(*self._status)
 
     async def done_writing(self) -> None:
         self._to_server(self.context.half_closed)

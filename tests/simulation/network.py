@@ -22,6 +22,8 @@ KEEPALIVE_S = 5.0
 CONNECT_S = 20.0
 """So long a connection is tried where nothing answers, as gRPC does."""
 
+MANY = 1_000_000_000
+
 
 class Context(Protocol):
     """The server's end of a call (`calls.ServerContext`)."""
@@ -136,6 +138,8 @@ class Network:
         self._hosts: dict[str, Host] = {}
         self._cuts: set[tuple[str, str]] = set()
         self.has_cuts = False
+        self.window = MANY
+        """So many messages of a stream may be on their way, or unread, before who writes has to wait."""
         self.slow_s: dict[tuple[str, str], float] = {}
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
@@ -144,6 +148,10 @@ class Network:
         """What it says of a request that arrives is handed to `on_reply` with each answer."""
         self.on_reply: Callable[[str, Any, Any, Any], None] = lambda *_: None
         """Told of each message that a server sends: path, first message of the call, reply, and what `on_request` said."""
+
+    @property
+    def has_windows(self) -> bool:
+        return self.window < MANY
 
     def add(self, host: Host) -> None:
         self._hosts[host.address] = host

@@ -26,12 +26,15 @@ from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
+from tests.simulation.network import MANY
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
 from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
 HEAL_S = 120.0
+WINDOWS = (MANY, MANY, MANY, 2, 10)
+"""Of messages in a stream."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Schedule(Nemesis):
         world.network.mean_delay_s = chance.choice((0.0002, 0.001, 0.01))
         world.ensemble.lag_s = chance.choice((0.001, 0.004, 0.02))
         world.ensemble.cut_off_server_s = random.Random(f"cut off {self.seed}").choice(CUT_OFF_SERVER_S)
+        world.network.window = random.Random(f"window {self.seed}").choice(WINDOWS)
         self._add_applications()
         self._start()
         self.until(lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S)
@@ -237,8 +241,8 @@ class Schedule(Nemesis):
         world.is_draining = True
         self.until(self.is_all_read, "everything is read", HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
-        self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
         self.until(self._is_let_go, "the members forget what is kept no longer", HEAL_S)
+        self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
         self._verdict.check_end()
         document = world.document
         assert document is not None
