@@ -99,10 +99,11 @@ class Membership:
                 if error.message != told or self.is_registered.is_set():
                     _log.info("session interrupted", reason=error.message)
                 told = error.message
-            except (NodeExists, NoNode):
-                # Another disk in this member's place, or a node that ended between two looks at it.
+            except NodeExists:
                 _log.info("another process is registered as this member; waiting until its session is gone")
                 await asyncio.sleep(TAKEN_S)
+            except NoNode:
+                _log.info("a node went between two looks at it: another session's end, or the group was removed")
             self.is_registered.clear()
             await asyncio.sleep(RETRY_S)
 

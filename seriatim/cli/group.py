@@ -1,4 +1,4 @@
-"""`seriatim group`: look at groups, take one out of service, put it back."""
+"""`seriatim group`: look at groups, take one out of service, put it back, remove it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.3
 
 
-@click.group(short_help="Look at groups; take one out of service and put it back.")
+@click.group(short_help="Look at groups; take one out of service, put it back or remove it.")
 def group() -> None:
     r"""A group is two brokers that hold the same records.
 
@@ -119,6 +119,28 @@ def resume(*, name: str, coordinator: str, is_json: bool) -> None:
     from seriatim.protocol import seriatim_pb2 as pb
 
     _show(coordinators.call(coordinator, "ResumeGroup", pb.GroupRequest(group=name)), is_json=is_json)
+
+
+@group.command(short_help="Forget a group that was switched off for good.")
+@click.argument("name")
+@coordinator_option
+@json_option
+def remove(*, name: str, coordinator: str, is_json: bool) -> None:
+    r"""Forget group NAME, which was drained, and whose members were stopped for good: no list shows it any more.
+
+    Refused as long as a member is registered, or a queue keeps a link there. Wipe its disks, or keep them out of the cluster: a
+    member that starts again makes the group anew, in service, and nobody tells it which queues were deleted meanwhile.
+
+    \b
+    Example:
+      seriatim group drain g4 --until drained
+      seriatim group remove g4         # once its links are gone, and its members are stopped
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    coordinators.call(coordinator, "RemoveGroup", pb.GroupRequest(group=name), 30.0)
+    click.echo(json.dumps({"group": name, "is_removed": True}) if is_json else f"group {name} is removed")
 
 
 def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | None) -> tuple[pb.GroupView, bool]:

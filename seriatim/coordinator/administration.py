@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import chain, close_link, readmission, seal, subscriptions
+from seriatim.coordinator.core import chain, close_link, readmission, removal, seal, subscriptions
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
@@ -205,6 +205,25 @@ class Operations:
                     with contextlib.suppress(UnknownQueue):  # it was deleted meanwhile
                         await self._switched(document, last, request.cause_id)
         return self._group_view(request.group)
+
+    async def remove_group(self, request: pb.GroupRequest) -> None:
+        """Forget a drained group without members. Raises UnknownGroup, and Waiting with all that stands against it.
+
+        Its mark has to be the same from before the chains are read until it goes: where a group is drained no new link is made.
+        """
+        name = checked_name(request.group, "group")
+        mark_version = await self._store.mark_version(name)
+        registry = await self._store.look_up_registry([name])
+        documents = [document for document in await self._store.read_chains() if not document.is_deleted]
+        if reasons := removal.obstacles(registry.group(name), documents):
+            raise removal.refused(name, reasons)
+        what = f"{name} off the send list, it is being removed"
+        for document in documents:
+            if name in document.send_list:
+                with contextlib.suppress(UnknownQueue):  # it was deleted meanwhile
+                    await self.change(document.queue_id, lambda now: removal.without(now, name), what, request.cause_id)
+        await self._store.remove_group(name, mark_version)
+        _log.info("group removed", group=name, cause_id=request.cause_id)
 
     def _queues(self) -> Iterator[ChainDocument]:
         """All that aren't deleted. One that is stays until every member that held anything of it has been told, and asks nothing of a group."""

@@ -199,6 +199,9 @@ class BackgroundWork:
                 self._wake.set()
                 return True
             case ClearQueue(queue_id, name):
+                # What looks like a removed group may be one that this coordinator hasn't heard of yet.
+                if not await self._store.knows_all_groups():
+                    return False
                 await self._store.free_name(name, queue_id)
                 await self._store.clear_queue(queue_id)
                 _log.info("queue cleared away", queue=name, queue_id=queue_id, cause_id=cause_id)
@@ -226,7 +229,7 @@ class BackgroundWork:
         """Which open links a member has sealed by itself, without having been registered anew (H18); one call for each member."""
         asked: dict[MemberName, list[tuple[QueueId, Epoch]]] = {}
         for seen in self._store.chains.values():
-            for link in seen.document.links:
+            for link in () if seen.document.is_deleted else seen.document.links:
                 if link.state is LinkState.OPEN:
                     for side in (link.master, link.slave):
                         if self._store.registry.is_present(side):

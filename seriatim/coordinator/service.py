@@ -290,6 +290,13 @@ class CoordinatorService(CoordinatorServicer):
         return await self._operations.drain_group(request, is_draining=False)
 
     @rpc.answers_errors
+    async def RemoveGroup(self, request: pb.GroupRequest, context: _Context) -> pb.Done:
+        """Forget a group that was switched off for good."""
+        del context
+        await self._operations.remove_group(request)
+        return pb.Done()
+
+    @rpc.answers_errors
     async def CreateSubscription(self, request: pb.CreateSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
         """A new subscription at a position."""
         del context

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from seriatim.coordinator import messages
+from seriatim.coordinator.core import removal
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.chain import deleted_error
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
@@ -32,6 +33,7 @@ from seriatim.protocol.zookeeper import (
     CoordinatorRegistration,
     NodeExists,
     NoNode,
+    NotEmpty,
     Paths,
     Registration,
     SessionState,
@@ -145,6 +147,20 @@ class Store:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         return chain_document.decode(data), ChainVersion(version)
 
+    async def read_chains(self) -> list[ChainDocument]:
+        """The chains of all queues, deleted ones among them, none older than now."""
+        await self.catch_up()
+        queue_ids = [QueueId(int(name)) for name in await self.session.children(self.paths.queues)]
+        found = await _side_by_side(queue_ids, self._chain_if_any)
+        return [document for _, document in found if document is not None]
+
+    async def _chain_if_any(self, queue_id: QueueId) -> ChainDocument | None:
+        """None: the queue is being made, or cleared away."""
+        with contextlib.suppress(NoNode):
+            data, _ = await self.session.get(self.paths.chain(queue_id))
+            return chain_document.decode(data)
+        return None
+
     async def _found(self, path: str) -> tuple[bytes, int]:
         """A node's data and version. NoNode only where it is so now: this session's ZooKeeper server may be behind."""
         try:
@@ -215,16 +231,22 @@ class Store:
                     await self.session.delete(self.paths.name(name), version)
 
     async def clear_queue(self, queue_id: QueueId) -> None:
-        """Delete all nodes of a queue, the chain first."""
-        with contextlib.suppress(NoNode):
-            await self.session.delete(self.paths.chain(queue_id))
-        await self._delete_tree(self.paths.queue(queue_id))
+        """Delete all nodes of a queue. Raises Waiting.
 
-    async def _delete_tree(self, path: str) -> None:
-        with contextlib.suppress(NoNode):
-            for child in await self.session.children(path):
-                await self._delete_tree(f"{path}/{child}")
+        The chain goes behind the others: where that is cut off, the queue is a deleted one still, and cleared away again.
+        """
+        await self._delete_tree(self.paths.queue(queue_id), last=self.paths.chain(queue_id))
+
+    async def _delete_tree(self, path: str, last: str = "") -> None:
+        try:
+            children = [f"{path}/{name}" for name in await self.session.children(path)]
+            for child in sorted(children, key=lambda child: child == last):
+                await self._delete_tree(child)
             await self.session.delete(path)
+        except NoNode:
+            return
+        except NotEmpty as error:
+            raise Waiting(f"something was put below {path} meanwhile") from error
 
     # ---- elections, seals, groups
 
@@ -264,7 +286,38 @@ class Store:
         try:
             await self.session.set(self.paths.group(group), json.dumps({"is_draining": is_draining}).encode())
         except NoNode as error:
-            raise UnknownGroup(f"there is no group {group}", group=group) from error
+            raise _no_group(group) from error
+
+    async def knows_all_groups(self) -> bool:
+        """Whether every group that there is now is in the registry."""
+        await self.session.sync(self.paths.groups)
+        return self.registry.groups.keys() >= set(await self.session.children(self.paths.groups))
+
+    async def mark_version(self, group: str) -> int:
+        """Version of the mark that says whether a group is drained; it changes with each `set_draining`. Raises UnknownGroup."""
+        await self.catch_up()
+        try:
+            _, version = await self.session.get(self.paths.group(group))
+        except NoNode as error:
+            raise _no_group(group) from error
+        return version
+
+    async def remove_group(self, group: str, mark_version: int) -> None:
+        """Delete the nodes of a group without members whose mark still has this version. Raises Waiting.
+
+        May be done again where it was cut off: the mark goes last.
+        """
+        for path in (self.paths.members(group), self.paths.leases(group)):
+            await self._deleted(path, -1, group)
+        await self._deleted(self.paths.group(group), mark_version, group)
+
+    async def _deleted(self, path: str, version: int, group: str) -> None:
+        try:
+            await self.session.delete(path, version)
+        except NoNode:
+            return
+        except (BadVersion, NotEmpty) as error:
+            raise removal.refused(group, {group: "it has changed meanwhile"}) from error
 
     async def coordinators(self) -> dict[str, str]:
         """Addresses of the registered coordinators, by name."""
@@ -417,6 +470,10 @@ class Store:
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:
             self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
+
+
+def _no_group(group: str) -> UnknownGroup:
+    return UnknownGroup(f"there is no group {group}", group=group)
 
 
 @dataclass(frozen=True, slots=True)

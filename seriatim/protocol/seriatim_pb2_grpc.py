@@ -767,6 +767,11 @@ class CoordinatorStub:
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupView.FromString,
                 _registered_method=True)
+        self.RemoveGroup = channel.unary_unary(
+                '/seriatim.v1.Coordinator/RemoveGroup',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.Done.FromString,
+                _registered_method=True)
         self.CreateSubscription = channel.unary_unary(
                 '/seriatim.v1.Coordinator/CreateSubscription',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.CreateSubscriptionRequest.SerializeToString,
@@ -891,6 +896,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateSubscription(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -991,6 +1002,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ResumeGroup,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupView.SerializeToString,
+            ),
+            'RemoveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveGroup,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.Done.SerializeToString,
             ),
             'CreateSubscription': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSubscription,
@@ -1442,6 +1458,33 @@ class Coordinator:
             '/seriatim.v1.Coordinator/ResumeGroup',
             seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.SerializeToString,
             seriatim_dot_protocol_dot_seriatim__pb2.GroupView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Coordinator/RemoveGroup',
+            seriatim_dot_protocol_dot_seriatim__pb2.GroupRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

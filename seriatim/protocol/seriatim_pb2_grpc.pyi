@@ -244,6 +244,7 @@ class CoordinatorStub:
     ListGroups: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.ListGroupsRequest, _seriatim_pb2.ListGroupsReply]
     DrainGroup: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]
     ResumeGroup: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]
+    RemoveGroup: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.Done]
     CreateSubscription: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.CreateSubscriptionRequest, _seriatim_pb2.SubscriptionView]
     SeekSubscription: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.SeekSubscriptionRequest, _seriatim_pb2.SubscriptionView]
     DeleteSubscription: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.SubscriptionRequest, _seriatim_pb2.Done]
@@ -275,6 +276,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     ListGroups: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.ListGroupsRequest, _seriatim_pb2.ListGroupsReply]  # type: ignore[assignment]
     DrainGroup: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]  # type: ignore[assignment]
     ResumeGroup: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]  # type: ignore[assignment]
+    RemoveGroup: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.Done]  # type: ignore[assignment]
     CreateSubscription: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.CreateSubscriptionRequest, _seriatim_pb2.SubscriptionView]  # type: ignore[assignment]
     SeekSubscription: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.SeekSubscriptionRequest, _seriatim_pb2.SubscriptionView]  # type: ignore[assignment]
     DeleteSubscription: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.SubscriptionRequest, _seriatim_pb2.Done]  # type: ignore[assignment]
@@ -399,6 +401,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _seriatim_pb2.GroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_seriatim_pb2.GroupView, _abc.Awaitable[_seriatim_pb2.GroupView]]: ...
+
+    @_abc_1.abstractmethod
+    def RemoveGroup(
+        self,
+        request: _seriatim_pb2.GroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.Done, _abc.Awaitable[_seriatim_pb2.Done]]: ...
 
     @_abc_1.abstractmethod
     def CreateSubscription(

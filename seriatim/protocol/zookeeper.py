@@ -36,6 +36,10 @@ class BadVersion(Exception):
     """The node was changed meanwhile; the compare-and-set did nothing."""
 
 
+class NotEmpty(Exception):
+    """The node has children; it was not deleted."""
+
+
 class SessionExpired(WorldError):
     """The session is gone, and with it every ephemeral node it made."""
 
@@ -195,7 +199,7 @@ Watch = Callable[[], None]
 class ZooKeeperSession:
     """A session with ZooKeeper for one asyncio loop.
 
-    Every method raises NoNode, NodeExists or BadVersion where ZooKeeper says so, SessionExpired where the session is
+    Every method raises NoNode, NodeExists, BadVersion or NotEmpty where ZooKeeper says so, SessionExpired where the session is
     gone, Unreachable where no server answered. After a loss kazoo starts a new session by itself; `on_state` tells.
     `timeout_s` is the session time-out asked for; the server may have another minimum.
     """
@@ -369,6 +373,8 @@ def _translated(error: BaseException) -> Exception:
             return NodeExists(str(error))
         case kazoo.exceptions.BadVersionError():
             return BadVersion(str(error))
+        case kazoo.exceptions.NotEmptyError():
+            return NotEmpty(str(error))
         case kazoo.exceptions.SessionExpiredError():
             return SessionExpired("the ZooKeeper session has expired")
         case _:

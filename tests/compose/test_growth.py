@@ -97,3 +97,5 @@ def test_a_group_and_a_coordinator_come_and_go(deployment: Deployment, settings:
         producer.wait_until_elected(60)
         assert producer.send(b"later").result(60).offset is not None
     wait_until(lambda: not any(member.is_registered for member in _group(deployment).members), "the group has left", 60)
+    assert run(["group", "remove", "g4", "--coordinator", deployment.coordinators]) == 0
+    assert "g4" not in [one.group for one in deployment.ask("ListGroups", pb.ListGroupsRequest()).groups]

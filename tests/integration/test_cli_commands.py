@@ -186,6 +186,9 @@ def test_a_drained_group_loses_nothing_and_comes_back(seriatim, queue, cluster):
         assert seriatim("consume", "--queue", queue, "--idle-exit", "1").stdout == ""
         assert read == RECORDS.split("\n", 100)[100] + RECORDS
         seriatim("group", "drain", group, "--until", "drained", "--timeout", "60")
+        removed = seriatim("group", "remove", group, code=3).stderr
+        assert f"{group}-a: it is registered, stop it first" in removed
+        assert f"queue {queue}: 1 of its links are there" in removed
     finally:
         resumed = seriatim("group", "resume", group, "--json").objects[0]
     assert not resumed["is_draining"]

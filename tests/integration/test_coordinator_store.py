@@ -34,6 +34,7 @@ from seriatim.protocol.errors import (
     UnknownGroup,
     UnknownQueue,
     UnknownSubscription,
+    Unreachable,
     Waiting,
 )
 from seriatim.protocol.names import Incarnation, QueueId
@@ -151,6 +152,14 @@ class Brokers:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
+
+    def end(self, *names: str) -> None:
+        """As an operator does it: they leave their sessions."""
+        for name in names:
+            process = self.processes.pop(name)
+            process.terminate()
+            assert process.wait(60) == 0
+            process.stdout.close()
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -499,6 +508,138 @@ def test_more_queues_than_are_worked_on_at_once_are_all_cleared_away(zookeeper: 
 
 
 @pytest.mark.slow
+def test_a_queue_is_cleared_away_again_where_that_was_cut_off(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever is elected next: its chain is there, and says that it is deleted, until all else is gone."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            store, next_one = Store(own, CLUSTER), Store(other, CLUSTER)
+            await store.start()
+            delete, left = own.delete, 0
+
+            async def cut_off(path: str, version: int = -1) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Unreachable("the coordinator is killed here")
+                await delete(path, version)
+
+            monkeypatch.setattr(own, "delete", cut_off)
+            for deletions in range(4):
+                queue_id = await next_one.new_queue_id()
+                await next_one.create_queue(new_document(f"q{deletions}", queue_id))
+                left = deletions
+                with pytest.raises(Unreachable):
+                    await store.clear_queue(queue_id)
+                is_there = await other.exists(store.paths.queue(queue_id))
+                is_chain_there = await other.exists(store.paths.chain(queue_id))
+                assert is_chain_there or not await other.children(store.paths.queue(queue_id))
+                assert is_there
+                await next_one.clear_queue(queue_id)
+                assert not await other.exists(store.paths.queue(queue_id))
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_changes_while_it_is_removed_stays(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as member:
+            store = Store(own, CLUSTER)
+            await store.start()
+            paths = store.paths
+            for path in (paths.members("g1"), paths.leases("g1")):
+                await member.ensure(path)
+            await store.set_draining("g1", is_draining=True)
+            marked = await store.mark_version("g1")
+            await store.set_draining("g1", is_draining=False)
+            await store.set_draining("g1", is_draining=True)
+            await refused(store.remove_group("g1", marked), Waiting)
+            marked = await store.mark_version("g1")
+            await member.ensure(paths.members("g1"))
+            await member.create(paths.member("g1", "a"), b"", ephemeral=True)
+            await refused(store.remove_group("g1", marked), Waiting)
+            assert await member.exists(paths.group("g1"))
+            await member.delete(paths.member("g1", "a"))
+            await store.remove_group("g1", marked)
+            assert not await member.exists(paths.group("g1"))
+            await store.remove_group("g1", marked)  # a second time, by another coordinator
+            await refused(store.mark_version("g1"), UnknownGroup)
+
+    asyncio.run(scenario())
+
+
+def test_no_queue_is_cleared_away_behind_the_back_of_a_group_that_this_coordinator_has_not_heard_of(
+    zookeeper: str,
+) -> None:
+    """It doesn't count as removed: it may hold something of the queue, and is told to let it go."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as member:
+            store = Store(own, CLUSTER)
+            await store.start()
+            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (None, None, lambda: True)))
+            queue_id = await store.new_queue_id()
+            await store.create_queue(new_document("orders", queue_id))
+            clear = core_background.ClearQueue(queue_id, "orders")
+            await member.create(store.paths.group("g1"), b'{"is_draining": false}')
+            assert not await work._done(clear, "test")  # its watches aren't followed
+            assert await member.exists(store.paths.chain(queue_id))
+            await store.look_up_registry()
+            assert await work._done(clear, "test")
+            assert not await member.exists(store.paths.queue(queue_id))
+
+    asyncio.run(scenario())
+
+
+def test_a_group_is_removed_for_good_and_deleted_queues_wait_for_it_no_longer(zookeeper: str, brokers: Brokers) -> None:
+    group = pb.GroupRequest(group="g1")
+
+    async def scenario() -> None:
+        brokers.start("g1-a", "g1-b", "g2-a", "g2-b")
+        async with coordinator(zookeeper) as stub, session(zookeeper) as own:
+
+            async def refused_for(*reasons: str) -> None:
+                with pytest.raises(Waiting, match=r"^group g1 can't be removed now: ") as told:
+                    await rpc.call(stub.RemoveGroup, group, CALL_S)
+                assert tuple(told.value.details["reasons"]) == reasons
+                assert all(reason in str(told.value) for reason in reasons)
+
+            await groups_whole(stub, "g1", "g2")
+            view = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="q"), CALL_S)
+            paths, queue_id = Paths(CLUSTER), QueueId(view.queue_id)
+            async with elected(zookeeper, paths.senders(queue_id)) as node:
+                request = pb.AcquireSendRequest(queue="q", election_node=node)
+                reply = await rpc.call(stub.AcquireSend, request, CALL_S)
+                assert reply.grant.master.group == "g1"
+            await refused_for("g1", "g1-a", "g1-b", "queue q")
+            await rpc.call(stub.DrainGroup, group, CALL_S)
+            await refused_for("g1-a", "g1-b", "queue q")
+            brokers.end("g1-a", "g1-b")
+            await refused_for("queue q")
+            await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), CALL_S)
+            await asyncio.sleep(3 * background.LOOK_EVERY_S)
+            assert await own.exists(paths.chain(queue_id)), "nobody has told the members of g1"
+            other = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="other"), CALL_S)
+            await rpc.call(stub.RemoveGroup, group, CALL_S)
+
+            async def is_cleared_away() -> bool:
+                return not await own.exists(paths.queue(queue_id))
+
+            await until(is_cleared_away, "the deleted queue is cleared away")
+            found = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
+            assert [one.group for one in found] == ["g2"]
+            document, _ = await Store(own, CLUSTER).read_chain(QueueId(other.queue_id))
+            assert document.send_list == ("g2",)
+            await refused(rpc.call(stub.RemoveGroup, group, CALL_S), UnknownGroup)
+
+            brokers.start("g1-a", "g1-b")
+            await groups_whole(stub, "g1", "g2")
+            found = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
+            assert [(one.group, one.is_draining) for one in found] == [("g1", False), ("g2", False)]
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_master_costs_one_call_and_its_group_comes_back(zookeeper: str, brokers: Brokers) -> None:
     brokers.start("g1-a", "g1-b", "g2-a", "g2-b")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty
 from tests.simulation.loop import Process, SimulatedLoop
 
 SERVERS = 3
@@ -213,6 +213,8 @@ class Ensemble:
         if kind == "set":
             self.commit(("set", path, data, node.version + 1), through=through)
             return node.version
+        if self.leader.children.get(path):
+            raise NotEmpty(path)
         self.commit(("delete", path), through=through)
         return None
 

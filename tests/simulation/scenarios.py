@@ -13,8 +13,10 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link, LinkState, Readmit
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.zookeeper import Paths
 from tests.simulation.applications import QUEUE, SENDERS, Reader
-from tests.simulation.world import MemberHost
+from tests.simulation.ledger import Violation
+from tests.simulation.world import CLUSTER, MemberHost
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -535,13 +537,18 @@ def open_late(schedule: Schedule) -> None:
 
 def make_queue_again(schedule: Schedule) -> None:
     """The queue is deleted, and another one is made under its name at once (H16)."""
-    world = schedule.world
     _calmed(schedule)
+    is_one_away = schedule.chance.random() < 0.5
+    _make_again(schedule, lambda: is_one_away and schedule.world.kill(schedule.any_member(), is_power=False))
+
+
+def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
+    """`meanwhile`: done when all is read, and before the queue is deleted."""
+    world = schedule.world
     world.is_draining = True
     schedule.until(schedule.is_all_read, "everything is read before the queue is deleted", SOON_S)
     applications = [name for name in world.hosts if name.startswith(("sender", "reader", "audit", "extra"))]
-    if schedule.chance.random() < 0.5:
-        world.kill(schedule.any_member(), is_power=False)
+    meanwhile()
     for name in applications:
         world.kill(name, is_power=False)
     _asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
@@ -556,13 +563,72 @@ def make_queue_again(schedule: Schedule) -> None:
 
 def add_group(schedule: Schedule) -> None:
     """Two more members."""
+    names = schedule.world.group_names
+    if len(names) < 4:
+        _start_group(schedule, next(name for name in ("g2", "g3", "g4") if name not in names))
+
+
+def _start_group(schedule: Schedule, group: str) -> None:
     world = schedule.world
-    if len(world.group_names) < 4:
-        group = f"g{len(world.group_names) + 1}"
-        world.group_names.append(group)
-        world.add_group(group)
-        for member in "ab":
-            world.start(f"{group}-{member}")
+    world.group_names.append(group)
+    world.add_group(group)
+    for member in "ab":
+        world.start(f"{group}-{member}")
+
+
+def remove_group(schedule: Schedule) -> None:
+    """A group is drained and switched off for good, and removed: once retention let its links go, or its queue was deleted.
+
+    Sometimes others take its name.
+    """
+    world, chance = schedule.world, schedule.chance
+    spare = [one for one in world.group_names if one not in schedule.settings.groups]
+    if len(world.group_names) < 3 or not spare:
+        return
+    head = _calmed(schedule).group
+    group = head if head in spare and chance.random() < 0.7 else chance.choice(spare)
+    request = pb.GroupRequest(group=group)
+    _asked(schedule, "DrainGroup", request)
+    if chance.random() < 0.5:
+        if not world.loop.run(world.loop.now_s + SOON_S, lambda: _is_read(schedule, group)):
+            return  # there is a subscription that nobody reads
+        world.remove_group(group)
+        world.loop.run(world.loop.now_s + 6.0)  # for longer than sessions last
+        _asked(schedule, "RemoveGroup", request)
+        _check_removed(schedule, group)
+        settings = pb.QueueSettings(retention_ms=1)
+        _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
+    else:
+        _make_again(schedule, lambda: world.remove_group(group))
+    for _ in range(20):
+        _asked(schedule, "DrainGroup", request)  # that it be resumed may have been asked for before, and come late
+        _asked(schedule, "RemoveGroup", request)
+        if _check_removed(schedule, group):
+            break
+        world.loop.run(world.loop.now_s + 1.0)
+    else:
+        raise Violation(f"12: group {group} is never removed")
+    if chance.random() < 0.3:
+        world.loop.run(world.loop.now_s + 2 * chance.random())
+        _start_group(schedule, group)
+
+
+def _is_read(schedule: Schedule, group: str) -> bool:
+    """Whether no subscription has a link on the group left to read."""
+    document = schedule.world.document
+    assert document is not None
+    unread = {epoch for one in document.subscriptions for epoch in one.consume_list}
+    return not any(link.epoch in unread for link in document.links if link.group == group)
+
+
+def _check_removed(schedule: Schedule, group: str) -> bool:
+    """Whether the group is removed; if so, no link may be on it."""
+    world = schedule.world
+    document = world.document
+    is_removed = Paths(CLUSTER).group(group) not in world.ensemble.leader.nodes
+    if is_removed and document is not None and any(link.group == group for link in document.links):
+        raise Violation(f"12: group {group} was removed, and a link is on it")
+    return is_removed
 
 
 def _somewhere(schedule: Schedule) -> str:
@@ -612,5 +678,6 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "opened late": (0.5, open_late),
     "queue made again": (0.5, make_queue_again),
     "group added": (2, add_group),
+    "group removed": (0.5, remove_group),
     "subscription made": (2, make_subscription),
 }

@@ -157,7 +157,7 @@ class Schedule(Nemesis):
 
     def add(self, name: str, main: Callable) -> None:
         world = self.world
-        world.add_host(Host(name, f"10.3.0.{len(world.hosts) + 1}", *world._clock()))
+        world.add_host(Host(name, world.address(3), *world._clock()))
         world.mains[name] = main
 
     async def _create_queue(self) -> None:
@@ -242,6 +242,7 @@ class Schedule(Nemesis):
         self.until(self.is_all_read, "everything is read", HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
         self.until(self._is_let_go, "the members forget what is kept no longer", HEAL_S)
+        self.until(self._is_cleared_away, "deleted queues are cleared away", HEAL_S)
         self.until(self.is_all_read, "what was acknowledged last is read", HEAL_S)
         self._verdict.check_end()
         document = world.document
@@ -326,6 +327,10 @@ class Schedule(Nemesis):
             if isinstance(host, MemberHost)
             for queue_id, epoch in host.disk.links()
         )
+
+    def _is_cleared_away(self) -> bool:
+        """No node is left of any queue but the last one."""
+        return len(self.world.ensemble.leader.children[Paths(CLUSTER).queues]) == 1
 
 
 def _registration(world: World, name: str) -> Registration | None:

@@ -109,6 +109,7 @@ class World:
         self.is_draining = False
         """Whether applications are to send no more."""
         self._disk_count = 0
+        self._addresses = 0
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
         self.ensemble.on_session = self._session_began
@@ -121,7 +122,7 @@ class World:
         self.group_names = [f"g{number + 1}" for number in range(groups)]
         self.coordinator_names = [f"coordinator-{number + 1}" for number in range(coordinators)]
         for name in self.coordinator_names:
-            self.add_host(Host(name, f"10.1.0.{len(self.hosts) + 1}", *self._clock()))
+            self.add_host(Host(name, self.address(1), *self._clock()))
             self.mains[name] = lambda name=name: self._coordinator(name)  # type: ignore[misc]
         for group in self.group_names:
             self.add_group(group)
@@ -129,17 +130,31 @@ class World:
     def _clock(self) -> tuple[float, float]:
         return 1 + self.chance.uniform(-0.01, 0.01), self.chance.uniform(0, 1000)
 
+    def address(self, net: int) -> str:
+        """One that no host had before."""
+        self._addresses += 1
+        return f"10.{net}.0.{self._addresses}"
+
     def add_host(self, host: Host) -> None:
         self.hosts[host.name] = host
         self.network.add(host)
 
     def add_group(self, group: str) -> None:
+        """Two machines more, with blank disks."""
         for member in "ab":
             name = f"{group}-{member}"
-            host = MemberHost(name, f"10.2.0.{len(self.hosts) + 1}", *self._clock())
+            host = MemberHost(name, self.address(2), *self._clock())
             host.disk = self._new_disk(name)
             self.add_host(host)
             self.mains[name] = lambda name=name: self._broker(name)  # type: ignore[misc]
+
+    def remove_group(self, group: str) -> None:
+        """The members are switched off, and won't be started again."""
+        self.group_names.remove(group)
+        for member in "ab":
+            name = f"{group}-{member}"
+            self.kill(name, is_power=self.chance.random() < 0.5)
+            del self.hosts[name]
 
     def _new_disk(self, name: str) -> Disk:
         self._disk_count += 1

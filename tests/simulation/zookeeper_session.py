@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from seriatim.protocol.errors import Unreachable
-from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, SessionExpired, SessionState
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, SessionExpired, SessionState
 from tests.simulation.ensemble import Ensemble, Server
 from tests.simulation.loop import Process
 
@@ -336,7 +336,7 @@ class SimulatedSession:
                         is_sequential=is_sequential,
                         through=server,
                     )
-                except (NoNode, NodeExists, BadVersion) as error:
+                except (NoNode, NodeExists, BadVersion, NotEmpty) as error:
                     ensemble.catch_up(server)
                     answer(None, error)
                     return

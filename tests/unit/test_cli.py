@@ -295,6 +295,13 @@ def test_drain_without_waiting_doesn_t_look(asked):
     assert len(asked.calls) == 1
 
 
+def test_a_group_is_removed(asked):
+    asked.replies["RemoveGroup"] = pb.Done()
+    assert invoke("group", "remove", "g1").stdout == "group g1 is removed\n"
+    assert json.loads(invoke("group", "remove", "g1", "--json").stdout) == {"group": "g1", "is_removed": True}
+    assert [request.group for method, request in asked.calls if method == "RemoveGroup"] == ["g1", "g1"]
+
+
 def test_a_group_that_isn_t_there(asked):
     asked.replies["ListGroups"] = groups(a_group())
     assert isinstance(invoke("group", "describe", "g7").exception, UnknownGroup)

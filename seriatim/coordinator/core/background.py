@@ -99,7 +99,7 @@ class TellDrop:
 
 @dataclass(frozen=True, slots=True)
 class ClearQueue:
-    """Every registered member let the deleted queue go: its nodes go, too."""
+    """Every registered member let the deleted queue go: its nodes go, too, unless there is a group that the registry lacks."""
 
     queue_id: QueueId
     name: str
@@ -121,7 +121,7 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
         closings = tuple(_closings(seen, view, now_ms))
         actions += closings or _change(seen, view, now_ms)
         actions += _ends(seen, view)
-        actions += _drops(seen.document, seen.document.dropped.epoch, view, _groups(seen.document, view.registry))
+        actions += _drops(seen.document, seen.document.dropped.epoch, view)
     return tuple(actions)
 
 
@@ -201,29 +201,25 @@ def _untold(seen: SeenChain, view: View) -> Iterable[tuple[Link, MemberName, Inc
                 yield link, MemberName(link.group, place), state.incarnation
 
 
-def _groups(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
-    """Groups that may hold something of the queue."""
-    return tuple(sorted(registry.groups.keys() | {link.group for link in document.links}))
-
-
-def _drops(document: ChainDocument, below: Epoch, view: View, groups: tuple[str, ...]) -> Iterable[TellDrop]:
+def _drops(document: ChainDocument, below: Epoch, view: View) -> Iterable[TellDrop]:
+    """To every group's members: any may hold something of the queue."""
     if below == 1:
         return
-    for group in groups:
-        for place, state in view.registry.group(group).members.items():
+    for name, group in view.registry.groups.items():
+        for place, state in group.members.items():
             if (document.queue_id, below, state.incarnation) not in view.told.drops:
-                yield TellDrop(document.queue_id, below, MemberName(group, place), state.incarnation)
+                yield TellDrop(document.queue_id, below, MemberName(name, place), state.incarnation)
 
 
 def _deletion(seen: SeenChain, view: View) -> list[Action]:
     """First the members let it go, then its nodes go; its id is never used again (H16).
 
-    As long as one is away that may hold something of it, the chain stays, and tells that one when it is back.
+    As long as one is away that may hold something of it, the chain stays, and tells that one when it is back. A group that was
+    removed doesn't come back.
     """
     document = seen.document
-    groups = _groups(document, view.registry)
-    due: list[Action] = list(_drops(document, Epoch(0), view, groups))
+    due: list[Action] = list(_drops(document, Epoch(0), view))
     if due:
         return due
-    is_awaited = document.next_epoch > 1 and any(view.registry.group(group).missing for group in groups)
+    is_awaited = document.next_epoch > 1 and any(group.missing for group in view.registry.groups.values())
     return [] if is_awaited else [ClearQueue(document.queue_id, document.name)]

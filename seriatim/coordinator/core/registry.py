@@ -50,7 +50,7 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All groups that ever had a member, by name. A group without members is registered with none."""
+    """All groups that ever had a member and weren't removed, by name. A group without members is registered with none."""
 
     groups: Mapping[str, GroupState] = field(default_factory=dict)
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.coordinator.core import acquire_read, acquire_send, background, chain, closing, readmission, retention
+from seriatim.coordinator.core import (
+    acquire_read,
+    acquire_send,
+    background,
+    chain,
+    closing,
+    readmission,
+    removal,
+    retention,
+)
 from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
@@ -155,6 +164,12 @@ def _never_beyond(right: Any, state: Any) -> Any:
 
 
 # ---- names
+
+
+def _away_for_good(right: Any, seen: Any, view: Any) -> Any:
+    links = () if seen.document.next_epoch == 1 else seen.document.links
+    awaited = any(view.registry.group(link.group).missing for link in links)
+    return [one for one in right(seen, view) if not (awaited and isinstance(one, background.ClearQueue))]
 
 
 def _id_of_the_name(*_: Any) -> Any:
@@ -310,5 +325,21 @@ PLANTS: tuple[Plant, ...] = (
         within=60,
         shape=Shape(kinds=("settings altered", "rotate", "pause an application"), faults=(3, 5), lasts_s=(5.0,)),
         finds="5:",
+    ),
+    Plant(
+        "removed with its links",
+        "a group whose members are gone may be removed, whatever lies on it",
+        changed(removal, "_kept", lambda *_: ""),
+        within=30,
+        shape=Shape(kinds=("group removed",), groups=(3,), faults=(1, 1)),
+        finds="a link is on it",
+    ),
+    Plant(
+        "removed, and awaited",
+        "a deleted queue stays until every member that may hold something of it was told, those of removed groups among them",
+        changed(background, "_deletion", _away_for_good),
+        within=30,
+        shape=Shape(kinds=("group removed",), groups=(3,), faults=(1, 1)),
+        finds="cleared away",
     ),
 )
