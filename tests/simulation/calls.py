@@ -101,6 +101,9 @@ class SimulatedServer:
         if not context.is_gone:
             context.known = self._network.on_request(call.path, call.request)
             context.task = asyncio.ensure_future(context.serve(handler))
+            if call.timeout_s is not None:  # the server, too, counts from when it hears of the call
+                timer = asyncio.get_running_loop().call_later(call.timeout_s, context.gone)
+                context.task.add_done_callback(lambda _: timer.cancel())
 
 
 class _Abort(grpc.aio.AbortError):
@@ -203,7 +206,7 @@ class ServerContext:
 class ClientCall:
     """The client's end of a call; stands for grpc.aio's call objects."""
 
-    def __init__(self, network: Network, path: str, address: str, request: Any) -> None:
+    def __init__(self, network: Network, path: str, address: str, request: Any, timeout_s: float | None = None) -> None:
         client = network.loop.process
         assert client is not None
         network.calls += 1
@@ -212,6 +215,7 @@ class ClientCall:
         self.client = client
         self.path = path
         self.request = request
+        self.timeout_s = timeout_s
         self.connection: Connection | None = None
         self.context = ServerContext(self)
         self._incoming: deque[Any] = deque()
@@ -255,10 +259,10 @@ class ClientCall:
 
     # ---- what a program calls
 
-    async def reply(self, timeout: float | None) -> Any:  # noqa: ASYNC109 - as gRPC has it
+    async def reply(self) -> Any:
         """The reply of a unary call."""
         loop = asyncio.get_running_loop()
-        timer = None if timeout is None else loop.call_later(timeout, self._late)
+        timer = None if self.timeout_s is None else loop.call_later(self.timeout_s, self._late)
         try:
             message = await self.read()
             if message is _EOF:
@@ -349,7 +353,7 @@ class SimulatedChannel:
 
     def unary_unary(self, path: str, **_: Any) -> Any:
         def call(request: Any, timeout: float | None = None) -> Any:
-            return ClientCall(self._network, path, self._address, request).reply(timeout)
+            return ClientCall(self._network, path, self._address, request, timeout).reply()
 
         return call
 

@@ -19,8 +19,11 @@ from seriatim.protocol.batch_streams import BatchMessage
 from tests.simulation.loop import Host, Process, SimulatedLoop
 
 KEEPALIVE_S = 5.0
-CONNECT_S = 20.0
-"""So long a connection is tried where nothing answers, as gRPC does."""
+CONNECT_S = 2.0
+BACKOFF_S = 0.05, 0.5
+"""So long a connection is tried where nothing answers; after one that failed so long nothing is tried, at first and at most,
+and calls fail at once. As `rpc.channel` has gRPC do it.
+"""
 
 MANY = 1_000_000_000
 
@@ -143,6 +146,8 @@ class Network:
         self.slow_s: dict[tuple[str, str], float] = {}
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
+        self._backoffs: dict[tuple[Process, str], tuple[float, float]] = {}
+        """By client and address: how long it lasts, and until when."""
         self.calls = 0
         self.on_request: Callable[[str, Any], Any] = lambda *_: None
         """What it says of a request that arrives is handed to `on_reply` with each answer."""
@@ -250,19 +255,34 @@ class Network:
         client = call.client
         host = self._hosts.get(address.rsplit(":", 1)[0])
         server = self._servers.get(address)
-        if host is None or server is None or not server.process.is_alive:
-            if host is not None and (self.is_cut(client.host, host) or self.is_cut(host, client.host)):
-                self.loop.after(CONNECT_S, client, call.ended, grpc.StatusCode.UNAVAILABLE, "connecting timed out")
-                return
-            refused = "Failed to connect to remote host: connection refused"
-            self.loop.after(2 * self.delay_s(), client, call.ended, grpc.StatusCode.UNAVAILABLE, refused)
-            return
-        connection = self._connections.get((client, server.process))
+        if server is not None and not server.process.is_alive:
+            server = None
+        connection = None if server is None else self._connections.get((client, server.process))
         if connection is None:
-            if self.is_silent(client, server.process):
-                self.loop.after(CONNECT_S, client, call.ended, grpc.StatusCode.UNAVAILABLE, "connecting timed out")
+            backoff_s, tried_until_s, until_s = self._backoffs.get((client, address), (0.0, 0.0, 0.0))
+            if self.loop.now_s < until_s:  # the first try is waited for
+                is_first = backoff_s == BACKOFF_S[0]
+                self._not_connected(call, tried_until_s if is_first else 0.0, "it is not tried again yet")
                 return
+            is_silent = (
+                host is not None
+                and self.has_cuts
+                and (self.is_cut(client.host, host) or self.is_cut(host, client.host))
+            )
+            if server is None or is_silent:
+                tried_until_s = self.loop.now_s + (CONNECT_S if is_silent else 2 * self.delay_s())
+                backoff_s = min(BACKOFF_S[1], 1.6 * backoff_s) or BACKOFF_S[0]
+                until_s = tried_until_s + backoff_s * (0.8 + 0.4 * self._random())
+                self._backoffs[client, address] = backoff_s, tried_until_s, until_s
+                self._not_connected(call, tried_until_s, "timed out" if is_silent else "connection refused")
+                return
+            self._backoffs.pop((client, address), None)
             connection = self._connections[client, server.process] = Connection(self, client, server.process)
         call.connection = connection
         connection.calls.add(call)
         connection.send(1, server.accept, call)
+
+    def _not_connected(self, call: Call, at_s: float, why: str) -> None:
+        refused = f"Failed to connect to remote host: {why}"
+        at_s = max(at_s, self.loop.now_s)
+        self.loop.at(at_s, call.client, call.ended, grpc.StatusCode.UNAVAILABLE, refused)
