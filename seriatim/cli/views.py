@@ -68,6 +68,7 @@ def group_object(view: pb.GroupView) -> dict[str, object]:
         ],
         "sending_queues": list(view.sending_queues),
         "backlog_queues": list(view.backlog_queues),
+        "deleted_queues": list(view.deleted_queues),
     }
 
 
@@ -198,12 +199,17 @@ def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
 
 def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues: bool = True) -> Iterator[str]:
     """A table of groups. `has_queues`: with the queues on them, which only the group calls tell."""
+    groups = list(groups)
+    is_awaited = any(group.deleted_queues for group in groups)
     rows = [["group", "state", "a", "b", *(["sends for", "unread of"] if has_queues else [])]]
+    rows[0] += ["awaited by"] if is_awaited else []
     for group in groups:
         row = [group.group, "draining" if group.is_draining else "in service"]
         row += [_member_text(group, place) for place in ("a", "b")]
         if has_queues:
             row += [",".join(group.sending_queues) or "-", ",".join(group.backlog_queues) or "-"]
+        if is_awaited:
+            row.append(f"{len(group.deleted_queues)} deleted queues" if group.deleted_queues else "-")
         rows.append(row)
     yield from columns(rows, indent=indent)
 

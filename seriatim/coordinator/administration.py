@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import chain, close_link, readmission, removal, seal, subscriptions
+from seriatim.coordinator.core import background, chain, close_link, readmission, removal, seal, subscriptions
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
@@ -236,6 +236,9 @@ class Operations:
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)
+        for seen in self._store.chains.values():
+            if seen.document.is_deleted and name in background.awaited_groups(seen.document, self._store.registry):
+                view.deleted_queues.append(seen.document.name)
         return view
 
     # ---- subscriptions

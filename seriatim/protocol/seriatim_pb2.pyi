@@ -1765,6 +1765,7 @@ class GroupView(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     SENDING_QUEUES_FIELD_NUMBER: _builtins.int
     BACKLOG_QUEUES_FIELD_NUMBER: _builtins.int
+    DELETED_QUEUES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     is_draining: _builtins.bool
     @_builtins.property
@@ -1777,6 +1778,10 @@ class GroupView(_message.Message):
     def backlog_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """with unread links on this group"""
 
+    @_builtins.property
+    def deleted_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that stay until a member of this group is back, and was told to let them go"""
+
     def __init__(
         self,
         *,
@@ -1785,10 +1790,11 @@ class GroupView(_message.Message):
         members: _abc.Iterable[Global___MemberView] | None = ...,
         sending_queues: _abc.Iterable[_builtins.str] | None = ...,
         backlog_queues: _abc.Iterable[_builtins.str] | None = ...,
+        deleted_queues: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_queues", b"backlog_queues", "group", b"group", "is_draining", b"is_draining", "members", b"members", "sending_queues", b"sending_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_queues", b"backlog_queues", "deleted_queues", b"deleted_queues", "group", b"group", "is_draining", b"is_draining", "members", b"members", "sending_queues", b"sending_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,6 +114,8 @@ class Campaign:
         directory = self._scratch / "histories" / name
         scene = Round(cluster, name, directory, self._arguments.rate)
         faults: list[Fault] = []
+        verdict: checker.Verdict | None = None
+        forgeries: list[str] = []
         try:
             scene.start()
             nemesis.wait_until_whole(scene, Fault(0, "nothing yet", ""))
@@ -124,7 +126,7 @@ class Campaign:
                 self._fault(nemesis, left.pop(0), scene, faults)
             nemesis.bring_back_what_left(scene)
             verdict, forgeries = scene.judge()
-            nemesis.end_round()
+            nemesis.end_round(scene)
         except (
             Exception
         ) as error:  # the outermost loop: whatever it is, it is told, and the next round has a new cluster
@@ -135,7 +137,7 @@ class Campaign:
             self._say(what)
             scene.follow()
             events = sorted([*scene.events, *scene.positioned()], key=lambda event: event.at_s)
-            self._note(scene, faults, checker.check(events, read_to_end=False), [])
+            self._note(scene, faults, verdict or checker.check(events, read_to_end=False), forgeries)
             self._keep_evidence(name, logs=cluster.supervisor.logs, histories=directory)
             scene.close()
             return False

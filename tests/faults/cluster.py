@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kazoo.client import KazooClient
+
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+from seriatim.protocol.zookeeper import Paths
 from tests.faults import ensemble
 from tests.faults.disks import RESERVE_MB, Disk, compile_library
 from tests.faults.network import Network
@@ -94,6 +97,16 @@ class FaultCluster:
         """Server to `leader` or `follower`, of those that serve."""
         found = {name: ensemble.mode(self.network.address(name)) for name in ZOOKEEPERS}
         return {name: mode for name, mode in found.items() if mode}
+
+    def queue_ids(self) -> list[str]:
+        """Of all that ZooKeeper has anything of, deleted ones among them."""
+        client = KazooClient(self.zookeeper)
+        try:
+            client.start(timeout=_START_S)
+            return list(client.get_children(Paths(_NAME).queues))
+        finally:
+            client.stop()
+            client.close()
 
     # ------------------------------------------------------------------------------------------------------ processes
 

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from seriatim.cli.embedded.errors import StartFailed
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import SubscriptionExists
+from seriatim.protocol.errors import SubscriptionExists, UnknownGroup
 from tests.faults.catalogue import (
     KINDS,
     BlankDisk,
@@ -91,6 +91,7 @@ class Nemesis:
         self._drained: set[str] = set()
         self._has_spare = False
         self._left: set[str] = set()  # spare members that hold records of this round, and are stopped
+        self._is_listed = False  # the spare group, though it was switched off
 
     # ------------------------------------------------------------------------------------------------------ one fault
 
@@ -249,6 +250,7 @@ class Nemesis:
                 scene.do("DrainGroup", pb.GroupRequest(group=group))
             case "add a group":
                 self._has_spare = True
+                self._is_listed = False
                 self._left.clear()
                 self._cluster.start_servers(SPARE_MEMBERS)
                 self._cluster.expected |= set(SPARE_MEMBERS)
@@ -257,6 +259,7 @@ class Nemesis:
                 scene.do("DrainGroup", pb.GroupRequest(group=SPARE_GROUP))
                 scene.wait_until(lambda: self._is_out_of_use(scene, SPARE_GROUP), f"{SPARE_GROUP} is drained")
                 self._has_spare = False
+                self._is_listed = True
                 self._cluster.expected -= set(SPARE_MEMBERS)
                 self._cluster.supervisor.stop_all(SPARE_MEMBERS)
                 self._left |= set(SPARE_MEMBERS)
@@ -382,8 +385,15 @@ class Nemesis:
             members = {*MEMBERS, *SPARE_MEMBERS}
             scene.wait_until(lambda: scene.is_whole(members, set(GROUPS)), "members that had left are back")
 
-    def end_round(self) -> None:
-        """Members that only came back to be judged go again."""
+    def end_round(self, scene: Round) -> None:
+        """Members that only came back to be judged go again. A group that was removed is forgotten, once nothing on it is wanted."""
         if self._left:
             self._cluster.supervisor.stop_all(self._left)
             self._left.clear()
+        scene.delete_queue()
+        if self._is_listed:
+            with contextlib.suppress(UnknownGroup):  # the first call's answer was lost
+                scene.do("RemoveGroup", pb.GroupRequest(group=SPARE_GROUP))
+            self._wipe(SPARE_MEMBERS)
+            self._is_listed = False
+        scene.wait_until(lambda: not self._cluster.queue_ids(), "deleted queues are cleared away")

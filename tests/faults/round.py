@@ -17,7 +17,7 @@ from seriatim.cli.embedded.errors import StartFailed
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import QueueExists, SeriatimError, WorldError
+from seriatim.protocol.errors import QueueExists, SeriatimError, UnknownQueue, WorldError
 from tests.faults import certificates, checker
 from tests.faults.catalogue import Role
 from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
@@ -103,6 +103,11 @@ class Round:
         with contextlib.suppress(SeriatimError):
             self._loop.run_until_complete(self._coordinators.close())
         self._loop.close()
+
+    def delete_queue(self) -> None:
+        """Also where it was deleted before. Raises Stuck."""
+        with contextlib.suppress(UnknownQueue):
+            self.do("DeleteQueue", pb.QueueRequest(queue=self.queue))
 
     # ------------------------------------------------------------------------------------------------------ asking
 

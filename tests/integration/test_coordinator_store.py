@@ -619,6 +619,8 @@ def test_a_group_is_removed_for_good_and_deleted_queues_wait_for_it_no_longer(zo
             await rpc.call(stub.DeleteQueue, pb.QueueRequest(queue="q"), CALL_S)
             await asyncio.sleep(3 * background.LOOK_EVERY_S)
             assert await own.exists(paths.chain(queue_id)), "nobody has told the members of g1"
+            found = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
+            assert [(one.group, list(one.deleted_queues)) for one in found] == [("g1", ["q"]), ("g2", [])]
             other = await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="other"), CALL_S)
             await rpc.call(stub.RemoveGroup, group, CALL_S)
 

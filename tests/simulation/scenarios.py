@@ -452,7 +452,8 @@ def seek_lost(schedule: Schedule) -> None:
     lost = schedule.links_without_cursors()
     for one in document.subscriptions:
         link = document.link(one.consume_list[0]) if one.consume_list else None
-        if link is not None and link.epoch in lost and one.name != IDLE:
+        # Who is read comes to the others, and may find its cursors by then; who isn't has to be sought from where it is.
+        if link is not None and (link.epoch in lost or (one.name == IDLE and lost.intersection(one.consume_list))):
             to = "earliest" if link.base is None else str(link.base)
             request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=one.name, to=to)
             schedule.operate("SeekSubscription", request)

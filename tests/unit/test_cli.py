@@ -295,6 +295,18 @@ def test_drain_without_waiting_doesn_t_look(asked):
     assert len(asked.calls) == 1
 
 
+def test_a_group_that_deleted_queues_wait_for_says_so(asked):
+    away = pb.GroupView(group="g2", deleted_queues=["orders", "carts"])
+    asked.replies["ListGroups"] = groups(a_group(is_draining=False), away)
+    header, _, line = invoke("group", "list").stdout.splitlines()
+    assert header.endswith("awaited by")
+    assert line.split("  ")[-1].strip() == "2 deleted queues"
+    listed = invoke("group", "list", "--json").stdout.splitlines()
+    assert [json.loads(one)["deleted_queues"] for one in listed] == [[], ["orders", "carts"]]
+    asked.replies["ListGroups"] = groups(a_group(is_draining=False))
+    assert "awaited" not in invoke("group", "list").stdout
+
+
 def test_a_group_is_removed(asked):
     asked.replies["RemoveGroup"] = pb.Done()
     assert invoke("group", "remove", "g1").stdout == "group g1 is removed\n"

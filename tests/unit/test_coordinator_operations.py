@@ -155,3 +155,16 @@ def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
     assert store.closed == [8]
     assert (list(view.sending_queues), list(view.backlog_queues)) == (["used"], ["used"])
+
+
+def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
+    world = World()
+    empty = chain.deleted(replace(world.document, queue_id=QueueId(7), name="never sent to"))
+    send_call(world).finish()
+    world.kill(("g2", "a"))
+    world.expire(("g2", "a"))
+    used = replace(world.document, queue_id=QueueId(8), name="used")
+    store = QueuesStore(world, chain.deleted(world.document), used, empty)
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    found = asyncio.run(operations.list_groups()).groups
+    assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}

@@ -221,5 +221,9 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     due: list[Action] = list(_drops(document, Epoch(0), view))
     if due:
         return due
-    is_awaited = document.next_epoch > 1 and any(group.missing for group in view.registry.groups.values())
-    return [] if is_awaited else [ClearQueue(document.queue_id, document.name)]
+    return [] if awaited_groups(document, view.registry) else [ClearQueue(document.queue_id, document.name)]
+
+
+def awaited_groups(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
+    """The groups that a deleted queue waits for: a member that is away may hold something of it, if it ever had a link."""
+    return tuple(name for name, group in registry.groups.items() if document.next_epoch > 1 and group.missing)
