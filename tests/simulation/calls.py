@@ -264,7 +264,7 @@ class ClientCall:
         loop = asyncio.get_running_loop()
         timer = None if self.timeout_s is None else loop.call_later(self.timeout_s, self._late)
         try:
-            message = await self.read()
+            message = await self._next()
             if message is _EOF:
                 raise _error(grpc.StatusCode.INTERNAL, "no reply")
             return message
@@ -279,6 +279,12 @@ class ClientCall:
             self.ended(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def read(self) -> Any:
+        message = await self._next()
+        if self.network.has_windows and self._status is None:
+            self._to_server(self.context.window.taken)
+        return message
+
+    async def _next(self) -> Any:
         while not self._incoming:
             if self._status is not None:
                 code, details = self._status
@@ -293,8 +299,6 @@ class ClientCall:
             except asyncio.CancelledError:
                 self.cancel()  # who gives up reading has given up the call
                 raise
-        if self.network.has_windows and self._status is None:
-            self._to_server(self.context.window.taken)
         return self._incoming.popleft()
 
     async def write(self, message: Any) -> None:

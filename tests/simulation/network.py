@@ -146,8 +146,8 @@ class Network:
         self.slow_s: dict[tuple[str, str], float] = {}
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}
-        self._backoffs: dict[tuple[Process, str], tuple[float, float]] = {}
-        """By client and address: how long it lasts, and until when."""
+        self._backoffs: dict[tuple[Process, str], tuple[float, float, float]] = {}
+        """By client and address: how long the last one lasts, until when a connection is tried, until when it isn't tried again."""
         self.calls = 0
         self.on_request: Callable[[str, Any], Any] = lambda *_: None
         """What it says of a request that arrives is handed to `on_reply` with each answer."""
