@@ -56,3 +56,11 @@ def test_it_leaves_the_send_list_once() -> None:
 def test_a_link_that_came_meanwhile_keeps_it() -> None:
     with pytest.raises(Waiting, match="queue orders: 1 of its links"):
         removal.without(world_with_a_link().document, "g1")
+
+
+def test_of_many_reasons_a_person_is_told_the_first_few() -> None:
+    reasons = {f"queue q{number}": "it is in use" for number in range(removal.TOLD + 3)}
+    error = removal.refused("g1", reasons)
+    assert error.message.count("it is in use") == removal.TOLD
+    assert error.message.endswith("; and 3 more")
+    assert error.details["reasons"] == reasons

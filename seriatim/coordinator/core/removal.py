@@ -9,6 +9,9 @@ from seriatim.coordinator.core.registry import GroupState
 from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.errors import Waiting
 
+TOLD = 6
+"""So many reasons are in an error's text."""
+
 
 def obstacles(group: GroupState, documents: Iterable[ChainDocument]) -> dict[str, str]:
     """Why the group can't be removed now, for each member and queue that it is for. `documents`: of all queues that aren't deleted."""
@@ -31,9 +34,11 @@ def without(document: ChainDocument, group: str) -> ChainDocument:
 
 
 def refused(group: str, reasons: Mapping[str, str]) -> Waiting:
-    """The error that says all of it."""
-    told = "; ".join(f"{what}: {reason}" for what, reason in reasons.items())
-    return Waiting(f"group {group} can't be removed now: {told}", reasons=dict(reasons))
+    """The error: for a person the first few reasons, for a program all of them."""
+    told = [f"{what}: {reason}" for what, reason in reasons.items()]
+    if len(told) > TOLD:
+        told[TOLD:] = [f"and {len(told) - TOLD} more"]
+    return Waiting(f"group {group} can't be removed now: {'; '.join(told)}", reasons=dict(reasons))
 
 
 def _kept(document: ChainDocument, group: str) -> str:
