@@ -346,10 +346,10 @@ class Broker:
     async def seal_open_links(self) -> None:
         """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5).
 
-        Side by side: a flush serves all that wait for it.
+        Side by side: a flush serves all that wait for it. One whose seal is on its way to the disk is waited for, whoever asked.
         """
-        is_open = [record for record in self.links() if not record.is_sealed and record.opened_start != 0]
-        await asyncio.gather(*(self._seal_open(record) for record in is_open))
+        is_open = [_written(link) for link in self._links.values() if not _is_sealed(link)]
+        await asyncio.gather(*(self._seal_open(record) for record in is_open if record.opened_start != 0))
 
     async def _seal_open(self, record: LinkRecord) -> None:
         runner = self.link(record.key)
@@ -357,7 +357,7 @@ class Broker:
             # What it took lived in memory of the process or of the system: something acknowledged may be lost.
             runner.changed_record(replace(record, is_whole=False))
         async with self.lock(record.key):
-            await runner.sealed(record.chain_version)
+            await runner.sealed(runner.record.chain_version)
         self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
         self.resync_wanted.set()
         _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
@@ -391,6 +391,11 @@ class Broker:
             self.resync_wanted.set()
         self.look_for_drained(ended.key)
         return runner, has_it
+
+
+def _is_sealed(link: LinkRecord | LinkRunner) -> bool:
+    """On disk: a record says so as soon as its seal is on the way there."""
+    return link.is_sealed if isinstance(link, LinkRecord) else link.state.phase is SealPhase.SEALED
 
 
 def _is_over(runner: LinkRunner) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from seriatim.broker_group import broker
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import replica, replica_events
 from seriatim.broker_group.core.lease import Lease
@@ -133,6 +134,14 @@ PLANTS = (
         within=150,
         shape=Shape(kinds=SILENCE, faults=(2, 4), lasts_s=(9.0,)),
         finds="its session is gone",
+    ),
+    Plant(
+        "a seal on its way counts",
+        "a member registers in a new session while a seal that somebody asked for is still being written",
+        instead(broker, "_is_sealed", lambda link: getattr(link, "record", link).is_sealed),
+        within=150,
+        shape=Shape(kinds=("expire session", "slow disk", "slow disk"), groups=(2,), coordinators=(2,), faults=(6, 9)),
+        finds="5.5",
     ),
     Plant(
         "session's end ignored",

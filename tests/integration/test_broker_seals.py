@@ -1,0 +1,49 @@
+"""What a member seals by itself when a session begins, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.store import open_store
+from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId
+
+OPENED = LinkRecord(QueueId(1), Epoch(2), chain_version=ChainVersion(3), opened_start=1)
+
+
+def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration in a new session says that everything is sealed (protocol.md 5.5); it comes behind this."""
+
+    async def scenario() -> None:
+        store = open_store(tmp_path, "c/g1-a", segment_bytes=1)
+        try:
+            await store.keep_link(OPENED)
+            broker = Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+            runner = broker.link(OPENED.key)
+            on_their_way = []
+            put_link = store.put_link
+            monkeypatch.setattr(store, "put_link", lambda *write: on_their_way.append(write))
+            asked = asyncio.create_task(runner.sealed(ChainVersion(9)))
+            await asyncio.sleep(0)
+            assert runner.record.is_sealed
+            assert len(on_their_way) == 1
+            sealing = asyncio.create_task(broker.seal_open_links())
+            await asyncio.wait((sealing,), timeout=0.2)
+            assert not sealing.done()
+            put_link(*on_their_way[0])
+            await asyncio.wait_for(sealing, 30)
+            assert runner.state.phase is SealPhase.SEALED
+            assert await asked is None
+            assert len(on_their_way) == 1
+        finally:
+            await store.close()
+
+    asyncio.run(scenario())
