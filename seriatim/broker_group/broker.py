@@ -348,7 +348,7 @@ class Broker:
 
         Side by side: a flush serves all that wait for it. One whose seal is on its way to the disk is waited for, whoever asked.
         """
-        is_open = [_written(link) for link in self._links.values() if not _is_sealed(link)]
+        is_open = [_written(link) for link in self._links.values() if not _has_seal_on_disk(link)]
         await asyncio.gather(*(self._seal_open(record) for record in is_open if record.opened_start != 0))
 
     async def _seal_open(self, record: LinkRecord) -> None:
@@ -393,8 +393,8 @@ class Broker:
         return runner, has_it
 
 
-def _is_sealed(link: LinkRecord | LinkRunner) -> bool:
-    """On disk: a record says so as soon as its seal is on the way there."""
+def _has_seal_on_disk(link: LinkRecord | LinkRunner) -> bool:
+    """Whether it is there: a runner's record says so as soon as the seal is on its way."""
     return link.is_sealed if isinstance(link, LinkRecord) else link.state.phase is SealPhase.SEALED
 
 

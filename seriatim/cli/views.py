@@ -201,8 +201,10 @@ def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues:
     """A table of groups. `has_queues`: with the queues on them, which only the group calls tell."""
     groups = list(groups)
     is_awaited = any(group.deleted_queues for group in groups)
-    rows = [["group", "state", "a", "b", *(["sends for", "unread of"] if has_queues else [])]]
-    rows[0] += ["awaited by"] if is_awaited else []
+    header = ["group", "state", "a", "b"]
+    header += ["sends for", "unread of"] if has_queues else []
+    header += ["awaited by"] if is_awaited else []
+    rows = [header]
     for group in groups:
         row = [group.group, "draining" if group.is_draining else "in service"]
         row += [_member_text(group, place) for place in ("a", "b")]

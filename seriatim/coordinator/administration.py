@@ -10,6 +10,7 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core import background, chain, close_link, readmission, removal, seal, subscriptions
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
+from seriatim.coordinator.core.registry import unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
 from seriatim.coordinator.description import Description
@@ -25,7 +26,6 @@ from seriatim.protocol.errors import (
     InvalidArgument,
     OlderVersion,
     SeriatimError,
-    UnknownGroup,
     UnknownQueue,
     Waiting,
 )
@@ -196,7 +196,7 @@ class Operations:
         await self._store.set_draining(request.group, is_draining=is_draining)
         registry = await self._store.look_up_registry()
         if request.group not in registry.groups:
-            raise UnknownGroup(f"there is no group {request.group}", group=request.group)
+            raise unknown_group(request.group)
         _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
         if is_draining:
             for document in list(self._queues()):
@@ -236,8 +236,9 @@ class Operations:
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)
+        group = self._store.registry.group(name)
         for seen in self._store.chains.values():
-            if seen.document.is_deleted and name in background.awaited_groups(seen.document, self._store.registry):
+            if seen.document.is_deleted and background.awaits(seen.document, group):
                 view.deleted_queues.append(seen.document.name)
         return view
 

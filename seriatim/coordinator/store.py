@@ -18,7 +18,7 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core import removal
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.chain import deleted_error
-from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer
 from seriatim.protocol import chain as chain_document
 from seriatim.protocol import log
@@ -26,7 +26,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownGroup, UnknownQueue, Waiting, WorldError
+from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting, WorldError
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -156,9 +156,8 @@ class Store:
 
     async def _chain_if_any(self, queue_id: QueueId) -> ChainDocument | None:
         """None: the queue is being made, or cleared away."""
-        with contextlib.suppress(NoNode):
-            data, _ = await self.session.get(self.paths.chain(queue_id))
-            return chain_document.decode(data)
+        with contextlib.suppress(UnknownQueue):
+            return (await self.read_chain(queue_id))[0]
         return None
 
     async def _found(self, path: str) -> tuple[bytes, int]:
@@ -286,7 +285,7 @@ class Store:
         try:
             await self.session.set(self.paths.group(group), json.dumps({"is_draining": is_draining}).encode())
         except NoNode as error:
-            raise _no_group(group) from error
+            raise unknown_group(group) from error
 
     async def knows_all_groups(self) -> bool:
         """Whether every group that there is now is in the registry."""
@@ -299,7 +298,7 @@ class Store:
         try:
             _, version = await self.session.get(self.paths.group(group))
         except NoNode as error:
-            raise _no_group(group) from error
+            raise unknown_group(group) from error
         return version
 
     async def remove_group(self, group: str, mark_version: int) -> None:
@@ -470,10 +469,6 @@ class Store:
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:
             self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
-
-
-def _no_group(group: str) -> UnknownGroup:
-    return UnknownGroup(f"there is no group {group}", group=group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,6 @@ class Nemesis:
         self._drained: set[str] = set()
         self._has_spare = False
         self._left: set[str] = set()  # spare members that hold records of this round, and are stopped
-        self._is_listed = False  # the spare group, though it was switched off
 
     # ------------------------------------------------------------------------------------------------------ one fault
 
@@ -250,7 +249,6 @@ class Nemesis:
                 scene.do("DrainGroup", pb.GroupRequest(group=group))
             case "add a group":
                 self._has_spare = True
-                self._is_listed = False
                 self._left.clear()
                 self._cluster.start_servers(SPARE_MEMBERS)
                 self._cluster.expected |= set(SPARE_MEMBERS)
@@ -259,7 +257,6 @@ class Nemesis:
                 scene.do("DrainGroup", pb.GroupRequest(group=SPARE_GROUP))
                 scene.wait_until(lambda: self._is_out_of_use(scene, SPARE_GROUP), f"{SPARE_GROUP} is drained")
                 self._has_spare = False
-                self._is_listed = True
                 self._cluster.expected -= set(SPARE_MEMBERS)
                 self._cluster.supervisor.stop_all(SPARE_MEMBERS)
                 self._left |= set(SPARE_MEMBERS)
@@ -391,9 +388,8 @@ class Nemesis:
             self._cluster.supervisor.stop_all(self._left)
             self._left.clear()
         scene.delete_queue()
-        if self._is_listed:
-            with contextlib.suppress(UnknownGroup):  # the first call's answer was lost
+        if not self._has_spare:
+            with contextlib.suppress(UnknownGroup):  # it never came, or has been removed before
                 scene.do("RemoveGroup", pb.GroupRequest(group=SPARE_GROUP))
             self._wipe(SPARE_MEMBERS)
-            self._is_listed = False
         scene.wait_until(lambda: not self._cluster.queue_ids(), "deleted queues are cleared away")

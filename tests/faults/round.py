@@ -99,8 +99,6 @@ class Round:
                 self.cluster.signal(name, signal.SIGCONT)
                 self.cluster.signal(name, signal.SIGKILL)
         with contextlib.suppress(SeriatimError):
-            self.ask("DeleteQueue", pb.QueueRequest(queue=self.queue))
-        with contextlib.suppress(SeriatimError):
             self._loop.run_until_complete(self._coordinators.close())
         self._loop.close()
 

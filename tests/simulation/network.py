@@ -174,7 +174,11 @@ class Network:
         return self.has_cuts and (source.name, target.name) in self._cuts
 
     def is_silent(self, client: Process, server: Process) -> bool:
-        return self.has_cuts and (self.is_cut(client.host, server.host) or self.is_cut(server.host, client.host))
+        return self.are_divided(client.host, server.host)
+
+    def are_divided(self, one: Host, other: Host) -> bool:
+        """Whether something of what they send each other is held back."""
+        return self.has_cuts and (self.is_cut(one, other) or self.is_cut(other, one))
 
     def cut(self, source: Host, target: Host) -> None:
         self._cuts.add((source.name, target.name))
@@ -264,11 +268,7 @@ class Network:
                 is_first = backoff_s == BACKOFF_S[0]
                 self._not_connected(call, tried_until_s if is_first else 0.0, "it is not tried again yet")
                 return
-            is_silent = (
-                host is not None
-                and self.has_cuts
-                and (self.is_cut(client.host, host) or self.is_cut(host, client.host))
-            )
+            is_silent = host is not None and self.are_divided(client.host, host)
             if server is None or is_silent:
                 tried_until_s = self.loop.now_s + (CONNECT_S if is_silent else 2 * self.delay_s())
                 backoff_s = min(BACKOFF_S[1], 1.6 * backoff_s) or BACKOFF_S[0]

@@ -314,10 +314,7 @@ class World:
             session.disconnect()
 
     def _is_cut_from_zookeeper(self, process: Process) -> bool:
-        network = self.network
-        return network.has_cuts and (
-            network.is_cut(process.host, self.zookeeper) or network.is_cut(self.zookeeper, process.host)
-        )
+        return self.network.are_divided(process.host, self.zookeeper)
 
     # ---- disks
 

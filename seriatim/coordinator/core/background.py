@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from seriatim.coordinator.core import chain, readmission, retention
-from seriatim.coordinator.core.registry import MEMBERS, Registry
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 
@@ -221,9 +221,10 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     due: list[Action] = list(_drops(document, Epoch(0), view))
     if due:
         return due
-    return [] if awaited_groups(document, view.registry) else [ClearQueue(document.queue_id, document.name)]
+    is_awaited = any(awaits(document, group) for group in view.registry.groups.values())
+    return [] if is_awaited else [ClearQueue(document.queue_id, document.name)]
 
 
-def awaited_groups(document: ChainDocument, registry: Registry) -> tuple[str, ...]:
-    """The groups that a deleted queue waits for: a member that is away may hold something of it, if it ever had a link."""
-    return tuple(name for name, group in registry.groups.items() if document.next_epoch > 1 and group.missing)
+def awaits(document: ChainDocument, group: GroupState) -> bool:
+    """Whether a deleted queue stays for this group: a member that is away may hold something of it, if it ever had a link."""
+    return document.next_epoch > 1 and bool(group.missing)

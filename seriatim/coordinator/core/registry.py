@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from seriatim.protocol.chain import ChainMember, Link
+from seriatim.protocol.errors import UnknownGroup
 from seriatim.protocol.names import Incarnation, MemberName
 
 MEMBERS = ("a", "b")
@@ -46,6 +47,11 @@ class GroupState:
         own = self.members.get(place)
         other = self.members.get("b" if place == "a" else "a")
         return own is not None and other is not None and own.peer == other.incarnation
+
+
+def unknown_group(name: str) -> UnknownGroup:
+    """The error for a name that no group has."""
+    return UnknownGroup(f"there is no group {name}", group=name)
 
 
 @dataclass(frozen=True, slots=True)

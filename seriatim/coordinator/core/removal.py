@@ -30,7 +30,7 @@ def without(document: ChainDocument, group: str) -> ChainDocument:
     """The group is off the send list. Raises Waiting where a link was put on it since `obstacles` were looked for."""
     if reason := _kept(document, group):
         raise refused(group, {f"queue {document.name}": reason})
-    return chain.without_group(document, group) if group in document.send_list else document
+    return chain.without_group(document, group)
 
 
 def refused(group: str, reasons: Mapping[str, str]) -> Waiting:

@@ -49,6 +49,15 @@ def _obstacle(*, sync: bool = True, connection: bool = True, backlog: bool = Tru
     return changed(readmission, "obstacle", obstacle)
 
 
+# ---- who goes
+
+
+def _away_for_good(right: Any, seen: Any, view: Any) -> Any:
+    links = () if seen.document.next_epoch == 1 else seen.document.links
+    awaited = any(view.registry.group(link.group).missing for link in links)
+    return [one for one in right(seen, view) if not (awaited and isinstance(one, background.ClearQueue))]
+
+
 # ---- two writes
 
 
@@ -164,12 +173,6 @@ def _never_beyond(right: Any, state: Any) -> Any:
 
 
 # ---- names
-
-
-def _away_for_good(right: Any, seen: Any, view: Any) -> Any:
-    links = () if seen.document.next_epoch == 1 else seen.document.links
-    awaited = any(view.registry.group(link.group).missing for link in links)
-    return [one for one in right(seen, view) if not (awaited and isinstance(one, background.ClearQueue))]
 
 
 def _id_of_the_name(*_: Any) -> Any:

@@ -138,7 +138,7 @@ PLANTS = (
     Plant(
         "a seal on its way counts",
         "a member registers in a new session while a seal that somebody asked for is still being written",
-        instead(broker, "_is_sealed", lambda link: getattr(link, "record", link).is_sealed),
+        instead(broker, "_has_seal_on_disk", lambda link: getattr(link, "record", link).is_sealed),
         within=150,
         shape=Shape(kinds=("expire session", "slow disk", "slow disk"), groups=(2,), coordinators=(2,), faults=(6, 9)),
         finds="5.5",
