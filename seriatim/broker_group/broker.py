@@ -289,7 +289,7 @@ class Broker:
                 "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
             )
             return runner
-        refused = runner.apply(Opened(version, token))
+        refused = runner.apply(Opened(version, token, request.max_record_bytes))
         if refused is not None:
             raise refused
         return runner

@@ -40,6 +40,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
         return click.option(name, help=shown, allow_from_autoenv=is_new, **settings)
 
     options = (
+        option("--groups", "all", "Groups that may serve it, in order.", type=Names(), metavar="G1,G2,…"),
         option(
             "--durability",
             "sync",
@@ -55,6 +56,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
             "When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
             type=click.Choice(["drained", "in-sync"]),
         ),
+        option("--max-record-bytes", "1 MiB", "Limit of one record.", type=click.IntRange(min=1)),
     )
 
     def added(command: _Command) -> _Command:
@@ -67,9 +69,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
 
 @queue.command(short_help="Make a queue.")
 @click.argument("name")
-@click.option("--groups", type=Names(), metavar="G1,G2,…", help="Groups that may serve it, in order. [default: all]")
 @_settings(is_new=True)
-@click.option("--max-record-bytes", type=click.IntRange(min=1), help="Limit of one record. [default: 1 MiB]")
 @click.option("--if-missing", is_flag=True, help="A queue of this name that is there already is left as it is.")
 @coordinator_option
 @json_option
@@ -96,11 +96,7 @@ def create(
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import QueueExists
 
-    if groups is not None and len(groups) < 2:
-        raise click.UsageError("a queue needs two groups or more, so that it can go on when one fails")
-    settings = _message(durability, retention, flush_ms, readmit)
-    settings.groups.extend(groups or ())
-    settings.max_record_bytes = max_record_bytes or 0
+    settings = _message(groups, durability, retention, flush_ms, readmit, max_record_bytes)
     try:
         view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
     except QueueExists:
@@ -115,37 +111,56 @@ def create(
 @queue.command(short_help="Change a queue's settings.")
 @click.argument("name")
 @_settings(is_new=False)
+@click.option(
+    "--all-groups", is_flag=True, allow_from_autoenv=False, help="Every group may serve it, also those to come."
+)
 @coordinator_option
 @json_option
 def alter(
     *,
     name: str,
+    groups: tuple[str, ...] | None,
+    all_groups: bool,
     durability: str | None,
     retention: int | None,
     flush_ms: int | None,
     readmit: str | None,
+    max_record_bytes: int | None,
     coordinator: str,
     is_json: bool,
 ) -> None:
     r"""Change settings of queue NAME; what isn't given stays. Records keep flowing.
 
     Retention and readmission change at once: with a shorter retention, links that were read longer ago than that go.
-    Durability and flushing change from the queue's next link on; `seriatim queue rotate NAME` begins one.
+    All else changes from the queue's next link on, `seriatim queue rotate NAME` begins one: durability and flushing; the
+    groups, where the one that serves now is no longer named; and the limit of a record, which can only be raised.
 
     \b
-    Example:
+    Examples:
       seriatim queue alter orders --retention 7d
+      seriatim queue alter orders --groups g2,g3
     """
-    from seriatim.cli import coordinators
+    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
-    if not (durability or retention or flush_ms or readmit):
-        raise click.UsageError("nothing is to be changed: give --retention, --readmit, --durability or --flush-ms")
-    settings = _message(durability, retention, flush_ms, readmit)
-    view = coordinators.call(coordinator, "AlterQueue", pb.AlterQueueRequest(queue=name, settings=settings))
+    if not (groups or all_groups or durability or retention or flush_ms or readmit or max_record_bytes):
+        raise click.UsageError(
+            "nothing is to be changed: give one of the settings, `seriatim queue alter --help` tells them"
+        )
+    if groups and all_groups:
+        raise click.UsageError("either --groups or --all-groups")
+    settings = _message(groups, durability, retention, flush_ms, readmit, max_record_bytes)
+    request = pb.AlterQueueRequest(queue=name, settings=settings, all_groups=all_groups)
+    view = coordinators.call(coordinator, "AlterQueue", request)
     _show(view, is_json=is_json, done="altered")
-    if (durability or flush_ms) and not is_json and view.links and view.links[-1].state != "sealed":
-        click.echo(f"the open link keeps what it has; `seriatim queue rotate {name}` begins the next one", err=True)
+    link = views.open_link(view)
+    if link is None or is_json:
+        return
+    is_left = bool(view.settings.groups) and link.group not in view.settings.groups
+    if durability or flush_ms or max_record_bytes or is_left:
+        where = f" on {link.group}" if is_left else ""
+        said = f"the open link goes on{where} as it is; `seriatim queue rotate {name}` begins the next one"
+        click.echo(said, err=True)
 
 
 @queue.command("list", short_help="List queues.")
@@ -274,13 +289,25 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
 
 
 def _message(
-    durability: str | None, retention: int | None, flush_ms: int | None, readmit: str | None
+    groups: tuple[str, ...] | None,
+    durability: str | None,
+    retention: int | None,
+    flush_ms: int | None,
+    readmit: str | None,
+    max_record_bytes: int | None,
 ) -> pb.QueueSettings:
     """With what was given."""
     from seriatim.protocol import seriatim_pb2 as pb
 
+    if groups is not None and len(groups) < 2:
+        raise click.UsageError("a queue needs two groups or more, so that it can go on when one fails")
     return pb.QueueSettings(
-        durability=durability or "", flush_ms=flush_ms or 0, retention_ms=retention or 0, readmit=readmit or ""
+        groups=groups or (),
+        durability=durability or "",
+        retention_ms=retention or 0,
+        flush_ms=flush_ms or 0,
+        readmit=readmit or "",
+        max_record_bytes=max_record_bytes or 0,
     )
 
 

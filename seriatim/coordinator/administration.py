@@ -111,13 +111,15 @@ class Operations:
 
     async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:
         """Other settings for a queue: retention and readmission at once, durability from the next link on."""
+        registry = await self._store.look_up_registry() if request.settings.groups else self._store.registry
+        known_groups = frozenset(registry.groups)
 
         def altered(document: ChainDocument) -> ChainDocument:
-            return chain.altered(document, messages.altered_settings(request.settings, document.settings))
+            return chain.altered(document, messages.altered_settings(request, known_groups, document.settings))
 
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self.change(queue_id, altered, "settings altered", request.cause_id)
-        return messages.queue_view(document, version, self._store.registry)
+        return messages.queue_view(document, version, registry)
 
     async def list_queues(self) -> pb.ListQueuesReply:
         """All queues that have a name, in its order."""

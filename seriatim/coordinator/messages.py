@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from seriatim.coordinator.core import chain, status
 from seriatim.coordinator.core.chain import ChainPoint
@@ -10,6 +11,7 @@ from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import MAX_RECORD_BYTES
 from seriatim.protocol.chain import ChainDocument, ChainMember, Durability, Link, LinkState, QueueSettings, Readmit
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.names import ChainVersion, Incarnation, Index
@@ -69,6 +71,11 @@ def settings_from(
         readmit = Readmit(message.readmit) if message.readmit else default.readmit
     except ValueError as error:
         raise InvalidArgument(str(error)) from error
+    if message.max_record_bytes > MAX_RECORD_BYTES:
+        raise InvalidArgument(
+            f"a record has at most {MAX_RECORD_BYTES:,} bytes, whatever a queue's limit",
+            max_record_bytes=MAX_RECORD_BYTES,
+        )
     groups = tuple(message.groups) or default.groups
     if len(set(groups)) != len(groups):
         raise InvalidArgument("a group is named twice", groups=list(groups))
@@ -85,11 +92,21 @@ def settings_from(
     )
 
 
-def altered_settings(message: pb.QueueSettings, before: QueueSettings) -> QueueSettings:
-    """The settings of a queue that has others. Raises InvalidArgument, also for what can't be changed."""
-    if message.groups or message.max_record_bytes:
-        raise InvalidArgument("a queue keeps the groups and the limit of a record that it was made with")
-    return settings_from(message, frozenset(), before)
+def altered_settings(
+    request: pb.AlterQueueRequest, known_groups: frozenset[str], before: QueueSettings
+) -> QueueSettings:
+    """The settings of a queue that has others. Raises InvalidArgument."""
+    limit_bytes = request.settings.max_record_bytes
+    if limit_bytes and limit_bytes < before.max_record_bytes:
+        raise InvalidArgument(
+            f"the limit of a record can only be raised, it is {before.max_record_bytes:,} bytes: senders may hold records as large",
+            max_record_bytes=before.max_record_bytes,
+        )
+    if request.all_groups:
+        if request.settings.groups:
+            raise InvalidArgument("either some groups, or all")
+        before = replace(before, groups=())
+    return settings_from(request.settings, known_groups, before)
 
 
 def settings(value: QueueSettings) -> pb.QueueSettings:

@@ -19,7 +19,7 @@ from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
-from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCES, RecordColumns
+from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
 from seriatim.protocol.clock import monotonic_s, now_ms
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -34,7 +34,6 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Token
 
 _COLUMN_BYTES = 32
-_LARGEST_RECORD = MAX_PAYLOAD_BYTES - 1024
 _now_ns = time.time_ns
 
 
@@ -62,7 +61,7 @@ class Buffer:
         # Bytes left in the open batch (below 0 where one large record fills it), and whether the usual case applies.
         self._room = 0
         self._is_plain = False
-        self._record_limit = _LARGEST_RECORD + _COLUMN_BYTES
+        self._record_limit = MAX_RECORD_BYTES + _COLUMN_BYTES
         self._full: deque[tuple[SharedBatch, RecordColumns]] = deque()
         self._used_bytes = 0
         self._numbers = 0
@@ -301,7 +300,7 @@ class Buffer:
     def set_record_limit(self, limit_bytes: int) -> None:
         """The link's limit on a record; 0: none but the format's own."""
         with self._lock:
-            self._record_limit = min(limit_bytes or _LARGEST_RECORD, _LARGEST_RECORD) + _COLUMN_BYTES
+            self._record_limit = min(limit_bytes or MAX_RECORD_BYTES, MAX_RECORD_BYTES) + _COLUMN_BYTES
 
     def depose(self, reason: str, in_flight: Iterable[SharedBatch]) -> None:
         """A term ends: everything that isn't complete fails as outcome unknown (H4)."""

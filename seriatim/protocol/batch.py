@@ -34,6 +34,8 @@ from seriatim.protocol.record import Headers
 
 MAGIC = b"SRB\x01"
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
+MAX_RECORD_BYTES = MAX_PAYLOAD_BYTES - 1024
+"""Value, key and headers of one record: with what is written about it, it fits into a batch of its own."""
 MAX_SOURCES = 255
 MAX_SOURCE_BYTES = 200
 

@@ -104,7 +104,7 @@ class InvalidArgument(CallerError):
 
 class RecordTooLarge(CallerError):
     code = "too-large"
-    next_step = "split the record, or raise the queue's record limit"
+    next_step = "split the record, or raise the queue's limit with `seriatim queue alter NAME --max-record-bytes N`"
 
 
 class MalformedFrame(CallerError):

@@ -2114,11 +2114,14 @@ class AlterQueueRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    ALL_GROUPS_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     cause_id: _builtins.str
+    all_groups: _builtins.bool
+    """in the place of those that it was given: every group, also those to come"""
     @_builtins.property
     def settings(self) -> Global___QueueSettings:
-        """what is set is changed; not: groups, max_record_bytes"""
+        """what is set is changed; max_record_bytes can only be raised"""
 
     def __init__(
         self,
@@ -2126,10 +2129,11 @@ class AlterQueueRequest(_message.Message):
         queue: _builtins.str = ...,
         settings: Global___QueueSettings | None = ...,
         cause_id: _builtins.str = ...,
+        all_groups: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_groups", b"all_groups", "cause_id", b"cause_id", "queue", b"queue", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,7 +97,7 @@ class Order:
 
     what: Literal[
         "rotate", "drain the head", "add a group", "remove a group", "restart everything", "create a subscription",
-        "seek back", "seek forward", "alter",
+        "seek back", "seek forward", "alter", "leave the head",
     ]  # fmt: skip
 
 
@@ -226,6 +226,7 @@ def _kinds_of_people() -> list[Kind]:
     return [
         Kind("planned rotation", "people", (Order("rotate"),), (0.3, 0.5), is_headline=True),
         Kind("durability altered, then rotated", "people", (Order("alter"),), (0.3, 0.5), share=2),
+        Kind("groups altered, then rotated", "people", (Order("leave the head"),), (0.3, 0.5), share=2),
         Kind("head drained and resumed", "people", (Order("drain the head"),), share=3),
         Kind("group added", "people", (Order("add a group"),), share=1.5),
         Kind("group drained and removed", "people", (Order("remove a group"),), share=1.5),

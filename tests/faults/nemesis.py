@@ -71,7 +71,7 @@ def _roles(harm: Harm) -> tuple[Role, ...]:
         case Cut() | Lose():
             return harm.one, harm.other
         case Order():
-            return ("master",) if harm.what in {"rotate", "alter", "drain the head"} else ()
+            return ("master",) if harm.what in {"rotate", "alter", "leave the head", "drain the head"} else ()
         case _:
             return (harm.role,)
 
@@ -89,6 +89,7 @@ class Nemesis:
         self._damaged: set[str] = set()  # whose disk may be refused at a start, because of flipped bits
         self._unread: set[str] = set()  # whose damage nobody has read yet
         self._drained: set[str] = set()
+        self._is_for_some = False
         self._has_spare = False
         self._left: set[str] = set()  # spare members that hold records of this round, and are stopped
 
@@ -110,9 +111,12 @@ class Nemesis:
         fault.whole_s = time.monotonic()
         return fault
 
+    def _groups(self) -> set[str]:
+        return {*GROUPS, *((SPARE_GROUP,) if self._has_spare else ())}
+
     def wait_until_whole(self, scene: Round, fault: Fault) -> None:
         """Everything runs, everything is in service, records flow; who dies meanwhile is started again. Raises Stuck."""
-        groups = {*GROUPS, *((SPARE_GROUP,) if self._has_spare else ())}
+        groups = self._groups()
         members = {*MEMBERS, *(SPARE_MEMBERS if self._has_spare else ())}
 
         def is_whole() -> bool:
@@ -243,6 +247,12 @@ class Nemesis:
                 settings = pb.QueueSettings(durability=durability)
                 scene.do("AlterQueue", pb.AlterQueueRequest(queue=scene.queue, settings=settings))
                 scene.do("RotateQueue", pb.QueueRequest(queue=scene.queue))
+            case "leave the head":
+                head = scene.view().links[-1].group
+                others = pb.QueueSettings(groups=sorted(self._groups() - {head}))
+                self._is_for_some = True
+                scene.do("AlterQueue", pb.AlterQueueRequest(queue=scene.queue, settings=others))
+                scene.do("RotateQueue", pb.QueueRequest(queue=scene.queue))
             case "drain the head":
                 group = scene.view().links[-1].group
                 self._drained.add(group)
@@ -340,6 +350,9 @@ class Nemesis:
         self._start_servers(fault)
         for name in scene.clients:
             scene.start_client(name)
+        if self._is_for_some:
+            scene.do("AlterQueue", pb.AlterQueueRequest(queue=scene.queue, all_groups=True))
+            self._is_for_some = False
         for group in list(self._drained):
             scene.wait_until(lambda group=group: self._is_out_of_use(scene, group), f"{group} is drained")
             scene.do("ResumeGroup", pb.GroupRequest(group=group))

@@ -114,8 +114,28 @@ def test_altered_settings_hold_for_the_next_link_and_records_go_on(seriatim, que
     assert "there is no queue nosuch" in seriatim("queue", "alter", "nosuch", "--retention", "1h", code=2).stderr
 
 
-def test_groups_that_aren_t_there_are_refused(seriatim):
+def test_a_raised_limit_holds_for_who_is_elected_next_on_the_open_link_too(seriatim, queue):
+    narrow = f"narrow-{queue}"
+    seriatim("queue", "create", narrow, "--groups", "g2,g1", "--max-record-bytes", "1000")
+    small, large = "a" * 1000 + "\n", "a" * 5000 + "\n"
+    seriatim("produce", "--queue", narrow, given=small)
+    refused = seriatim("produce", "--queue", narrow, given=large, code=2)
+    assert "`seriatim queue alter NAME --max-record-bytes N`" in refused.stderr
+    assert "only be raised" in seriatim("queue", "alter", narrow, "--max-record-bytes", "999", code=2).stderr
+    seriatim("queue", "alter", narrow, "--max-record-bytes", "5000", "--all-groups")
+    seriatim("produce", "--queue", narrow, given=large)
+    view = seriatim("queue", "describe", narrow, "--json").objects[0]
+    assert (view["settings"]["max_record_bytes"], view["settings"]["groups"]) == (5000, [])
+    assert view["send_list"] == ["g2", "g1"]
+    assert [link["epoch"] for link in view["links"]] == [1]
+    consumed = seriatim("consume", "--queue", narrow, "--subscription", "s", "--from", "earliest", "--max", "2")
+    assert consumed.stdout == small + large
+    seriatim("queue", "delete", narrow, "--yes")
+
+
+def test_groups_that_aren_t_there_are_refused(seriatim, queue):
     assert "g9" in seriatim("queue", "create", "x", "--groups", "g1,g9", code=2).stderr
+    assert "g9" in seriatim("queue", "alter", queue, "--groups", "g1,g9", code=2).stderr
     assert "there is no group g9" in seriatim("group", "describe", "g9", code=2).stderr
     assert "there is no group g9" in seriatim("group", "drain", "g9", code=2).stderr
     assert [one["group"] for one in seriatim("group", "list", "--json").objects] == ["g1", "g2"]

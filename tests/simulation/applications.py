@@ -18,7 +18,7 @@ from seriatim.producer.core.sender import SenderSettings
 from seriatim.producer.handle import Handle
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, OutcomeUnknown, SeriatimError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, OutcomeUnknown, RecordTooLarge, SeriatimError
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
 from seriatim.protocol.record import Record
 from tests.simulation.ledger import Violation
@@ -27,6 +27,10 @@ from tests.simulation.world import World
 QUEUE = "q"
 SENDERS = ("sender-1", "sender-2")
 LOG = "log"
+
+
+SMALL_BYTES = 64
+"""The limit of a record of some queues."""
 
 
 def value_of(source: str, seq: int, queue: int) -> bytes:
@@ -121,15 +125,20 @@ class Sender:
         else:
             source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
         value = value_of(source, seq, self._world.queues)
-        self._world.ledger.sending(source, seq, value)
+        own_seq, own_source = (seq, source) if self._has_own_seqs else (None, None)
         try:
-            handle = buffer.send(
-                value, None, None, seq if self._has_own_seqs else None, source if self._has_own_seqs else None, None
-            )
+            try:
+                # A log's record is the same whoever sends it, whatever the limit is by then.
+                filled = value if self._has_own_seqs or seq % 5 else value.ljust(16 * SMALL_BYTES)
+                handle = buffer.send(filled, None, None, own_seq, own_source, None)
+            except RecordTooLarge:
+                filled = value
+                handle = buffer.send(filled, None, None, own_seq, own_source, None)
         except InvalidArgument:
             return  # it would have to wait
         except SeriatimError:
             return
+        self._world.ledger.sending(source, seq, filled)
         if self._has_own_seqs:
             self._next_seq += 1
         else:

@@ -17,7 +17,7 @@ from seriatim.coordinator.core import invariants
 from seriatim.protocol import chain
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
-from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.errors import RecordTooLarge, SeriatimError
 from seriatim.protocol.marks import merged
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.ensemble import Ensemble
@@ -48,6 +48,8 @@ class Oracle:
         for effect in effects:
             if isinstance(effect, replica_events.Store) and isinstance(event, replica_events.BatchArrived):
                 self._check_taken(state.record)
+            if isinstance(effect, replica_events.Refuse) and isinstance(effect.error, RecordTooLarge):
+                raise Violation("12: a sender was let send what its link doesn't take")
             if isinstance(effect, replica_events.Acknowledge):
                 self._check_acknowledged(state.record, int(effect.index))
             elif isinstance(effect, replica_events.Forward) and isinstance(event, replica_events.BatchArrived):

@@ -469,8 +469,9 @@ def settle_idle(schedule: Schedule) -> None:
 
 
 def alter_settings(schedule: Schedule) -> None:
-    """The next links are kept otherwise, groups come back otherwise, and what everybody has read may go soon, or at once."""
-    document, chance = schedule.world.document, schedule.chance
+    """The next links are kept otherwise, or elsewhere; groups come back otherwise; what everybody has read may go soon, or at once."""
+    world, chance = schedule.world, schedule.chance
+    document = world.document
     if document is None or document.subscription("main") is None:
         return  # what nobody has subscribed to may go unread
     settings = pb.QueueSettings(
@@ -478,8 +479,11 @@ def alter_settings(schedule: Schedule) -> None:
         flush_ms=chance.choice((5, 200)),
         retention_ms=chance.choice((1, 1000, 24 * 3600 * 1000)),
         readmit=chance.choice(("drained", "in-sync")),
+        max_record_bytes=chance.choice((0, 1 << 20)),
+        groups=chance.sample(world.group_names, 2) if chance.random() < 0.5 else (),
     )
-    schedule.operate("AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
+    is_for_all = not settings.groups and chance.random() < 0.5
+    schedule.operate("AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings, all_groups=is_for_all))
     for number in range(chance.randint(0, 3)):
         schedule.later(number * schedule.some_s(), schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
 
@@ -555,7 +559,11 @@ def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
     _asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
     world.oracle.begin_again()
     world.queues += 1
-    _asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=schedule.settings))
+    settings = pb.QueueSettings()
+    settings.CopyFrom(schedule.settings)
+    if not set(settings.groups) <= set(world.group_names):
+        settings.ClearField("groups")
+    _asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=settings))
     world.is_draining = False
     for name in (*applications, *world.member_names):
         world.start(name)
@@ -583,11 +591,12 @@ def remove_group(schedule: Schedule) -> None:
     Sometimes others take its name.
     """
     world, chance = schedule.world, schedule.chance
-    spare = [one for one in world.group_names if one not in schedule.settings.groups]
-    if len(world.group_names) < 3 or not spare:
+    if len(world.group_names) < 3:
         return
     head = _calmed(schedule).group
-    group = head if head in spare and chance.random() < 0.7 else chance.choice(spare)
+    group = head if chance.random() < 0.7 else chance.choice(world.group_names)
+    for_others = pb.AlterQueueRequest(queue=QUEUE, all_groups=True)
+    _asked(schedule, "AlterQueue", for_others)
     request = pb.GroupRequest(group=group)
     _asked(schedule, "DrainGroup", request)
     if chance.random() < 0.5:
@@ -601,8 +610,9 @@ def remove_group(schedule: Schedule) -> None:
         _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
     else:
         _make_again(schedule, lambda: world.remove_group(group))
-    for _ in range(20):
-        _asked(schedule, "DrainGroup", request)  # that it be resumed may have been asked for before, and come late
+    for _ in range(20):  # what was asked for before may come late: that it be resumed, that it serve this queue
+        _asked(schedule, "DrainGroup", request)
+        _asked(schedule, "AlterQueue", for_others)
         _asked(schedule, "RemoveGroup", request)
         if _check_removed(schedule, group):
             break

@@ -21,7 +21,7 @@ from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import nemesis
-from tests.simulation.applications import QUEUE, SENDERS, Reader, Replay, Sender
+from tests.simulation.applications import QUEUE, SENDERS, SMALL_BYTES, Reader, Replay, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import EndOfSteps, Host
@@ -101,6 +101,7 @@ class Schedule(Nemesis):
             flush_ms=flush_ms,
             readmit=self.chance.choices(("drained", "in-sync"), (3, 1))[0],
             groups=self._some_groups(),
+            max_record_bytes=random.Random(f"limit {self.seed}").choice((0, SMALL_BYTES)),
         )
 
     def _some_groups(self) -> tuple[str, ...]:
@@ -308,8 +309,13 @@ class Schedule(Nemesis):
 
     def _is_whole(self) -> bool:
         document = self.world.document
-        serving = set(self.settings.groups or self.world.group_names)
-        if document is None or set(document.send_list) != serving:
+        if document is None:
+            return False
+        names, link = self.world.group_names, document.last_link
+        serving = (
+            () if link is None or link.certificate is not None else (link.group,)
+        )  # until its link ends, whoever may
+        if set(document.send_list) != {one for one in document.settings.groups or names if one in names}.union(serving):
             return False
         if not all(self._is_present(name) for name in self.world.member_names):
             return False

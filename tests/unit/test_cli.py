@@ -158,6 +158,8 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["queue", "create", "q", "--groups", "g1", *NOBODY], 2, "two groups or more"),
         (["queue", "create", "q", "--durability", "no", *NOBODY], 2, "'no' is not one of"),
         (["queue", "alter", "q", *NOBODY], 2, "nothing is to be changed"),
+        (["queue", "alter", "q", "--groups", "g1", *NOBODY], 2, "two groups or more"),
+        (["queue", "alter", "q", "--groups", "g1,g2", "--all-groups", *NOBODY], 2, "either --groups or --all-groups"),
         (["queue", "delete", "q", *NOBODY], 2, "give --yes"),
         (["queue", "abandon-link", "q", "--epoch", "1", "--confirm", "p", *NOBODY], 2, "nothing was given up"),
         (["bench", "failover", "--queue", "q", "--pids", "/nowhere/pids.json", *NOBODY], 2, "does not exist"),
@@ -207,6 +209,21 @@ def test_alter_sends_what_was_given_and_nothing_of_the_environment(asked, monkey
     [(method, request)] = asked.calls
     assert (method, request.queue) == ("AlterQueue", "orders")
     assert request.settings == pb.QueueSettings(retention_ms=604_800_000)
+
+
+@pytest.mark.parametrize(
+    ("group", "said"), [("g1", "goes on on g1 as it is; `seriatim queue rotate orders`"), ("g2", "")]
+)
+def test_alter_says_where_the_queue_stays_until_its_next_link(asked, group, said):
+    link = pb.LinkView(epoch=1, group=group, state="open")
+    asked.replies["AlterQueue"] = pb.QueueView(
+        queue="orders", settings=pb.QueueSettings(groups=["g2", "g3"]), links=[link]
+    )
+    result = invoke("queue", "alter", "orders", "--groups", "g2,g3")
+    assert said in result.stderr
+    assert bool(said) == bool(result.stderr)
+    [(_, request)] = asked.calls
+    assert (request.settings, request.all_groups) == (pb.QueueSettings(groups=["g2", "g3"]), False)
 
 
 @pytest.mark.parametrize(("answer", "calls"), [("y\n", ["DeleteQueue"]), ("n\n", []), ("\n", [])])

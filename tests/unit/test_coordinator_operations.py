@@ -113,16 +113,46 @@ def test_what_was_asked_for_at_this_version_of_the_chain_is_done() -> None:
     assert store.written == done
 
 
-@pytest.mark.parametrize("message", [pb.QueueSettings(groups=["g1", "g2"]), pb.QueueSettings(max_record_bytes=5)])
-def test_what_a_queue_was_made_with_for_good_can_t_be_altered(message: pb.QueueSettings) -> None:
-    with pytest.raises(InvalidArgument, match="made with"):
-        altered_settings(message, World().document.settings)
+def altered(before: ChainDocument, *, all_groups: bool = False, **settings: Any) -> ChainDocument:
+    """In a cluster of g1, g2 and g3."""
+    request = pb.AlterQueueRequest(settings=pb.QueueSettings(**settings), all_groups=all_groups)
+    return chain.altered(before, altered_settings(request, frozenset({"g1", "g2", "g3"}), before.settings))
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"max_record_bytes": 1024 * 1024 - 1}, "only be raised, it is 1,048,576 bytes"),
+        ({"max_record_bytes": 1 << 30}, "at most 33,553,408 bytes"),
+        ({"groups": ["g1", "g4"]}, "no member of g4 was ever started"),
+        ({"groups": ["g1", "g1"]}, "named twice"),
+        ({"groups": ["g1", "g2"], "all_groups": True}, "either some groups, or all"),
+    ],
+)
+def test_what_would_make_a_queue_worse_is_refused(asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        altered(World().document, **asked)
 
 
 def test_an_altered_setting_leaves_the_others_and_every_link_as_they_are() -> None:
     before = World().document
-    after = chain.altered(before, altered_settings(pb.QueueSettings(durability="memory"), before.settings))
+    after = altered(before, durability="memory")
     assert after == replace(before, settings=replace(before.settings, durability=Durability.MEMORY))
+
+
+def test_groups_that_may_serve_no_longer_leave_the_send_list_but_for_the_one_that_serves() -> None:
+    world = World()
+    send_call(world).finish()
+    before = replace(world.document, send_list=("g1", "g2", "g3"))
+    assert [link.group for link in before.links] == ["g1"]
+    some = altered(before, groups=["g2", "g3"])
+    assert (some.settings.groups, some.send_list) == (("g2", "g3"), ("g1", "g2", "g3"))
+    assert some.links == before.links
+    ended = chain.lost(chain.closing(some, Epoch(1)), Epoch(1))
+    assert ended.send_list == ("g2", "g3")
+    assert altered(some, groups=["g1", "g3"]).send_list == ("g1", "g3")
+    every = altered(some, all_groups=True)
+    assert (every.settings.groups, every.send_list) == ((), ("g1", "g2", "g3"))
 
 
 class QueuesStore:

@@ -39,6 +39,12 @@ def test_a_lost_link_is_named_with_what_ends_it() -> None:
     assert removal.obstacles(DRAINED, [lost]) == {"queue orders": "link 1 is lost there, abandon it"}
 
 
+def test_a_queue_that_is_to_be_served_by_the_group_is_told_how_to_be_served_by_others() -> None:
+    document = World().document
+    given = replace(document, settings=replace(document.settings, groups=("g1", "g2")))
+    assert "`seriatim queue alter`" in removal.obstacles(DRAINED, [given])["queue orders"]
+
+
 @pytest.mark.parametrize("group", ["g1", "g2"])
 def test_a_drained_group_without_members_and_links_can_go(group: str) -> None:
     documents = [World().document] if group == "g1" else [World().document, world_with_a_link().document]

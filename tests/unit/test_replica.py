@@ -217,6 +217,14 @@ def test_opening_again_changes_nothing_and_a_new_token_fences() -> None:
     assert refusal(state, arrived(1, token=4)) == "older-version"
 
 
+def test_a_limit_that_was_raised_holds_for_the_open_link_and_never_falls() -> None:
+    state, _ = step(master(), Opened(ChainVersion(6), Token(2), 200))
+    assert state.record.max_record_bytes == 200
+    state, effects = step(state, Opened(ChainVersion(7), Token(2), 100))
+    assert state.record.max_record_bytes == 200
+    assert effects == (KeepRecord(state.record),)
+
+
 @pytest.mark.parametrize(
     ("state", "event", "code"),
     [

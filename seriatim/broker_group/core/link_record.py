@@ -43,7 +43,7 @@ class Role(StrEnum):
 class LinkRecord:
     """One link on one disk.
 
-    `role`, `durability`, `flush_ms`, `max_record_bytes` and the incarnations never change once the link was opened.
+    `role`, `durability`, `flush_ms` and the incarnations never change once the link was opened; `max_record_bytes` only rises.
     `start_marks`: up to which two members hold every record from before the link (H2).
     `token`: newest sender that may append. `chain_version`: newest version that a coordinator named (H12).
     `opened_start`: the start of this process in which it was opened; 0: never.

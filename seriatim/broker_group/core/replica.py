@@ -349,7 +349,8 @@ def _opened(state: Replica, event: Opened) -> Step:
         return state, (Refuse(OlderVersion("the chain has changed", chain_version=record.chain_version, **details)),)
     if event.token == record.token and event.chain_version == record.chain_version:
         return state, ()
-    record = replace(record, token=event.token, chain_version=event.chain_version)
+    limit_bytes = max(record.max_record_bytes, event.max_record_bytes)
+    record = replace(record, token=event.token, chain_version=event.chain_version, max_record_bytes=limit_bytes)
     return replace(state, record=record), (KeepRecord(record),)
 
 

@@ -14,10 +14,11 @@ from seriatim.protocol.names import ChainVersion, Index, Token
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A coordinator asked to take records from this token."""
+    """A coordinator asked to take records from this token. `max_record_bytes`: the queue's limit now, which only rises."""
 
     chain_version: ChainVersion
     token: Token
+    max_record_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

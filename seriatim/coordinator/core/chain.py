@@ -73,8 +73,16 @@ def deleted_error(document: ChainDocument) -> UnknownQueue:
 
 
 def altered(document: ChainDocument, settings: QueueSettings) -> ChainDocument:
-    """With other settings. A link keeps those that it was made with."""
-    return replace(document, settings=settings)
+    """With other settings. A link keeps those that it was made with.
+
+    Groups that may serve the queue no longer leave the send list, but for one with a live link, which leaves when that ends
+    (invariant 1); others come to its tail as any group does (invariant 6).
+    """
+    last = document.last_link
+    serving = last.group if last is not None and last.state in LIVE else ""
+    may_serve = {*settings.groups, serving}
+    send_list = tuple(one for one in document.send_list if not settings.groups or one in may_serve)
+    return replace(document, settings=settings, send_list=send_list)
 
 
 def with_sender(document: ChainDocument, node: str) -> ChainDocument:

@@ -42,10 +42,11 @@ def refused(group: str, reasons: Mapping[str, str]) -> Waiting:
 
 
 def _kept(document: ChainDocument, group: str) -> str:
-    """What the queue keeps on the group, or empty."""
+    """What the queue keeps on the group, or wants of it, or empty."""
     links = [link for link in document.links if link.group == group]
     if not links:
-        return ""
+        is_named = group in document.settings.groups
+        return "it was given this group to be served by, name others with `seriatim queue alter`" if is_named else ""
     if lost := [str(link.epoch) for link in links if link.state is LinkState.LOST]:
         return f"link {', '.join(lost)} is lost there, abandon it"
     return f"{len(links)} of its links are there, until all is read and its retention is over"

@@ -23,7 +23,7 @@ from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, encode
+from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, QueueSettings, encode
 from seriatim.protocol.names import ChainVersion, Epoch, Index, Offset, QueueId
 from tests.simulation.plants.plant import Maker, Plant, changed, together
 from tests.simulation.schedule import Shape
@@ -56,6 +56,16 @@ def _away_for_good(right: Any, seen: Any, view: Any) -> Any:
     links = () if seen.document.next_epoch == 1 else seen.document.links
     awaited = any(view.registry.group(link.group).missing for link in links)
     return [one for one in right(seen, view) if not (awaited and isinstance(one, background.ClearQueue))]
+
+
+def _only_who_may_serve(right: Any, document: ChainDocument, settings: QueueSettings) -> ChainDocument:
+    altered: ChainDocument = right(document, settings)
+    may_serve = settings.groups or altered.send_list
+    return replace(altered, send_list=tuple(one for one in altered.send_list if one in may_serve))
+
+
+def _listed_as_before(right: Any, document: ChainDocument, settings: QueueSettings) -> ChainDocument:
+    return replace(right(document, settings), send_list=document.send_list)
 
 
 # ---- two writes
@@ -328,6 +338,22 @@ PLANTS: tuple[Plant, ...] = (
         within=60,
         shape=Shape(kinds=("settings altered", "rotate", "pause an application"), faults=(3, 5), lasts_s=(5.0,)),
         finds="5:",
+    ),
+    Plant(
+        "altered at the head",
+        "groups that may serve the queue no longer leave the send list at once, also the one that serves",
+        changed(chain, "altered", _only_who_may_serve),
+        within=30,
+        shape=Shape(kinds=("settings altered",), groups=(3,)),
+        finds="1:",
+    ),
+    Plant(
+        "altered, and listed still",
+        "groups that may serve the queue no longer leave the send list as any other, when their turn is over",
+        changed(chain, "altered", _listed_as_before),
+        within=30,
+        shape=Shape(kinds=("settings altered",), groups=(3,)),
+        finds="12:",
     ),
     Plant(
         "removed with its links",

@@ -10,7 +10,9 @@ from seriatim.broker_group.core import replica, replica_events
 from seriatim.coordinator.core import acquire_send, chain, seal
 from seriatim.producer.core import events, sender
 from seriatim.producer.loop import SendingLoop
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, LinkState
+from tests.simulation.applications import SMALL_BYTES
 from tests.simulation.plants.plant import Plant, changed, together
 from tests.simulation.schedule import Shape
 
@@ -44,6 +46,10 @@ def _drops_the_rest(right: Any, state: Any, event: replica_events.Opened) -> Any
         return after, effects
     committed = after.committed
     return replace(after, tail=committed, durable=committed.index, flight=()), effects
+
+
+def _keeps_its_limit(right: Any, state: Any, event: replica_events.Opened) -> Any:
+    return right(state, replace(event, max_record_bytes=0))
 
 
 def _flushed_what_is_left(right: Any, state: Any, index: Any) -> Any:
@@ -179,6 +185,19 @@ PLANTS = (
         within=100,
         shape=Shape(kinds=("strain a sender",), faults=(4, 7)),
         finds="7:",
+    ),
+    Plant(
+        "an open link keeps its limit",
+        "a sender is granted a limit that was raised, and a link that is open keeps what it was made with",
+        changed(replica, "_opened", _keeps_its_limit),
+        within=200,
+        shape=Shape(
+            kinds=("settings altered", "kill an application", "strain a sender"),
+            faults=(4, 7),
+            senders=0.7,
+            settings=pb.QueueSettings(max_record_bytes=SMALL_BYTES),
+        ),
+        finds="12:",
     ),
     Plant(
         "sender told first",
