@@ -16,16 +16,21 @@ from seriatim.protocol.patience import Patience
 
 
 class SilentCall:
-    """A stream on which nothing ever comes."""
+    """A stream on which nothing ever comes until it is cancelled, which ends it."""
+
+    def __init__(self) -> None:
+        self._is_over = asyncio.Event()
 
     def __aiter__(self) -> SilentCall:
         return self
 
     async def __anext__(self) -> Any:
-        await asyncio.Event().wait()
+        await self._is_over.wait()
+        raise StopAsyncIteration
 
     def cancel(self) -> None:
-        """Nobody is told."""
+        """Told to whoever waits; a task that nobody wakes any more may be freed while it waits."""
+        self._is_over.set()
 
 
 def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_speaks() -> None:
