@@ -12,12 +12,16 @@ from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 
-CONTAINERS = Path(__file__).parent / "compose"
+TESTS = Path(__file__).parent
+LATE = [TESTS / "simulation", TESTS / "compose"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests in containers come last: they want both cores, and nothing of the others runs any more."""
-    items.sort(key=lambda item: CONTAINERS in item.path.parents)
+    """The simulator's tests come late: what they look at is made by what all others leave of the processors.
+
+    Those in containers come last: they want both cores, and nothing of the others runs any more.
+    """
+    items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if folder in item.path.parents), 0))
 
 
 class _Problems(logging.Handler):

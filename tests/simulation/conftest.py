@@ -1,7 +1,7 @@
-"""Runs schedules ahead of their tests, behind everything else: they need a processor, and nothing but that.
+"""Runs schedules and explorations ahead of their tests, behind everything else: they need a processor, and nothing but that.
 
-Other tests mostly wait for processes; each plant, and each part of the sound schedules, has a process of its own, which takes what
-they leave.
+Other tests mostly wait for processes; each plant, each part of the sound schedules, and each exploration has a process of its own,
+which takes what they leave.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,35 +22,60 @@ TIMEOUT_S = 1800
 SCHEDULES = 5000
 _PART = 250
 
+Job = tuple[str, str]
+"""Of what kind, and which: a plant by name, a part of the sound schedules by its first seed, what is explored by its number, or
+with which plant.
+"""
+
+
+def _job_of(item: pytest.Item) -> Job | None:
+    """What a test waits for, if anything."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    match item.path.name, parameters:
+        case "test_plants.py", {"name": name}:
+            return "plant", name
+        case "test_exhaustive.py", {"number": number}:
+            return "explored", str(number)
+        case "test_exhaustive.py", {"name": name}:
+            return "explored with", name
+    return None
+
+
+def _command(kind: str, which: str) -> tuple[str, ...]:
+    match kind:
+        case "plant":
+            return (
+                "tests.simulation",
+                "--processes",
+                "1",
+                "--plant",
+                which,
+                "--seeds",
+                f"0:{ALL[which].within}",
+                "--first",
+            )
+        case "schedules":
+            return "tests.simulation", "--processes", "1", "--seeds", f"{which}:{int(which) + _PART}"
+        case "explored":
+            return "tests.simulation.exhaustive", "--quick-number", which
+    return "tests.simulation.exhaustive", "--plant", which
+
 
 class Ahead:
-    """`within` schedules of each plant, or as many as show it, and the sound ones. All at the lowest priority, as many at once as
-    there are processors.
-    """
+    """All jobs, in their order, at the lowest priority, as many at once as there are processors."""
 
-    def __init__(self, plants: Sequence[str], schedules: int) -> None:
+    def __init__(self, jobs: Iterable[Job]) -> None:
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = False
         self._pool = ThreadPoolExecutor(os.cpu_count())
-        self._plants = {
-            name: self._pool.submit(self._run, "--plant", name, "--seeds", f"0:{ALL[name].within}", "--first")
-            for name in plants
-        }
-        self._parts = [
-            self._pool.submit(self._run, "--seeds", f"{first}:{first + _PART}") for first in range(0, schedules, _PART)
-        ]
+        self._jobs = {job: self._pool.submit(self._run, *_command(*job)) for job in jobs}
 
-    def summary_of(self, plant: str) -> dict[str, Any]:
-        """Waits for it."""
-        return self._plants[plant].result()
-
-    def summaries(self) -> list[dict[str, Any]]:
-        """Of all parts of the sound schedules. Waits for them."""
-        return [part.result() for part in self._parts]
+    def summary(self, kind: str, which: str) -> dict[str, Any]:
+        """Of a job. Waits for it."""
+        return self._jobs[kind, which].result()
 
     def _run(self, *arguments: str) -> dict[str, Any]:
-        simulation = [sys.executable, "-m", "tests.simulation", *arguments]
-        command = ["nice", "-n", "19", *simulation, "--json", "--processes", "1"]
+        command = ["nice", "-n", "19", sys.executable, "-m", *arguments, "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             self._running.add(process)
             try:
@@ -79,11 +104,11 @@ _KEY = pytest.StashKey[Ahead]()
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
-    parameters = (vars(item).get("callspec") for item in session.items if item.path.name == "test_plants.py")
-    plants = [one.params["name"] for one in parameters if one is not None]
-    schedules = SCHEDULES if any("summaries" in getattr(item, "fixturenames", ()) for item in session.items) else 0
-    if plants or schedules:
-        session.config.stash[_KEY] = Ahead(plants, schedules)
+    jobs = [job for item in session.items if (job := _job_of(item)) is not None]
+    if any("summaries" in getattr(item, "fixturenames", ()) for item in session.items):
+        jobs += [("schedules", str(first)) for first in range(0, SCHEDULES, _PART)]
+    if jobs:
+        session.config.stash[_KEY] = Ahead(jobs)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -100,4 +125,4 @@ def ahead(pytestconfig: pytest.Config) -> Ahead:
 @pytest.fixture
 def summaries(ahead: Ahead) -> list[dict[str, Any]]:
     """Of the sound schedules, part by part."""
-    return ahead.summaries()
+    return [ahead.summary("schedules", str(first)) for first in range(0, SCHEDULES, _PART)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 
@@ -23,20 +24,32 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
     parser.add_argument("--each", action="store_true", help="each kind of failure in a run of its own")
     parser.add_argument("--quick", action="store_true", help="all that `make test` explores")
+    parser.add_argument("--quick-number", type=int, metavar="N", help="the Nth of them, from 0")
     parser.add_argument("--plant", default="", help=f"one of: {'; '.join(PLANTS)}")
     parser.add_argument("--max-states", type=int, default=50_000_000)
+    parser.add_argument("--json", action="store_true", help="one object a line")
     asked = parser.parse_args()
     kinds = tuple(kind for kind in asked.kinds.split(",") if kind)
-    bounds = Bounds(asked.groups, asked.records, asked.own, asked.failures, asked.takeovers, kinds)
+    runs = (Bounds(asked.groups, asked.records, asked.own, asked.failures, asked.takeovers, kinds),)
+    if asked.each:
+        runs = tuple(replace(runs[0], kinds=(kind,)) for kind in kinds)
+    if asked.quick:
+        runs = QUICK
+    if asked.quick_number is not None:
+        runs = (QUICK[asked.quick_number],)
+    is_broken = False
     with pytest.MonkeyPatch.context() as patch:
         if asked.plant:
-            PLANTS[asked.plant].install(patch)
-            bounds = PLANTS[asked.plant].bounds
-        is_broken = False
-        runs = tuple(replace(bounds, kinds=(kind,)) for kind in kinds) if asked.each else (bounds,)
-        for one in QUICK if asked.quick else runs:
-            result = explore(one, max_states=asked.max_states)
-            sys.stdout.write(f"{result}\n")
+            plant = PLANTS[asked.plant]
+            plant.install(patch)
+            runs = (plant.bounds,)
+        for one in runs:
+            result = explore(
+                one,
+                max_states=plant.within_states if asked.plant else asked.max_states,
+                checks_liveness=not asked.plant,
+            )
+            sys.stdout.write(f"{json.dumps(result.summary()) if asked.json else result}\n")
             sys.stdout.flush()
             is_broken = is_broken or bool(result.violation)
     return 1 if is_broken else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from seriatim.protocol.errors import SeriatimError
 from tests.simulation.exhaustive.bounds import Bounds
@@ -35,6 +36,11 @@ class Result:
     trace: list[str] = field(default_factory=list)
     is_complete: bool = True
     ends: set[Ending] = field(default_factory=set)
+
+    def summary(self) -> dict[str, Any]:
+        """For whoever asked another process for it. `text`: all of it, for a person."""
+        is_complete, text = self.is_complete, str(self)
+        return {"violation": self.violation, "is_complete": is_complete, "goals": self.goals, "text": text}
 
     def __str__(self) -> str:
         text = (

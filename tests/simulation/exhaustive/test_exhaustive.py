@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.simulation.conftest import TIMEOUT_S, Ahead
 from tests.simulation.exhaustive.bounds import QUICK, Bounds
 from tests.simulation.exhaustive.explorer import explore
 from tests.simulation.exhaustive.plants import PLANTS, lying_slave
 
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
-@pytest.mark.parametrize("bounds", QUICK, ids=str)
-@pytest.mark.timeout(600)
-def test_no_interleaving_breaks_an_invariant(bounds: Bounds, record_property: Callable[[str, object], None]) -> None:
-    result = explore(bounds)
-    record_property("explored", str(result))
-    assert not result.violation, str(result)
-    assert result.is_complete
-    assert result.goals
+
+@pytest.mark.parametrize("number", range(len(QUICK)), ids=map(str, QUICK))
+def test_no_interleaving_breaks_an_invariant(ahead: Ahead, number: int) -> None:
+    result = ahead.summary("explored", str(number))
+    print(result["text"])  # noqa: T201
+    assert not result["violation"], result["text"]
+    assert result["is_complete"]
+    assert result["goals"]
+    assert result["text"].startswith(str(QUICK[number]))
 
 
 @pytest.mark.parametrize("name", PLANTS)
-@pytest.mark.timeout(600)
-def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    plant = PLANTS[name]
-    plant.install(monkeypatch)
-    result = explore(plant.bounds, max_states=plant.within_states, checks_liveness=False)
-    assert result.violation.startswith(plant.finds), str(result)
+def test_a_planted_defect_is_found(ahead: Ahead, name: str) -> None:
+    result = ahead.summary("explored with", name)
+    assert result["violation"].startswith(PLANTS[name].finds), result["text"]
 
 
 def test_a_slave_that_confirms_too_much_does_no_harm_while_its_answer_is_checked(
