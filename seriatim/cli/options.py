@@ -87,6 +87,21 @@ class Duration(click.ParamType[int]):
         return duration_ms
 
 
+class Setting(click.ParamType[tuple[str, str]]):
+    """KEY=VALUE."""
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Key and value, which may hold more equals signs."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, rest = str(value).partition("=")
+        if not key.strip() or not equals:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key.strip(), rest
+
+
 class Names(click.ParamType[tuple[str, ...]]):
     """Names with commas between, each once."""
 

@@ -15,7 +15,7 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.health import answering
-from seriatim.cli.options import coordinator_option, service_options, session_timeout_option
+from seriatim.cli.options import Setting, coordinator_option, service_options, session_timeout_option
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -73,6 +73,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="What Spark itself logs to standard error.",
 )
+@click.option(
+    "--spark-conf",
+    type=Setting(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of Spark's, such as spark.cores.max=4; as often as there are some.",
+)
 @service_options
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line: waiting, started, progress, stopped.")
 def replay(
@@ -88,6 +95,7 @@ def replay(
     until_idle: float | None,
     session_timeout_ms: int,
     spark_log: str,
+    spark_conf: tuple[tuple[str, str], ...],
     log_to: str | None,
     health_listen: str | None,
     is_json: bool,
@@ -122,6 +130,7 @@ def replay(
         until_idle_s=until_idle,
         session_timeout_s=session_timeout_ms / 1000,
         spark_log_level=spark_log,
+        spark_conf=dict(spark_conf),
     )
     if log_to:
         log.start_logging(to=log_to)

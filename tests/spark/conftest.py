@@ -25,7 +25,8 @@ _NUMBERS = count(1)
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from seriatim.consumer.spark.engine import spark_session
 
-    session = spark_session("local[2]", tmp_path_factory.mktemp("spark"))
+    conf = {"spark.driver.memory": "800m", "spark.driver.extraJavaOptions": "-Dseriatim.tests=yes"}
+    session = spark_session("local[2]", tmp_path_factory.mktemp("spark"), conf=conf)
     yield session
     session.stop()
 

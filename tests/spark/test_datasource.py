@@ -10,7 +10,9 @@ import pytest
 from fake_queue import FakeQueue, Link
 from pyspark.errors import PySparkException
 
+from seriatim.consumer.spark.engine import checked_conf
 from seriatim.protocol.batch import RecordColumns
+from seriatim.protocol.errors import InvalidArgument
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -30,6 +32,27 @@ def reader(spark, fake, **options):
 
 def offsets(frame):
     return [row.offset for row in frame.select("offset").collect()]
+
+
+def test_a_user_s_settings_go_before_ours_and_java_s_are_added(spark):
+    assert spark.conf.get("spark.driver.memory") == "800m"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    properties = spark._jvm.System
+    assert properties.getProperty("seriatim.tests") == "yes"
+    assert properties.getProperty("log4j2.configurationFile").endswith("log4j2.properties")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("spark.master", "--master"),
+        ("spark.sql.session.timeZone", "is UTC: a replay needs it so"),
+        ("driver.memory", "no setting of Spark's"),
+    ],
+)
+def test_a_setting_that_isn_t_the_user_s_is_refused(name, why):
+    with pytest.raises(InvalidArgument, match=why):
+        checked_conf({"spark.cores.max": "4", name: "CET"})
 
 
 def test_every_column_comes_through_unchanged(spark, queue):

@@ -325,6 +325,17 @@ def test_a_signal_ends_it_while_java_is_still_starting(queue, dsn, tmp_path):
         assert process.events()[-1] == {"event": "stopped", "offset": None, "records": 0, "changes": 0}
 
 
+def test_settings_of_spark_s_are_checked_before_anything_is_started(queue, dsn):
+    for given, why in (
+        ("spark.master=local[4]", "--master"),
+        ("spark.cores.max", "'spark.cores.max' is not KEY=VALUE"),
+    ):
+        code, said = refused_at_once(queue, dsn, {"SERIATIM_SPARK_CONF": given})
+        assert code == 2
+        assert why in said
+        assert "Traceback" not in said
+
+
 def test_without_java_it_says_what_to_install(queue, dsn, tmp_path):
     code, said = refused_at_once(queue, dsn, {"PATH": str(tmp_path), "JAVA_HOME": ""})
     assert code == 3

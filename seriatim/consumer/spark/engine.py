@@ -7,13 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from seriatim.consumer.spark.datasource import SeriatimDataSource
-from seriatim.protocol.errors import WorldError
+from seriatim.protocol.errors import InvalidArgument, WorldError
 
 JAVA_VERSION = 17
 """The oldest Java that Spark 4 runs on."""
@@ -30,6 +31,23 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{yy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
+
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+_FIXED = {
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # Nothing is shuffled; should a plan ever want to, one partition is in order.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "4",
+    "spark.sql.streaming.stopTimeout": "10s",
+}
+"""How a query runs; what it runs on is the user's."""
 
 
 class JavaMissing(WorldError):
@@ -64,16 +82,33 @@ def check_java() -> None:
         raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} is Java {found[1]}")
 
 
-def spark_session(master: str, directory: Path, *, log_level: str = "fatal") -> SparkSession:
+def checked_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """Spark's settings as a user gave them. Raises InvalidArgument for one that isn't the user's to choose, or not so."""
+    for name in conf:
+        if not name.startswith("spark."):
+            raise InvalidArgument(f"{name} is no setting of Spark's: their names start with spark.")
+        if name == "spark.master":
+            raise InvalidArgument("where Spark runs is said with --master, not as a setting")
+        if name in _FIXED:
+            raise InvalidArgument(f"{name} is {_FIXED[name]}: a replay needs it so")
+    return dict(conf)
+
+
+def spark_session(
+    master: str, directory: Path, *, log_level: str = "fatal", conf: Mapping[str, str] | None = None
+) -> SparkSession:
     """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
 
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
+    `conf`: settings of the user's (`checked_conf`), which go before ours; options of Java's are added to ours.
     Raises SparkNotStarted, where nobody answers at `master` after a minute.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     logging = directory / "log4j2.properties"
     logging.write_text(_LOGGING.format(level=log_level))
+    wanted = dict(conf or {})
+    java_options = wanted.pop(_JAVA_OPTIONS, "")
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -81,22 +116,13 @@ def spark_session(master: str, directory: Path, *, log_level: str = "fatal") -> 
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.memory": "768m",
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} "
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
-        # Nothing is shuffled; should a plan ever want to, one partition is in order.
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.minBatchesToRetain": "2",
-        "spark.sql.streaming.numRecentProgressUpdates": "4",
-        "spark.sql.streaming.stopTimeout": "10s",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} "
+        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto {java_options}",
         "spark.task.maxFailures": "4",
     }
     if master.startswith("local"):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    settings |= wanted | _FIXED
     builder = SparkSession.builder.appName("seriatim replay").master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from seriatim.consumer.spark.progress import Report
@@ -15,6 +16,7 @@ class ReplaySettings:
 
     checkpoint: folder for Spark's checkpoints, one that all executors' driver can reach; empty: a temporary one.
     until_idle_s: end when everything is applied and nothing came for so long; None: never.
+    spark_conf: settings of Spark's, by name.
     """
 
     coordinators: str
@@ -28,6 +30,7 @@ class ReplaySettings:
     until_idle_s: float | None = None
     session_timeout_s: float = 4.0
     spark_log_level: str = "fatal"
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
