@@ -72,18 +72,24 @@ def service_options(command: Command) -> Command:
 
 
 class Duration(click.ParamType[int]):
-    """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command."""
+    """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command. `or_never`: also never, which is 0."""
 
     name = "duration"
+
+    def __init__(self, *, or_never: bool = False) -> None:
+        self._or_never = or_never
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Milliseconds, at least 1."""
         if isinstance(value, int):
             return value
+        if self._or_never and value == "never":
+            return 0
         match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", str(value).strip())
         duration_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
         if duration_ms < 1:
-            self.fail(f"{value!r} is not a duration such as 500ms, 90s, 30m, 24h or 7d", param, ctx)
+            never = ", nor never" if self._or_never else ""
+            self.fail(f"{value!r} is not a duration such as 500ms, 90s, 30m, 24h or 7d{never}", param, ctx)
         return duration_ms
 
 

@@ -56,6 +56,13 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
             "When a group that failed comes back: when nothing is left to read on it, or as soon as it is in sync.",
             type=click.Choice(["drained", "in-sync"]),
         ),
+        option(
+            "--rotate-every",
+            "24h",
+            "How long one group serves, about, before the next one does, or never: what it holds can be let go only then.",
+            type=Duration(or_never=True),
+            metavar="DURATION",
+        ),
         option("--max-record-bytes", "1 MiB", "Limit of one record.", type=click.IntRange(min=1)),
     )
 
@@ -81,6 +88,7 @@ def create(
     retention: int | None,
     flush_ms: int | None,
     readmit: str | None,
+    rotate_every: int | None,
     max_record_bytes: int | None,
     if_missing: bool,
     coordinator: str,
@@ -96,7 +104,7 @@ def create(
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import QueueExists
 
-    settings = _message(groups, durability, retention, flush_ms, readmit, max_record_bytes)
+    settings = _message(groups, durability, retention, flush_ms, readmit, rotate_every, max_record_bytes)
     try:
         view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
     except QueueExists:
@@ -125,13 +133,14 @@ def alter(
     retention: int | None,
     flush_ms: int | None,
     readmit: str | None,
+    rotate_every: int | None,
     max_record_bytes: int | None,
     coordinator: str,
     is_json: bool,
 ) -> None:
     r"""Change settings of queue NAME; what isn't given stays. Records keep flowing.
 
-    Retention and readmission change at once: with a shorter retention, links that were read longer ago than that go.
+    Retention, readmission and rotation change at once: with a shorter retention, links that were read longer ago than that go.
     All else changes from the queue's next link on, `seriatim queue rotate NAME` begins one: durability and flushing; the
     groups, where the one that serves now is no longer named; and the limit of a record, which can only be raised.
 
@@ -143,13 +152,15 @@ def alter(
     from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
-    if not (groups or all_groups or durability or retention or flush_ms or readmit or max_record_bytes):
+    now = groups or all_groups or retention or readmit or rotate_every is not None
+    later = durability or flush_ms or max_record_bytes
+    if not (now or later):
         raise click.UsageError(
             "nothing is to be changed: give one of the settings, `seriatim queue alter --help` tells them"
         )
     if groups and all_groups:
         raise click.UsageError("either --groups or --all-groups")
-    settings = _message(groups, durability, retention, flush_ms, readmit, max_record_bytes)
+    settings = _message(groups, durability, retention, flush_ms, readmit, rotate_every, max_record_bytes)
     request = pb.AlterQueueRequest(queue=name, settings=settings, all_groups=all_groups)
     view = coordinators.call(coordinator, "AlterQueue", request)
     _show(view, is_json=is_json, done="altered")
@@ -157,7 +168,7 @@ def alter(
     if link is None or is_json:
         return
     is_left = bool(view.settings.groups) and link.group not in view.settings.groups
-    if durability or flush_ms or max_record_bytes or is_left:
+    if later or is_left:
         where = f" on {link.group}" if is_left else ""
         said = f"the open link goes on{where} as it is; `seriatim queue rotate {name}` begins the next one"
         click.echo(said, err=True)
@@ -294,6 +305,7 @@ def _message(
     retention: int | None,
     flush_ms: int | None,
     readmit: str | None,
+    rotate_every: int | None,
     max_record_bytes: int | None,
 ) -> pb.QueueSettings:
     """With what was given."""
@@ -307,6 +319,7 @@ def _message(
         retention_ms=retention or 0,
         flush_ms=flush_ms or 0,
         readmit=readmit or "",
+        rotate_ms=rotate_every,
         max_record_bytes=max_record_bytes or 0,
     )
 

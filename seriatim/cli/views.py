@@ -23,6 +23,7 @@ def settings_object(settings: pb.QueueSettings) -> dict[str, object]:
         "retention_ms": settings.retention_ms,
         "readmit": settings.readmit,
         "max_record_bytes": settings.max_record_bytes,
+        "rotate_ms": settings.rotate_ms,
     }
 
 
@@ -172,9 +173,10 @@ def number(value: int | None) -> str:
 def settings_text(settings: pb.QueueSettings) -> str:
     """Settings in one line."""
     flush = f", flushed every {settings.flush_ms} ms" if settings.durability in {"interval", "async"} else ""
+    rotated = f"every {duration_text(settings.rotate_ms)}" if settings.rotate_ms else "by hand"
     return (
         f"{settings.durability}{flush}, groups {','.join(settings.groups) or 'all'}, "
-        f"retention {duration_text(settings.retention_ms)}, readmit {settings.readmit}, "
+        f"retention {duration_text(settings.retention_ms)}, readmit {settings.readmit}, rotated {rotated}, "
         f"records up to {settings.max_record_bytes:,} bytes"
     )
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import background, chain, close_link, readmission, removal, seal, subscriptions
+from seriatim.coordinator.core import background, chain, close_link, readmission, removal, rotation, seal, subscriptions
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.registry import unknown_group
@@ -155,6 +155,24 @@ class Operations:
                     raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
         return messages.queue_view(document, version, self._store.registry)
+
+    async def rotate_aged(self, queue_id: QueueId, epoch: Epoch, cause_id: str) -> bool:
+        """A planned switch that nobody asked for, off the link of this epoch; False where it had better wait."""
+        document, version = await self._store.read_chain(queue_id)
+        last = document.last_link
+        if last is None or last.epoch != epoch or last.state is not LinkState.OPEN:
+            return True  # somebody else was faster
+        view = await self._description.queue(document, version)
+        lags = {one.subscription: one.lag_records if one.has_lag else None for one in view.subscriptions}
+        await self._next_group(document)
+        if reason := rotation.obstacle(document, self._store.registry, lags):
+            _log.info("rotation waits", queue=document.name, epoch=epoch, reason=reason, cause_id=cause_id)
+            return False
+        if not rotation.is_due(document, self._store.registry, now_ms()):
+            return False
+        await self._switched(document, last, cause_id)
+        _log.info("link rotated by age", queue=document.name, epoch=epoch, cause_id=cause_id)
+        return True
 
     async def _next_group(self, document: ChainDocument) -> str:
         """Where a switch would lead; empty where it leads to none. Only that group is looked up: there may be many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from seriatim.coordinator.core import background, close_link
 from seriatim.coordinator.core.background import (
@@ -13,6 +13,7 @@ from seriatim.coordinator.core.background import (
     Change,
     ClearQueue,
     CloseIt,
+    Rotate,
     TellDrop,
     TellEnd,
     Told,
@@ -36,6 +37,8 @@ SETTLE_S = 0.05
 ASK_MEMBERS_EVERY_S = 2.0
 RETRY_S = 1.0
 """An action that failed is not tried again sooner."""
+ROTATE_AGAIN_S = 10.0
+"""A rotation that would have left a queue worse off is looked at again after so long."""
 MAX_AT_ONCE = 32
 CLOSINGS_AT_ONCE = 8
 CHANGES_AT_ONCE = 2
@@ -52,13 +55,20 @@ GIVE_WAY_S = 0.1
 FORGET_EVERY_S = 60.0
 
 
+Rotation = Callable[[QueueId, Epoch, str], Awaitable[bool]]
+"""Rotates a queue off the link of this epoch; False where it had better not, now."""
+
+
 class BackgroundWork:
     """Works while `is_elected` says so. `run` ends only when cancelled."""
 
-    def __init__(self, store: Store, members: Members, execution: Execution, is_elected: Callable[[], bool]) -> None:
+    def __init__(
+        self, store: Store, members: Members, execution: Execution, rotate: Rotation, is_elected: Callable[[], bool]
+    ) -> None:
         self._store = store
         self._members = members
         self._execution = execution
+        self._rotate = rotate
         self._is_elected = is_elected
         self._wake = asyncio.Event()
         self._ends: set[tuple[QueueId, Epoch, bytes, Incarnation]] = set()
@@ -175,7 +185,8 @@ class BackgroundWork:
             if self._is_more_due:
                 self._wake.set()
         if not is_done:
-            self._not_before_s[key] = boottime_s() + RETRY_S
+            retry_s = ROTATE_AGAIN_S if isinstance(action, Rotate) else RETRY_S
+            self._not_before_s[key] = boottime_s() + retry_s
 
     async def _done(self, action: Action, cause_id: str) -> bool:
         """Carry out one action. False: it has to be tried again."""
@@ -185,6 +196,8 @@ class BackgroundWork:
                 begun = close_link.start(epoch)
                 result = await self._execution.run(queue_id, begun, close_link.step, cause_id)
                 return not isinstance(result, Wait)
+            case Rotate(queue_id, epoch):
+                return await self._rotate(queue_id, epoch, cause_id)
             case Change(document, expected, what):
                 version = await self._store.write_chain(document, expected)
                 if version is not None:
@@ -249,6 +262,8 @@ def _lane(action: Action) -> tuple[object, int]:
     match action:
         case CloseIt():
             return CloseIt, CLOSINGS_AT_ONCE
+        case Rotate():
+            return Rotate, 1  # a moment's standstill each, and not of all queues in the same moment
         case Change() | ClearQueue():
             return Change, CHANGES_AT_ONCE
         case TellEnd() | TellDrop():
@@ -260,6 +275,8 @@ def _key(action: Action) -> object:
     match action:
         case CloseIt(queue_id, epoch, _):
             return "close", queue_id, epoch
+        case Rotate(queue_id, epoch):
+            return "rotate", queue_id, epoch
         case Change(document, expected, _):
             return "change", document.queue_id, expected
         case TellEnd(document, _, link, member, incarnation):

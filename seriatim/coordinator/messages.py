@@ -17,6 +17,7 @@ from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.names import ChainVersion, Incarnation, Index
 
 _DEFAULT = QueueSettings()
+MIN_ROTATE_MS = 1000
 _WHOLENESS = {
     pb.SealReply.WHOLE: Wholeness.WHOLE,
     pb.SealReply.PARTIAL: Wholeness.PARTIAL,
@@ -76,6 +77,9 @@ def settings_from(
             f"a record has at most {MAX_RECORD_BYTES:,} bytes, whatever a queue's limit",
             max_record_bytes=MAX_RECORD_BYTES,
         )
+    rotate_ms = message.rotate_ms if message.HasField("rotate_ms") else default.rotate_ms
+    if 0 < rotate_ms < MIN_ROTATE_MS:
+        raise InvalidArgument(f"a link is in use for at least {MIN_ROTATE_MS} ms", rotate_ms=rotate_ms)
     groups = tuple(message.groups) or default.groups
     if len(set(groups)) != len(groups):
         raise InvalidArgument("a group is named twice", groups=list(groups))
@@ -89,6 +93,7 @@ def settings_from(
         retention_ms=message.retention_ms or default.retention_ms,
         readmit=readmit,
         max_record_bytes=message.max_record_bytes or default.max_record_bytes,
+        rotate_ms=rotate_ms,
     )
 
 
@@ -118,6 +123,7 @@ def settings(value: QueueSettings) -> pb.QueueSettings:
         retention_ms=value.retention_ms,
         readmit=value.readmit,
         max_record_bytes=value.max_record_bytes,
+        rotate_ms=value.rotate_ms,
     )
 
 

@@ -85,7 +85,11 @@ class CoordinatorProcess:
         self._election = Election(
             self._session, self._store.paths.coordinator_election, self.name, self._standing_changed
         )
-        self._background = BackgroundWork(self._store, self._members, self._execution, self._is_elected)
+        self._description = Description(self._store, self._members)
+        self._operations = Operations(self._store, self._members, self._execution, self._description)
+        self._background = BackgroundWork(
+            self._store, self._members, self._execution, self._operations.rotate_aged, self._is_elected
+        )
         self._register = asyncio.Event()
         self._server = rpc.server()
         self._outside_server = rpc.server([AnswersOutside(self._outside_addresses)])
@@ -98,9 +102,7 @@ class CoordinatorProcess:
         await self._done(self._store.start)
         self._store.on_change(self._members.connect)
         self._members.connect()
-        description = Description(self._store, self._members)
-        operations = Operations(self._store, self._members, self._execution, description)
-        parts = Parts(self._store, self._members, self._execution, description, operations)
+        parts = Parts(self._store, self._members, self._execution, self._description, self._operations)
         service = CoordinatorService(parts)
         self._serve(service, self._server)
         self.port = rpc.listen(self._server, self._settings.listen)

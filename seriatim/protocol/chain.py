@@ -62,12 +62,16 @@ class Readmit(StrEnum):
     IN_SYNC = "in-sync"
 
 
+ROTATE_MS = 24 * 3600 * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """What an operator chose for a queue. Changes hold from the next link on.
 
     `groups`: the groups that may serve it, in order; empty: every group. `retention_ms`: how long a drained link is
-    kept after its seal. `flush_ms`: between flushes, for `interval` and `async`.
+    kept after its seal. `flush_ms`: between flushes, for `interval` and `async`. `rotate_ms`: how long a link is in use, about,
+    until a planned switch; 0: until people ask for one.
     """
 
     durability: Durability = Durability.SYNC
@@ -76,6 +80,7 @@ class QueueSettings:
     retention_ms: int = 24 * 3600 * 1000
     readmit: Readmit = Readmit.DRAINED
     max_record_bytes: int = 1024 * 1024
+    rotate_ms: int = ROTATE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +281,10 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, Mapping):
         return dict(value)
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    content = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if content.get("rotate_ms") == ROTATE_MS:
+        del content["rotate_ms"]  # versions before this setting can't read it
+    return content
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)

@@ -193,6 +193,7 @@ class QueueSettings(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     READMIT_FIELD_NUMBER: _builtins.int
     MAX_RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    ROTATE_MS_FIELD_NUMBER: _builtins.int
     durability: _builtins.str
     """sync, interval, async, memory"""
     flush_ms: _builtins.int
@@ -202,6 +203,8 @@ class QueueSettings(_message.Message):
     readmit: _builtins.str
     """drained, in-sync"""
     max_record_bytes: _builtins.int
+    rotate_ms: _builtins.int
+    """about so long a link is in use, then the queue goes on with its next group; 0: until asked to"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """in the order of the first send list; empty: all groups"""
@@ -215,12 +218,15 @@ class QueueSettings(_message.Message):
         retention_ms: _builtins.int = ...,
         readmit: _builtins.str = ...,
         max_record_bytes: _builtins.int = ...,
+        rotate_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rotate_ms", b"_rotate_ms", "rotate_ms", b"rotate_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "flush_ms", b"flush_ms", "groups", b"groups", "max_record_bytes", b"max_record_bytes", "readmit", b"readmit", "retention_ms", b"retention_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rotate_ms", b"_rotate_ms", "durability", b"durability", "flush_ms", b"flush_ms", "groups", b"groups", "max_record_bytes", b"max_record_bytes", "readmit", b"readmit", "retention_ms", b"retention_ms", "rotate_ms", b"rotate_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rotate_ms: _TypeAlias = _typing.Literal["rotate_ms"]  # noqa: Y015
+    _WhichOneofArgType__rotate_ms: _TypeAlias = _typing.Literal["_rotate_ms", b"_rotate_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rotate_ms) -> _WhichOneofReturnType__rotate_ms | None: ...
 
 Global___QueueSettings: _TypeAlias = QueueSettings  # noqa: Y015
 

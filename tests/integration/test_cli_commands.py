@@ -80,11 +80,11 @@ def is_told_by_both(view):
 def test_queues_are_made_listed_described_and_deleted(seriatim):
     made = seriatim(
         "queue", "create", "orders", "--durability", "interval", "--flush-ms", "20", "--groups", "g2,g1",
-        "--retention", "2h", "--readmit", "in-sync", "--max-record-bytes", "5000", "--json",
+        "--retention", "2h", "--readmit", "in-sync", "--max-record-bytes", "5000", "--rotate-every", "30m", "--json",
     ).objects[0]  # fmt: skip
     assert made["settings"] == {
         "durability": "interval", "flush_ms": 20, "groups": ["g2", "g1"], "retention_ms": 7_200_000,
-        "readmit": "in-sync", "max_record_bytes": 5000,
+        "readmit": "in-sync", "max_record_bytes": 5000, "rotate_ms": 1_800_000,
     }  # fmt: skip
     assert made["send_list"] == ["g2", "g1"]
     assert "already" in seriatim("queue", "create", "orders", code=2).stderr
@@ -131,6 +131,28 @@ def test_a_raised_limit_holds_for_who_is_elected_next_on_the_open_link_too(seria
     consumed = seriatim("consume", "--queue", narrow, "--subscription", "s", "--from", "earliest", "--max", "2")
     assert consumed.stdout == small + large
     seriatim("queue", "delete", narrow, "--yes")
+
+
+def test_a_queue_moves_on_by_itself_when_its_link_is_old_and_rests_when_told_to(seriatim, cluster, queue):
+    seriatim("queue", "alter", queue, "--rotate-every", "1s")
+    with Producer(cluster.coordinators, queue, session_timeout_s=20) as producer:
+        deadline_s = time.monotonic() + 60
+        sent = 0
+        while len({link["group"] for link in seriatim("queue", "describe", queue, "--json").objects[0]["links"]}) < 2:
+            assert time.monotonic() < deadline_s
+            producer.send(str(sent).encode())
+            sent += 1
+        seriatim("queue", "alter", queue, "--rotate-every", "never")
+        view = seriatim("queue", "describe", queue, "--json").objects[0]
+        producer.send(str(sent).encode())
+        producer.flush(60)
+    consumed = seriatim(
+        "consume", "--queue", queue, "--subscription", "s", "--from", "earliest", "--max", str(sent + 1)
+    )
+    assert consumed.stdout.split() == [str(number) for number in range(sent + 1)]
+    time.sleep(2.5)
+    after = seriatim("queue", "describe", queue, "--json").objects[0]
+    assert [link["epoch"] for link in after["links"]] == [link["epoch"] for link in view["links"]]
 
 
 def test_groups_that_aren_t_there_are_refused(seriatim, queue):

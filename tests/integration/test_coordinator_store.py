@@ -577,7 +577,9 @@ def test_no_queue_is_cleared_away_behind_the_back_of_a_group_that_this_coordinat
         async with session(zookeeper) as own, session(zookeeper) as member:
             store = Store(own, CLUSTER)
             await store.start()
-            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (None, None, lambda: True)))
+            work = background.BackgroundWork(
+                store, *cast("tuple[Any, Any, Any, Any]", (None, None, None, lambda: True))
+            )
             queue_id = await store.new_queue_id()
             await store.create_queue(new_document("orders", queue_id))
             clear = core_background.ClearQueue(queue_id, "orders")

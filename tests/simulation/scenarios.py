@@ -479,6 +479,7 @@ def alter_settings(schedule: Schedule) -> None:
         flush_ms=chance.choice((5, 200)),
         retention_ms=chance.choice((1, 1000, 24 * 3600 * 1000)),
         readmit=chance.choice(("drained", "in-sync")),
+        rotate_ms=chance.choice((None, 0, 1000)),
         max_record_bytes=chance.choice((0, 1 << 20)),
         groups=chance.sample(world.group_names, 2) if chance.random() < 0.5 else (),
     )

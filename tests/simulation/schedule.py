@@ -101,6 +101,7 @@ class Schedule(Nemesis):
             flush_ms=flush_ms,
             readmit=self.chance.choices(("drained", "in-sync"), (3, 1))[0],
             groups=self._some_groups(),
+            rotate_ms=random.Random(f"age {self.seed}").choice((None, None, None, 0, 1000)),
             max_record_bytes=random.Random(f"limit {self.seed}").choice((0, SMALL_BYTES)),
         )
 

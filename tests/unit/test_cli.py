@@ -211,6 +211,14 @@ def test_alter_sends_what_was_given_and_nothing_of_the_environment(asked, monkey
     assert request.settings == pb.QueueSettings(retention_ms=604_800_000)
 
 
+@pytest.mark.parametrize(("given", "rotate_ms"), [("never", 0), ("6h", 21_600_000)])
+def test_never_to_rotate_is_a_setting_too(asked, given, rotate_ms):
+    asked.replies["AlterQueue"] = a_view()
+    assert invoke("queue", "alter", "orders", "--rotate-every", given).exception is None
+    [(_, request)] = asked.calls
+    assert request.settings == pb.QueueSettings(rotate_ms=rotate_ms)
+
+
 @pytest.mark.parametrize(
     ("group", "said"), [("g1", "goes on on g1 as it is; `seriatim queue rotate orders`"), ("g2", "")]
 )
@@ -367,7 +375,8 @@ def a_view():
         cluster="main",
         chain_version=12,
         settings=pb.QueueSettings(
-            durability="interval", flush_ms=5, retention_ms=86_400_000, readmit="drained", max_record_bytes=1024
+            durability="interval", flush_ms=5, retention_ms=86_400_000, readmit="drained", max_record_bytes=1024,
+            rotate_ms=86_400_000,
         ),
         sender="app-0000000001",
         sender_token=3,
@@ -390,7 +399,7 @@ def a_view():
     )  # fmt: skip
 
 
-SETTINGS_LINE = "  settings       interval, flushed every 5 ms, groups all, retention 1d, readmit drained, records up to 1,024 bytes"
+SETTINGS_LINE = "  settings       interval, flushed every 5 ms, groups all, retention 1d, readmit drained, rotated every 1d, records up to 1,024 bytes"
 
 
 def test_a_queue_for_a_person():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from seriatim.coordinator.core import chain, readmission, retention
+from seriatim.coordinator.core import chain, readmission, retention, rotation
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
@@ -68,6 +68,14 @@ class CloseIt:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotate:
+    """Go on with the next group, unless it is better not to (`rotation.obstacle`): that takes asking members."""
+
+    queue_id: QueueId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """Write the chain by compare-and-set; a conflict is no harm, the next look sees the new one."""
 
@@ -105,7 +113,7 @@ class ClearQueue:
     name: str
 
 
-Action = CloseIt | Change | TellEnd | TellDrop | ClearQueue
+Action = CloseIt | Rotate | Change | TellEnd | TellDrop | ClearQueue
 
 
 def plan(view: View, now_ms: int) -> tuple[Action, ...]:
@@ -119,7 +127,7 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
             actions.append(Change(chain.deleted(seen.document), seen.version, "deleted: its making was cut off"))
             continue
         closings = tuple(_closings(seen, view, now_ms))
-        actions += closings or _change(seen, view, now_ms)
+        actions += closings or _change(seen, view, now_ms) or _rotation(seen, view, now_ms)
         actions += _ends(seen, view)
         actions += _drops(seen.document, seen.document.dropped.epoch, view)
     return tuple(actions)
@@ -181,6 +189,14 @@ def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
         document = retention.without(document, epochs)
         done.append(f"links {epochs[0]} to {epochs[-1]} are kept no longer")
     return (Change(document, seen.version, "; ".join(done)),) if done else ()
+
+
+def _rotation(seen: SeenChain, view: View, now_ms: int) -> tuple[Rotate, ...]:
+    document = seen.document
+    last = document.last_link
+    if last is None or now_ms - seen.since_ms < QUIET_MS or not rotation.is_due(document, view.registry, now_ms):
+        return ()
+    return (Rotate(document.queue_id, last.epoch),)
 
 
 def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:

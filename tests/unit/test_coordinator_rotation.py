@@ -1,0 +1,107 @@
+"""When a queue goes on with its next group unasked, and when it had better not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from seriatim.coordinator.core import background, chain, rotation
+from seriatim.coordinator.core.background import Rotate
+from seriatim.coordinator.messages import settings, settings_from
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit, decode, encode
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.names import Epoch, QueueId
+from tests.property.chain_world import World, send_call, with_subscription
+
+OLD_MS = 5_000
+
+
+def sending_world() -> World:
+    """g1 serves, g2 is next; a link is in use for five seconds."""
+    world = World()
+    with_subscription(world)
+    world.document = with_settings(world.document, rotate_ms=OLD_MS)
+    send_call(world).finish()
+    return world
+
+
+def with_settings(document: ChainDocument, **settings: object) -> ChainDocument:
+    return replace(document, settings=replace(document.settings, **settings))
+
+
+def created_ms(world: World) -> int:
+    return world.document.links[-1].created_at_ms
+
+
+def test_an_open_link_is_left_when_it_is_old_enough_and_there_is_somewhere_to_go() -> None:
+    world = sending_world()
+    document, registry, old_ms = world.document, world.registry(), created_ms(world) + OLD_MS
+    assert rotation.is_due(document, registry, old_ms)
+    assert not rotation.is_due(document, registry, old_ms - 1)
+    assert not rotation.is_due(with_settings(document, rotate_ms=0), registry, old_ms)
+    assert not rotation.is_due(chain.closing(document, Epoch(1)), registry, old_ms)
+    assert not rotation.is_due(replace(document, send_list=("g1",)), registry, old_ms)
+    assert not rotation.is_due(replace(document, links=(), send_list=("g1", "g2")), registry, old_ms)
+
+
+@pytest.mark.parametrize(
+    ("lags", "is_refused"),
+    [
+        ({}, False),
+        ({"live": 0, "near": rotation.NEAR_RECORDS}, False),
+        ({"live": 0, "away": rotation.NEAR_RECORDS + 1}, True),
+        ({"untold": None}, True),
+    ],
+)
+def test_with_one_more_group_it_waits_until_the_one_that_serves_can_come_back_at_once(
+    lags: dict[str, int | None], is_refused: bool
+) -> None:
+    world = sending_world()
+    document, registry = replace(world.document, send_list=("g1", "g2")), world.registry()
+    reason = rotation.obstacle(document, registry, lags)
+    assert bool(reason) is is_refused
+    if is_refused:
+        assert list(lags)[-1] in reason
+        assert "live" not in reason
+    assert not rotation.obstacle(with_settings(document, readmit=Readmit.IN_SYNC), registry, lags)
+
+
+def test_the_elected_coordinator_does_it_behind_everything_else_in_a_quiet_chain() -> None:
+    world = sending_world()
+    world.append(Epoch(1), 2)
+
+    def planned(now_ms: int, since_ms: int = 0) -> list[object]:
+        seen = background.SeenChain(world.document, world.version, since_ms)
+        names = {"orders": QueueId(1)}
+        view = background.View((seen,), world.registry(), names, background.Told())
+        return list(background.plan(view, now_ms))
+
+    old_ms = created_ms(world) + OLD_MS
+    assert planned(old_ms) == [Rotate(QueueId(1), Epoch(1))]
+    assert planned(old_ms, since_ms=old_ms - background.QUIET_MS + 1) == []
+    assert planned(old_ms - 1) == []
+    world.document = replace(world.document, send_list=("g1", "g2"))
+    world.restart(("g1", "b"))
+    assert Rotate not in map(type, planned(old_ms)), "it is closed because a member is gone"
+
+
+def test_the_setting_goes_through_messages_and_0_is_not_the_default() -> None:
+    assert settings_from(pb.QueueSettings(), frozenset()).rotate_ms == 24 * 3600 * 1000
+    never = settings_from(pb.QueueSettings(rotate_ms=0), frozenset())
+    assert never.rotate_ms == 0
+    assert settings_from(settings(never), frozenset()) == never
+    assert settings_from(pb.QueueSettings(flush_ms=7), frozenset(), never).rotate_ms == 0
+    with pytest.raises(InvalidArgument, match="at least 1000 ms"):
+        settings_from(pb.QueueSettings(rotate_ms=999), frozenset())
+
+
+def test_a_document_with_the_default_is_one_that_versions_without_the_setting_can_read() -> None:
+    document = World().document
+    content = json.loads(encode(document))
+    assert content["settings"].keys() == set(QueueSettings.__dataclass_fields__) - {"rotate_ms"}
+    assert decode(encode(document)) == document
+    changed = with_settings(document, rotate_ms=0)
+    assert decode(encode(changed)) == changed
