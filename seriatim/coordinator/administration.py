@@ -13,7 +13,7 @@ from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.registry import unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
-from seriatim.coordinator.description import Description
+from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store, checked_name
@@ -162,14 +162,11 @@ class Operations:
         last = document.last_link
         if last is None or last.epoch != epoch or last.state is not LinkState.OPEN:
             return True  # somebody else was faster
-        view = await self._description.queue(document, version)
-        lags = {one.subscription: one.lag_records if one.has_lag else None for one in view.subscriptions}
         await self._next_group(document)
-        if reason := rotation.obstacle(document, self._store.registry, lags):
-            _log.info("rotation waits", queue=document.name, epoch=epoch, reason=reason, cause_id=cause_id)
-            return False
-        if not rotation.is_due(document, self._store.registry, now_ms()):
-            return False
+        lagging = lags(await self._description.queue(document, version))
+        registry = self._store.registry
+        if not rotation.is_due(document, registry, now_ms()) or rotation.obstacle(document, registry, lagging):
+            return False  # status says why
         await self._switched(document, last, cause_id)
         _log.info("link rotated by age", queue=document.name, epoch=epoch, cause_id=cause_id)
         return True

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import subscriptions
+from seriatim.coordinator.core import rotation, subscriptions
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
+from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName
 
@@ -50,6 +51,9 @@ class Description:
                 view.waits.append(pb.WaitReason(what=f"link {link.epoch}", reason=reason))
         for subscription, told in zip(document.subscriptions, view.subscriptions, strict=True):
             _describe_cursor(document, subscription, told, answers)
+        is_due = rotation.is_due(document, registry, now_ms())
+        if is_due and (reason := rotation.obstacle(document, registry, lags(view))):
+            view.waits.append(pb.WaitReason(what="rotation", reason=reason))
         return view
 
     async def _elected(self, document: ChainDocument) -> list[str]:
@@ -80,6 +84,11 @@ class Description:
             return await self._members.describe_link(document.queue_id, link, member)
         except SeriatimError:
             return None  # the view shows as unknown what nobody tells
+
+
+def lags(view: pb.QueueView) -> dict[str, int | None]:
+    """How many records each subscription has left to read; None: nobody could tell."""
+    return {one.subscription: one.lag_records if one.has_lag else None for one in view.subscriptions}
 
 
 def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.DescribeLinkReply]) -> None:

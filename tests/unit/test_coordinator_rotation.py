@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
+from seriatim.coordinator.description import Description
+from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
+from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit, decode, encode
-from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.names import Epoch, QueueId
+from seriatim.protocol.errors import InvalidArgument, Unreachable
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, send_call, with_subscription
 
 OLD_MS = 5_000
@@ -67,6 +73,42 @@ def test_with_one_more_group_it_waits_until_the_one_that_serves_can_come_back_at
         assert list(lags)[-1] in reason
         assert "live" not in reason
     assert not rotation.obstacle(with_settings(document, readmit=Readmit.IN_SYNC), registry, lags)
+
+
+def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -> None:
+    world = sending_world()
+    world.document = replace(world.document, send_list=("g1", "g2"))
+
+    class Silent:
+        """Members that nobody hears."""
+
+        async def describe_link(self, *_: object) -> pb.DescribeLinkReply:
+            raise Unreachable("no answer")
+
+    class OneStore:
+        registry = world.registry()
+
+        async def first_in_line(self, *_: object) -> str:
+            return ""
+
+        async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+            return world.document, world.version
+
+        async def look_up_registry(self, _: object) -> None: ...
+
+    store, members = cast("tuple[Store, Members]", (OneStore(), Silent()))
+    description = Description(store, members)
+    operations = Operations(store, members, cast("Any", None), description)
+
+    async def scenario() -> tuple[pb.QueueView, bool, bool]:
+        view = await description.queue(world.document, world.version)
+        left = await operations.rotate_aged(QueueId(1), Epoch(1), "test")
+        return view, left, await operations.rotate_aged(QueueId(1), Epoch(2), "test")
+
+    view, is_done, is_another_done = asyncio.run(scenario())
+    assert "rotation" in {one.what for one in view.waits}
+    assert not is_done
+    assert is_another_done, "that link isn't the last one any more"
 
 
 def test_the_elected_coordinator_does_it_behind_everything_else_in_a_quiet_chain() -> None:
