@@ -123,8 +123,14 @@ def test_the_elected_coordinator_does_it_behind_everything_else_in_a_quiet_chain
 
     old_ms = created_ms(world) + OLD_MS
     assert planned(old_ms) == [Rotate(QueueId(1), Epoch(1))]
-    assert planned(old_ms, since_ms=old_ms - background.QUIET_MS + 1) == []
+    assert planned(old_ms, since_ms=old_ms - OLD_MS + 1) == []
+    assert planned(old_ms, since_ms=old_ms - OLD_MS) == [Rotate(QueueId(1), Epoch(1))]
     assert planned(old_ms - 1) == []
+    daily_ms = 24 * 3600 * 1000
+    world.document = with_settings(world.document, rotate_ms=daily_ms)
+    made_ms = created_ms(world) + daily_ms  # by a clock that is a day behind
+    assert planned(made_ms, since_ms=made_ms - background.ROTATION_QUIET_MS + 1) == []
+    assert planned(made_ms, since_ms=made_ms - background.ROTATION_QUIET_MS) == [Rotate(QueueId(1), Epoch(1))]
     world.document = replace(world.document, send_list=("g1", "g2"))
     world.restart(("g1", "b"))
     assert Rotate not in map(type, planned(old_ms)), "it is closed because a member is gone"

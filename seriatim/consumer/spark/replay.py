@@ -70,9 +70,9 @@ class Replay:
     def run(self) -> None:
         """Replay until stopped or idle.
 
-        Raises InvalidArgument where a setting of Spark's isn't the user's; JavaMissing or SparkNotStarted; TargetLost, Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed,
-        BrokenStream or InvalidArgument where going on needs somebody to mend something; Fenced where the target was
-        claimed with a newer token than this election gives.
+        Raises JavaMissing or SparkNotStarted, and InvalidArgument for a setting of Spark's that isn't the user's; TargetLost,
+        Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, BrokenStream or InvalidArgument where going
+        on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
         """
         run, settings = self._run, self._run.settings
         conf = checked_conf(settings.spark_conf)

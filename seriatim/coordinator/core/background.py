@@ -20,6 +20,8 @@ QUIET_MS = 1000
 """What isn't urgent is written only to a chain that nobody changed for this long: it is not to overtake a sender's call, and
 by then a living member has noticed that its peer died.
 """
+ROTATION_QUIET_MS = 10_000
+"""As `QUIET_MS`, for a rotation that nobody asked for."""
 ORPHAN_AFTER_MS = 60_000
 """A queue without a name is one whose making was cut off, once it is this old."""
 
@@ -194,9 +196,11 @@ def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
 def _rotation(seen: SeenChain, view: View, now_ms: int) -> tuple[Rotate, ...]:
     document = seen.document
     last = document.last_link
-    if last is None or now_ms - seen.since_ms < QUIET_MS or not rotation.is_due(document, view.registry, now_ms):
+    if last is None or not rotation.is_due(document, view.registry, now_ms):
         return ()
-    return (Rotate(document.queue_id, last.epoch),)
+    # How old the link is says the clock of whoever made it: one that is wrong by days is not to make this go round and round.
+    quiet_ms = max(QUIET_MS, min(document.settings.rotate_ms, ROTATION_QUIET_MS))
+    return (Rotate(document.queue_id, last.epoch),) if now_ms - seen.since_ms >= quiet_ms else ()
 
 
 def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:
