@@ -87,8 +87,11 @@ class Description:
 
 
 def lags(view: pb.QueueView) -> dict[str, int | None]:
-    """How many records each subscription has left to read; None: nobody could tell."""
-    return {one.subscription: one.lag_records if one.has_lag else None for one in view.subscriptions}
+    """How many records each subscription has left to read; None: nobody can tell, or nobody is there who reads them."""
+    return {
+        one.subscription: one.lag_records if one.has_lag and (one.reader or not one.lag_records) else None
+        for one in view.subscriptions
+    }
 
 
 def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.DescribeLinkReply]) -> None:

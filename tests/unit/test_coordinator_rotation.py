@@ -12,7 +12,7 @@ import pytest
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
-from seriatim.coordinator.description import Description
+from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
 from seriatim.coordinator.store import Store
@@ -73,6 +73,16 @@ def test_with_one_more_group_it_waits_until_the_one_that_serves_can_come_back_at
         assert list(lags)[-1] in reason
         assert "live" not in reason
     assert not rotation.obstacle(with_settings(document, readmit=Readmit.IN_SYNC), registry, lags)
+
+
+def test_who_has_little_left_and_nobody_to_read_it_does_not_count_as_near() -> None:
+    told = [
+        pb.SubscriptionView(subscription="live", has_lag=True, lag_records=5, reader="r-1"),
+        pb.SubscriptionView(subscription="done", has_lag=True, lag_records=0),
+        pb.SubscriptionView(subscription="left", has_lag=True, lag_records=5),
+        pb.SubscriptionView(subscription="untold", reader="r-2"),
+    ]
+    assert lags(pb.QueueView(subscriptions=told)) == {"live": 5, "done": 0, "left": None, "untold": None}
 
 
 def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -> None:

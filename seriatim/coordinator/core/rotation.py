@@ -27,7 +27,7 @@ def obstacle(document: ChainDocument, registry: Registry, lags: Mapping[str, int
     """Why the queue would be worse off after it, or empty: nobody would be left to take over from the next group.
 
     The group that served comes back when all is read (H14). `lags`: how many records each subscription has left; None: nobody
-    can tell.
+    can tell, or nobody reads them.
     """
     if status.switches_left(document, registry) > 1 or document.settings.readmit is Readmit.IN_SYNC:
         return ""
