@@ -30,7 +30,7 @@ _Command = Callable[..., Any]
 
 
 def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
-    """The options of what can be changed later, too.
+    """The options of what can be changed later, too, and of which `_message` makes a message.
 
     For a new queue what isn't given has a default, and the environment counts, which else would change what nobody asked for.
     """
@@ -83,16 +83,10 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
 def create(
     *,
     name: str,
-    groups: tuple[str, ...] | None,
-    durability: str | None,
-    retention: int | None,
-    flush_ms: int | None,
-    readmit: str | None,
-    rotate_every: int | None,
-    max_record_bytes: int | None,
     if_missing: bool,
     coordinator: str,
     is_json: bool,
+    **given: Any,
 ) -> None:
     r"""Make queue NAME.
 
@@ -104,7 +98,7 @@ def create(
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import QueueExists
 
-    settings = _message(groups, durability, retention, flush_ms, readmit, rotate_every, max_record_bytes)
+    settings = _message(**given)
     try:
         view = coordinators.call(coordinator, "CreateQueue", pb.CreateQueueRequest(queue=name, settings=settings))
     except QueueExists:
@@ -127,16 +121,10 @@ def create(
 def alter(
     *,
     name: str,
-    groups: tuple[str, ...] | None,
     all_groups: bool,
-    durability: str | None,
-    retention: int | None,
-    flush_ms: int | None,
-    readmit: str | None,
-    rotate_every: int | None,
-    max_record_bytes: int | None,
     coordinator: str,
     is_json: bool,
+    **given: Any,
 ) -> None:
     r"""Change settings of queue NAME; what isn't given stays. Records keep flowing.
 
@@ -152,15 +140,13 @@ def alter(
     from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
-    now = groups or all_groups or retention or readmit or rotate_every is not None
-    later = durability or flush_ms or max_record_bytes
-    if not (now or later):
+    if not all_groups and all(value is None for value in given.values()):
         raise click.UsageError(
             "nothing is to be changed: give one of the settings, `seriatim queue alter --help` tells them"
         )
-    if groups and all_groups:
+    if given["groups"] and all_groups:
         raise click.UsageError("either --groups or --all-groups")
-    settings = _message(groups, durability, retention, flush_ms, readmit, rotate_every, max_record_bytes)
+    settings = _message(**given)
     request = pb.AlterQueueRequest(queue=name, settings=settings, all_groups=all_groups)
     view = coordinators.call(coordinator, "AlterQueue", request)
     _show(view, is_json=is_json, done="altered")
@@ -168,7 +154,7 @@ def alter(
     if link is None or is_json:
         return
     is_left = bool(view.settings.groups) and link.group not in view.settings.groups
-    if later or is_left:
+    if is_left or given["durability"] or given["flush_ms"] or given["max_record_bytes"]:
         where = f" on {link.group}" if is_left else ""
         said = f"the open link goes on{where} as it is; `seriatim queue rotate {name}` begins the next one"
         click.echo(said, err=True)
@@ -300,6 +286,7 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
 
 
 def _message(
+    *,
     groups: tuple[str, ...] | None,
     durability: str | None,
     retention: int | None,

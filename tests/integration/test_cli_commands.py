@@ -143,13 +143,13 @@ def test_a_queue_moves_on_by_itself_when_its_link_is_old_and_rests_when_told_to(
             producer.send(str(sent).encode())
             sent += 1
         seriatim("queue", "alter", queue, "--rotate-every", "never")
-        view = seriatim("queue", "describe", queue, "--json").objects[0]
         producer.send(str(sent).encode())
         producer.flush(60)
     consumed = seriatim(
         "consume", "--queue", queue, "--subscription", "s", "--from", "earliest", "--max", str(sent + 1)
     )
     assert consumed.stdout.split() == [str(number) for number in range(sent + 1)]
+    view = seriatim("queue", "describe", queue, "--json").objects[0]  # what was under way is over by now
     time.sleep(2.5)
     after = seriatim("queue", "describe", queue, "--json").objects[0]
     assert [link["epoch"] for link in after["links"]] == [link["epoch"] for link in view["links"]]
