@@ -138,7 +138,7 @@ class BackgroundWork:
             lane, most = _lane(action)
             if key in self._under_way or key in self._not_before_s:
                 continue
-            if lane is Rotate and self._lanes[lane]:
+            if lane is Rotate and self._lanes[lane] >= most:
                 continue  # no hurry: when that one is done, its chain has changed, and is looked at
             is_full = len(self._under_way) >= MAX_AT_ONCE
             if is_full or self._lanes[lane] >= most:

@@ -261,7 +261,8 @@ def _readers_of(subscriptions: Iterable[Subscription], epoch: Epoch) -> tuple[Su
 
 def encode(document: ChainDocument) -> bytes:
     """JSON of the document, as it stands in ZooKeeper."""
-    return _ENCODER.encode({"format": FORMAT} | _plain(document)).encode()
+    settings = {"settings": _plain_settings(document.settings)}
+    return _ENCODER.encode({"format": FORMAT} | _plain(document) | settings).encode()
 
 
 def decode(data: bytes) -> ChainDocument:
@@ -281,9 +282,14 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, Mapping):
         return dict(value)
-    content = {name: getattr(value, name) for name in value.__dataclass_fields__}
-    if content.get("rotate_ms") == ROTATE_MS:
-        del content["rotate_ms"]  # versions before this setting can't read it
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _plain_settings(settings: QueueSettings) -> dict[str, Any]:
+    """Versions before `rotate_ms` can't read it, so it is left out where it is what nobody chose."""
+    content: dict[str, Any] = _plain(settings)
+    if settings.rotate_ms == ROTATE_MS:
+        del content["rotate_ms"]
     return content
 
 

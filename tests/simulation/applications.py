@@ -27,8 +27,6 @@ from tests.simulation.world import World
 QUEUE = "q"
 SENDERS = ("sender-1", "sender-2")
 LOG = "log"
-
-
 SMALL_BYTES = 64
 """The limit of a record of some queues."""
 

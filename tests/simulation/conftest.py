@@ -42,23 +42,15 @@ def _job_of(item: pytest.Item) -> Job | None:
 
 
 def _command(kind: str, which: str) -> tuple[str, ...]:
+    schedules = ("tests.simulation", "--processes", "1", "--seeds")
     match kind:
         case "plant":
-            return (
-                "tests.simulation",
-                "--processes",
-                "1",
-                "--plant",
-                which,
-                "--seeds",
-                f"0:{ALL[which].within}",
-                "--first",
-            )
+            return (*schedules, f"0:{ALL[which].within}", "--first", "--plant", which)
         case "schedules":
-            return "tests.simulation", "--processes", "1", "--seeds", f"{which}:{int(which) + _PART}"
+            return (*schedules, f"{which}:{int(which) + _PART}")
         case "explored":
-            return "tests.simulation.exhaustive", "--quick-number", which
-    return "tests.simulation.exhaustive", "--plant", which
+            return ("tests.simulation.exhaustive", "--quick-number", which)
+    return ("tests.simulation.exhaustive", "--plant", which)
 
 
 class Ahead:

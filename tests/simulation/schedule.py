@@ -313,10 +313,9 @@ class Schedule(Nemesis):
         if document is None:
             return False
         names, link = self.world.group_names, document.last_link
-        serving = (
-            () if link is None or link.certificate is not None else (link.group,)
-        )  # until its link ends, whoever may
-        if set(document.send_list) != {one for one in document.settings.groups or names if one in names}.union(serving):
+        # Who serves stays listed until its link ends, whoever may.
+        serving = {link.group} if link is not None and link.certificate is None else set()
+        if set(document.send_list) != {one for one in document.settings.groups or names if one in names} | serving:
             return False
         if not all(self._is_present(name) for name in self.world.member_names):
             return False

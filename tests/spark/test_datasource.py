@@ -10,7 +10,7 @@ import pytest
 from fake_queue import FakeQueue, Link
 from pyspark.errors import PySparkException
 
-from seriatim.consumer.spark.engine import checked_conf
+from seriatim.consumer.spark.engine import check_conf
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument
 
@@ -52,7 +52,7 @@ def test_a_user_s_settings_go_before_ours_and_java_s_are_added(spark):
 )
 def test_a_setting_that_isn_t_the_user_s_is_refused(name, why):
     with pytest.raises(InvalidArgument, match=why):
-        checked_conf({"spark.cores.max": "4", name: "CET"})
+        check_conf({"spark.cores.max": "4", name: "CET"})
 
 
 def test_every_column_comes_through_unchanged(spark, queue):

@@ -82,8 +82,8 @@ def check_java() -> None:
         raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} is Java {found[1]}")
 
 
-def checked_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings as a user gave them. Raises InvalidArgument for one that isn't the user's to choose, or not so."""
+def check_conf(conf: Mapping[str, str]) -> None:
+    """Raises InvalidArgument where a setting that a user gave is none of Spark's, or isn't the user's to choose."""
     for name in conf:
         if not name.startswith("spark."):
             raise InvalidArgument(f"{name} is no setting of Spark's: their names start with spark.")
@@ -91,7 +91,6 @@ def checked_conf(conf: Mapping[str, str]) -> dict[str, str]:
             raise InvalidArgument("where Spark runs is said with --master, not as a setting")
         if name in _FIXED:
             raise InvalidArgument(f"{name} is {_FIXED[name]}: a replay needs it so")
-    return dict(conf)
 
 
 def spark_session(
@@ -100,7 +99,7 @@ def spark_session(
     """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
 
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
-    `conf`: settings of the user's (`checked_conf`), which go before ours; options of Java's are added to ours.
+    `conf`: settings of the user's (`check_conf`), which go before ours; options of Java's are added to ours.
     Raises SparkNotStarted, where nobody answers at `master` after a minute.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import RangeReader
-from seriatim.consumer.spark.engine import check_java, checked_conf, give_up_starting, spark_session
+from seriatim.consumer.spark.engine import check_conf, check_java, give_up_starting, spark_session
 from seriatim.consumer.spark.progress import SLOW_S, Report, Stopped, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
@@ -75,7 +75,7 @@ class Replay:
         on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
         """
         run, settings = self._run, self._run.settings
-        conf = checked_conf(settings.spark_conf)
+        check_conf(settings.spark_conf)
         check_java()
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seriatim-replay-")))
@@ -85,9 +85,9 @@ class Replay:
             # Spark first: it is started by a fork, which gRPC's threads don't survive. On a thread of its own, because on the
             # main one it would put its own handler on Ctrl-C.
             starting = stack.enter_context(ThreadPoolExecutor(1))
-            log_level = settings.spark_log_level
+            level, conf = settings.spark_log_level, settings.spark_conf
             spark = self._started(
-                starting.submit(spark_session, settings.master, directory, log_level=log_level, conf=conf)
+                starting.submit(spark_session, settings.master, directory, log_level=level, conf=conf)
             )
             if spark is not None:
                 stack.callback(_stop, spark)

@@ -175,10 +175,9 @@ def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
     if now_ms - seen.since_ms < QUIET_MS:
         return ()
     done = []
-    last = document.last_link
+    serving = chain.serving(document)
     for group in document.send_list:
-        is_serving = last is not None and last.state in chain.LIVE and last.group == group
-        if registry.group(group).is_draining and not is_serving:
+        if registry.group(group).is_draining and group != serving:
             document = chain.without_group(document, group)
             done.append(f"{group} off the send list, it is being drained")
     for group in readmission.eligible(document, registry):

@@ -47,6 +47,12 @@ class ChainPoint:
         return self.chain_hash is not None
 
 
+def serving(document: ChainDocument) -> str:
+    """The group of the live link, which is the head of the send list (invariant 1); empty where there is none."""
+    last = document.last_link
+    return last.group if last is not None and last.state in LIVE else ""
+
+
 def created(
     *, cluster: str, queue_id: QueueId, name: str, settings: QueueSettings, groups: tuple[str, ...], now_ms: int
 ) -> ChainDocument:
@@ -78,9 +84,7 @@ def altered(document: ChainDocument, settings: QueueSettings) -> ChainDocument:
     Groups that may serve the queue no longer leave the send list, but for one with a live link, which leaves when that ends
     (invariant 1); others come to its tail as any group does (invariant 6).
     """
-    last = document.last_link
-    serving = last.group if last is not None and last.state in LIVE else ""
-    may_serve = {*settings.groups, serving}
+    may_serve = {*settings.groups, serving(document)}
     send_list = tuple(one for one in document.send_list if not settings.groups or one in may_serve)
     return replace(document, settings=settings, send_list=send_list)
 
@@ -257,9 +261,8 @@ def _is_on_two(certificate: Certificate | None) -> bool:
 
 def next_group(document: ChainDocument, registry: Registry) -> str:
     """Where a switch would lead now: the first group behind the one that serves which can take records; else empty."""
-    last = document.last_link
-    serving = last.group if last is not None and last.state in LIVE else ""
-    return next((one for one in document.send_list if one != serving and not registry.send_obstacle(one)), "")
+    now = serving(document)
+    return next((one for one in document.send_list if one != now and not registry.send_obstacle(one)), "")
 
 
 def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,4 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
 def switches_left(document: ChainDocument, registry: Registry) -> int:
     """How often sending can go on with another group before it would wait (H14)."""
     able = [group for group in document.send_list if not registry.send_obstacle(group)]
-    last = document.last_link
-    is_serving = last is not None and last.state in chain.LIVE and last.group in able
-    return len(able) - 1 if is_serving else len(able)
+    return len(able) - 1 if chain.serving(document) in able else len(able)
