@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
-from seriatim.protocol import chain, log
+from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
 from seriatim.protocol.clock import boottime_s
@@ -248,7 +248,7 @@ class Membership:
         if not mine:
             return
         data, version = await self._session.get(self._paths.chain(queue_id), lambda: self._watch(queue_id))
-        document = chain.decode(data)
+        document = chain_json.decode(data)
         for record in mine:
             link = document.link(record.epoch)
             if link is None:
@@ -298,7 +298,7 @@ class Membership:
             data, _ = await self._session.get(self._paths.chain(key[0]))
         except NoNode:
             return False
-        link = chain.decode(data).link(key[1])
+        link = chain_json.decode(data).link(key[1])
         side = None if link is None or link.group != self._broker.name.group else link.side(self._broker.name.member)
         return side is not None and side.incarnation.disk_id == self._broker.incarnation.disk_id
 

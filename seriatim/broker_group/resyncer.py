@@ -20,7 +20,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
-from seriatim.protocol import chain, log, rpc
+from seriatim.protocol import chain_json, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
@@ -133,7 +133,7 @@ class Resyncer:
             data, _ = await self._session.get(self._paths.chain(queue_id))
         except NoNode:
             return None
-        return chain.decode(data)
+        return chain_json.decode(data)
 
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Final
+
 from seriatim.consumer.core.view import ChainView, LinkView, Side, SubscriptionView
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+
+KNOWN_LINKS: Final = 1024
+KNOWN_LINK_BYTES: Final = 4096
+"""Bounds on what is kept of links that were read: most are told again and again, at each change, and haven't changed themselves."""
 
 
 def chain_view(view: pb.QueueView) -> ChainView:
@@ -31,6 +38,17 @@ def _ahead(view: pb.QueueView) -> tuple[str, ...]:
 
 
 def _link(link: pb.LinkView) -> LinkView:
+    if not link.has_end or link.ByteSize() > KNOWN_LINK_BYTES:
+        return _read_link(link)
+    return _known_link(link.SerializeToString())
+
+
+@functools.lru_cache(maxsize=KNOWN_LINKS)
+def _known_link(message: bytes) -> LinkView:
+    return _read_link(pb.LinkView.FromString(message))
+
+
+def _read_link(link: pb.LinkView) -> LinkView:
     end = Index(link.end) if link.has_end else None
     if end is None and link.is_abandoned:
         end = Index(0)  # given up whole: there is nothing to read in it

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from seriatim.coordinator import messages
+from seriatim.coordinator import messages, views
 from seriatim.coordinator.core import background, chain, close_link, readmission, removal, rotation, seal, subscriptions
 from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
 from seriatim.coordinator.core.registry import unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
@@ -107,7 +108,7 @@ class Operations:
         )
         version = await self._store.create_queue(document)
         _log.info("queue created", queue=name, queue_id=queue_id, cause_id=request.cause_id)
-        return messages.queue_view(document, version, registry)
+        return views.queue_view(document, version, registry)
 
     async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:
         """Other settings for a queue: retention and readmission at once, durability from the next link on."""
@@ -119,12 +120,12 @@ class Operations:
 
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self.change(queue_id, altered, "settings altered", request.cause_id)
-        return messages.queue_view(document, version, registry)
+        return views.queue_view(document, version, registry)
 
     async def list_queues(self) -> pb.ListQueuesReply:
         """All queues that have a name, in its order."""
         queues = [
-            messages.queue_view(seen.document, seen.version, self._store.registry)
+            views.queue_view(seen.document, seen.version, self._store.registry)
             for seen in self._store.chains.values()
             if self._store.names.get(seen.document.name) == seen.document.queue_id
         ]
@@ -154,7 +155,7 @@ class Operations:
                     reasons = chain.obstacles(document, registry, {})
                     raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
-        return messages.queue_view(document, version, self._store.registry)
+        return views.queue_view(document, version, self._store.registry)
 
     async def rotate_aged(self, queue_id: QueueId, epoch: Epoch, cause_id: str) -> bool:
         """A planned switch that nobody asked for, off the link of this epoch; False where it had better wait."""
@@ -218,7 +219,7 @@ class Operations:
         if is_draining:
             for document in list(self._queues()):
                 last = document.last_link
-                if last is not None and messages.is_serving(document, request.group):
+                if last is not None and views.is_serving(document, request.group):
                     with contextlib.suppress(UnknownQueue):  # it was deleted meanwhile
                         await self._switched(document, last, request.cause_id)
         return self._group_view(request.group)
@@ -247,9 +248,9 @@ class Operations:
         return (seen.document for seen in self._store.chains.values() if not seen.document.is_deleted)
 
     def _group_view(self, name: str) -> pb.GroupView:
-        view = messages.group_view(name, self._store.registry)
+        view = views.group_view(name, self._store.registry)
         for document in self._queues():
-            if messages.is_serving(document, name):
+            if views.is_serving(document, name):
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)
@@ -304,7 +305,7 @@ class Operations:
 
         what = f"subscription {subscription} at {where}"
         document, version = await self.change(queue_id, change, what, cause_id)
-        view = messages.queue_view(document, version, self._store.registry)
+        view = views.queue_view(document, version, self._store.registry)
         return next(one for one in view.subscriptions if one.subscription == subscription)
 
     async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
@@ -329,7 +330,7 @@ class Operations:
             raise InvalidArgument(f"link {epoch} is {link.state}: only what is lost, or sealed, can be abandoned")
         answers = await self._seal_answers(queue_id, link, version, request.cause_id)
         _check_nothing_better(document, link, answers)
-        certificate = seal.given_up(link, chain.point_before(document, epoch), list(answers.values()), now_ms=now_ms())
+        certificate = seal.given_up(link, point_before(document, epoch), list(answers.values()), now_ms=now_ms())
         what = _what_is_given_up(document, link, certificate.end, answers)
         if not request.confirmed_queue:
             return pb.AbandonLinkReply(what=what)
@@ -367,7 +368,7 @@ def _changed(document: ChainDocument, transition: Callable[[ChainDocument], Chai
 def _check_nothing_better(document: ChainDocument, link: Link, answers: dict[str, SealAnswer]) -> None:
     """Raises InvalidArgument where the link need not be given up."""
     if link.end is None:
-        decision = seal.decide(link, chain.point_before(document, link.epoch), answers, now_ms=0)
+        decision = seal.decide(link, point_before(document, link.epoch), answers, now_ms=0)
         if not isinstance(decision, seal.Undecided):
             raise InvalidArgument(f"link {link.epoch} need not be abandoned: its end can be told, {decision.end}")
         return

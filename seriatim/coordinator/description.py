@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from seriatim.coordinator import messages
+from seriatim.coordinator import views
 from seriatim.coordinator.core import rotation, subscriptions
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
@@ -39,7 +39,7 @@ class Description:
     async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
         """The whole view."""
         registry = self._store.registry
-        view = messages.queue_view(document, version, registry)
+        view = views.queue_view(document, version, registry)
         answers, elected = await asyncio.gather(self._asked(document, list(document.links)), self._elected(document))
         view.sender, *readers = elected
         for told, reader in zip(view.subscriptions, readers, strict=True):

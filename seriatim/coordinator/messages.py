@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from seriatim.coordinator.core import chain, status
-from seriatim.coordinator.core.chain import ChainPoint
-from seriatim.coordinator.core.events import ReadGrant, SendGrant, Wait
+from seriatim.coordinator.core.events import SendGrant, Wait
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import MAX_RECORD_BYTES
-from seriatim.protocol.chain import ChainDocument, ChainMember, Durability, Link, LinkState, QueueSettings, Readmit
+from seriatim.protocol.chain import ChainMember, Durability, QueueSettings, Readmit
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.names import ChainVersion, Incarnation, Index
+from seriatim.protocol.names import Incarnation, Index
 
 _DEFAULT = QueueSettings()
 MIN_ROTATE_MS = 1000
@@ -160,112 +158,3 @@ def _master_address(group: str, registry: Registry) -> str:
     """Where the master of a new link on this group would be reached; empty where there is none."""
     state = registry.group(group).members.get(MEMBERS[0])
     return "" if state is None else state.address
-
-
-def read_grant(grant: ReadGrant, registry: Registry) -> pb.ReadGrant:
-    """A grant to read as a message."""
-    return pb.ReadGrant(
-        subscription_id=grant.subscription_id,
-        generation=grant.generation,
-        epoch=0 if grant.link is None else grant.link.epoch,
-        index=grant.index,
-        view=queue_view(grant.document, grant.version, registry),
-    )
-
-
-def group_view(name: str, registry: Registry) -> pb.GroupView:
-    """A group and its members, without what queues have on it."""
-    group = registry.group(name)
-    view = pb.GroupView(group=name, is_draining=group.is_draining)
-    for place in MEMBERS:
-        state = group.members.get(place)
-        if state is None:
-            view.members.append(pb.MemberView(member=place))
-            continue
-        view.members.append(
-            pb.MemberView(
-                member=place,
-                is_registered=True,
-                incarnation=incarnation(state.incarnation),
-                address=state.address,
-                is_in_sync=state.is_in_sync,
-                is_peer_connected=group.is_peer_connected(place),
-                problem=state.problem,
-            )
-        )
-    return view
-
-
-def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
-    """A link, with what the chain knows of it; `point`: the state of the chain where it starts."""
-    view = pb.LinkView(
-        epoch=link.epoch,
-        group=link.group,
-        state=link.state,
-        durability=link.durability,
-        has_base=link.base is not None,
-        base=link.base or 0,
-        has_end=link.end is not None,
-        end=link.end or 0,
-        master=link_member(link.master, registry),
-        slave=link_member(link.slave, registry),
-        marks=point.marks,
-        are_marks_known=point.is_known,
-    )
-    for side, now in ((link.master, view.master_now), (link.slave, view.slave_now)):
-        state = registry.member(side.name)
-        if state is not None:
-            now.CopyFrom(incarnation(state.incarnation))
-    certificate = link.certificate
-    if certificate is not None:
-        view.is_abandoned = certificate.is_abandoned
-        view.link_hash = certificate.link_hash
-        view.chain_hash = certificate.chain_hash or b""
-        view.sealed_at_ms = certificate.sealed_at_ms
-        view.answered.extend(
-            side.name.member
-            for side in (link.master, link.slave)
-            if any(one.disk_id == side.incarnation.disk_id for one in certificate.answered)
-        )
-    return view
-
-
-def queue_view(document: ChainDocument, version: ChainVersion, registry: Registry) -> pb.QueueView:
-    """A queue as its chain document and the registry show it."""
-    groups = dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
-    return pb.QueueView(
-        queue_id=document.queue_id,
-        queue=document.name,
-        cluster=document.cluster,
-        chain_version=version,
-        settings=settings(document.settings),
-        sender_token=document.sender_token,
-        sender=document.sender_node,
-        send_list=document.send_list,
-        links=[link_view(link, point, registry) for link, point in chain.points(document)],
-        subscriptions=[
-            pb.SubscriptionView(
-                subscription=one.name,
-                subscription_id=one.subscription_id,
-                generation=one.generation,
-                reader_token=one.reader_token,
-                reader=one.reader_node,
-                consume_list=one.consume_list,
-                position_epoch=one.position_epoch,
-                position_index=one.position_index,
-            )
-            for one in document.subscriptions
-        ],
-        waits=reasons(status.waits(document, registry)),
-        switches_left=status.switches_left(document, registry),
-        abandoned=[pb.AbandonedView(epoch=one.epoch, what=one.what, at_ms=one.at_ms) for one in document.abandoned],
-        groups=[group_view(name, registry) for name in groups],
-        created_at_ms=document.created_at_ms,
-        is_deleted=document.is_deleted,
-    )
-
-
-def is_serving(document: ChainDocument, group: str) -> bool:
-    """Whether the queue's open link is on this group."""
-    last = document.last_link
-    return last is not None and last.state is LinkState.OPEN and last.group == group

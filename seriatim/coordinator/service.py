@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim import __version__
-from seriatim.coordinator import administration, messages
+from seriatim.coordinator import administration, messages, views
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
@@ -125,7 +125,7 @@ class CoordinatorService(CoordinatorServicer):
                     index=result.index,
                     cause_id=cause_id,
                 )
-                grant = messages.read_grant(result, self._store.registry)
+                grant = views.read_grant(result, self._store.registry)
                 return pb.AcquireReadReply(grant=grant, queue_id=queue_id, token=result.token)
             case Wait():
                 _log.info("reading waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
@@ -142,7 +142,7 @@ class CoordinatorService(CoordinatorServicer):
         stop = self._store.on_change(changed.set)
         try:
             document, version = await self._store.read_chain(queue_id)
-            told = messages.queue_view(document, version, self._store.registry)
+            told = views.queue_view(document, version, self._store.registry)
             yield told
             while True:
                 await changed.wait()
@@ -170,7 +170,7 @@ class CoordinatorService(CoordinatorServicer):
             return made[2]
         if made is None:  # a queue that wasn't watched before: room is made by those that were deleted
             self._views = {one: known for one, known in self._views.items() if one in self._store.chains}
-        view = messages.queue_view(seen.document, seen.version, registry)
+        view = views.queue_view(seen.document, seen.version, registry)
         self._views[queue_id] = seen, registry, view
         return view
 

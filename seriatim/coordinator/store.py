@@ -20,8 +20,7 @@ from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.chain import deleted_error
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer
-from seriatim.protocol import chain as chain_document
-from seriatim.protocol import log
+from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
@@ -145,7 +144,7 @@ class Store:
             data, version = await self._found(self.paths.chain(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
-        return chain_document.decode(data), ChainVersion(version)
+        return chain_json.decode(data), ChainVersion(version)
 
     async def read_chains(self) -> list[ChainDocument]:
         """The chains of all queues, deleted ones among them, none older than now."""
@@ -175,7 +174,7 @@ class Store:
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
         """Compare-and-set. None: somebody changed it first, nothing was written."""
         try:
-            data = chain_document.encode(document)
+            data = chain_json.encode(document)
             version = ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
         except BadVersion:
             return None
@@ -202,7 +201,7 @@ class Store:
         queue_id = document.queue_id
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
-        await self.session.create(self.paths.chain(queue_id), chain_document.encode(document))
+        await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
         try:
             await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())
         except NodeExists as error:
@@ -468,7 +467,7 @@ class Store:
             return
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:
-            self.chains[queue_id] = SeenChain(chain_document.decode(data), ChainVersion(version), now_ms())
+            self.chains[queue_id] = SeenChain(chain_json.decode(data), ChainVersion(version), now_ms())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,15 @@
 """The chain document: all that decides a queue's order, in one ZooKeeper node with one version.
 
-The types and their JSON are here, because coordinators write the document and members watch it. Every change of it
-is a pure function in `coordinator.core`.
+The types are here, and their JSON in `chain_json`, because coordinators write the document and members watch it. Every change of
+it is a pure function in `coordinator.core`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.names import (
     Epoch,
     Generation,
@@ -24,8 +21,6 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-
-FORMAT = 1
 
 
 class Durability(StrEnum):
@@ -249,122 +244,7 @@ class ChainDocument:
 
     def readers_of(self, epoch: Epoch) -> tuple[Subscription, ...]:
         """The subscriptions that have yet to read a link to its end."""
-        return _readers_of(self.subscriptions, epoch)
+        return tuple(one for one in self.subscriptions if epoch in one.consume_list)
 
     def stale_note(self, epoch: Epoch, member: str) -> StaleCursors | None:
         return next((one for one in self.stale_cursors if (one.epoch, one.member) == (epoch, member)), None)
-
-
-def _readers_of(subscriptions: Iterable[Subscription], epoch: Epoch) -> tuple[Subscription, ...]:
-    return tuple(one for one in subscriptions if epoch in one.consume_list)
-
-
-def encode(document: ChainDocument) -> bytes:
-    """JSON of the document, as it stands in ZooKeeper."""
-    settings = {"settings": _plain_settings(document.settings)}
-    return _ENCODER.encode({"format": FORMAT} | _plain(document) | settings).encode()
-
-
-def decode(data: bytes) -> ChainDocument:
-    """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it."""
-    content = json.loads(data)
-    if content.get("format") != FORMAT:
-        raise IncompatibleVersion(
-            f"the chain document has format {content.get('format')}, this version reads {FORMAT}",
-            format=content.get("format"),
-        )
-    return _document(content)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON doesn't know as what it knows: dataclasses and mappings as objects, bytes as hexadecimal."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-def _plain_settings(settings: QueueSettings) -> dict[str, Any]:
-    """Versions before `rotate_ms` can't read it, so it is left out where it is what nobody chose."""
-    content: dict[str, Any] = _plain(settings)
-    if settings.rotate_ms == ROTATE_MS:
-        del content["rotate_ms"]
-    return content
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
-
-
-def _incarnation(content: dict[str, Any]) -> Incarnation:
-    return Incarnation(content["disk_id"], content["start"])
-
-
-def _member(content: dict[str, Any]) -> ChainMember:
-    name = content["name"]
-    return ChainMember(MemberName(name["group"], name["member"]), _incarnation(content["incarnation"]))
-
-
-def _certificate(content: dict[str, Any]) -> Certificate:
-    chain_hash = content["chain_hash"]
-    return Certificate(
-        **content
-        | {
-            "answered": tuple(_incarnation(one) for one in content["answered"]),
-            "durability": Durability(content["durability"]),
-            "link_hash": bytes.fromhex(content["link_hash"]),
-            "chain_hash": None if chain_hash is None else bytes.fromhex(chain_hash),
-        }
-    )
-
-
-def _link(content: dict[str, Any]) -> Link:
-    certificate = content["certificate"]
-    return Link(
-        **content
-        | {
-            "master": _member(content["master"]),
-            "slave": _member(content["slave"]),
-            "state": LinkState(content["state"]),
-            "durability": Durability(content["durability"]),
-            "certificate": None if certificate is None else _certificate(certificate),
-        }
-    )
-
-
-def _subscription(content: dict[str, Any]) -> Subscription:
-    return Subscription(**content | {"consume_list": tuple(content["consume_list"])})
-
-
-def _stale_note(content: dict[str, Any] | list[Any], subscriptions: Iterable[Subscription]) -> StaleCursors:
-    """An earlier version noted epoch and member alone: of everybody who reads the link."""
-    if isinstance(content, list):
-        epoch, member = content
-        return StaleCursors(epoch, member, tuple(one.whose for one in _readers_of(subscriptions, epoch)))
-    return StaleCursors(**content | {"of": whose_from(content["of"])})
-
-
-def _document(content: dict[str, Any]) -> ChainDocument:
-    del content["format"]
-    settings = content["settings"]
-    dropped = content["dropped"]
-    subscriptions = tuple(map(_subscription, content["subscriptions"]))
-    return ChainDocument(
-        **content
-        | {
-            "settings": QueueSettings(
-                **settings
-                | {
-                    "durability": Durability(settings["durability"]),
-                    "groups": tuple(settings["groups"]),
-                    "readmit": Readmit(settings["readmit"]),
-                }
-            ),
-            "dropped": Dropped(**dropped | {"chain_hash": bytes.fromhex(dropped["chain_hash"])}),
-            "send_list": tuple(content["send_list"]),
-            "links": tuple(_link(link) for link in content["links"]),
-            "subscriptions": subscriptions,
-            "stale_cursors": tuple(_stale_note(one, subscriptions) for one in content["stale_cursors"]),
-            "abandoned": tuple(Abandoned(**one) for one in content["abandoned"]),
-        }
-    )

@@ -27,6 +27,7 @@
     │   ├── BadChecksum
     │   ├── LeaseOver
     │   ├── Waiting            no group can take records; `reasons` tells why, for each
+    │   ├── ChainTooLong       a queue has more links, or sources, than ZooKeeper holds in a node
     │   ├── DiskFull
     │   ├── DiskFailed
     │   ├── PeerLost           the other member of the group can't be reached
@@ -230,6 +231,14 @@ class Waiting(WorldError):
     """No group can take records, or nothing can be read; `details["reasons"]` tells why, for each group."""
 
     code = "waiting"
+
+
+class ChainTooLong(WorldError):
+    """The chain document of a queue is too large for ZooKeeper: nothing of the queue can change until something is let go."""
+
+    code = "chain-too-long"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    next_step = "links go when every subscription has read them and `seriatim queue alter NAME --retention` is over"
 
 
 class DiskFull(WorldError):

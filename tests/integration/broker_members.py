@@ -15,7 +15,7 @@ import grpc.aio
 
 from seriatim.broker_group.streams import read
 from seriatim.coordinator.core import acquire_send
-from seriatim.protocol import batch, chain, rpc
+from seriatim.protocol import batch, chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
 from seriatim.protocol.chain import (
@@ -265,9 +265,9 @@ class Members:
         )
         path = self.paths.chain(QUEUE)
         if await self.session.exists(path):
-            await self.session.set(path, chain.encode(document))
+            await self.session.set(path, chain_json.encode(document))
         else:
-            await self.session.create(path, chain.encode(document), parents=True)
+            await self.session.create(path, chain_json.encode(document), parents=True)
 
     def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
         return Appending(member.stub.Append(), self.name(epoch, member.incarnation), token, next_index)

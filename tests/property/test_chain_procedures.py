@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.events import SendGrant
-from seriatim.protocol.chain import ChainDocument, Durability, LinkState, decode, encode
+from seriatim.protocol.chain import ChainDocument, Durability, LinkState
+from seriatim.protocol.chain_json import decode, encode
 from seriatim.protocol.hashing import hash_after_link
 from tests.property.chain_world import GROUPS, World, close_call, send_call, with_subscription
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.coordinator.core import invariants, subscriptions
-from seriatim.coordinator.core.chain import point_before
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import LinkState, StaleCursors
 from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId

@@ -14,7 +14,7 @@ from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import Replica
 from seriatim.coordinator.core import invariants
-from seriatim.protocol import chain
+from seriatim.protocol import chain_json
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
 from seriatim.protocol.errors import RecordTooLarge, SeriatimError
@@ -152,7 +152,7 @@ class Oracle:
         del version
         if not path.endswith("/chain") or not data:
             return
-        document = chain.decode(data)
+        document = chain_json.decode(data)
         before = self.documents.get(path)
         try:
             if before is None:

@@ -28,13 +28,13 @@ from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
-from seriatim.coordinator import messages
+from seriatim.coordinator import views
 from seriatim.coordinator.core import readmission, rotation
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import chain, clock, log, rpc
+from seriatim.protocol import chain_json, clock, log, rpc
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
@@ -414,10 +414,10 @@ def installed(world: World) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
         # What was decoded never changes, and everybody decodes the same.
-        (chain, "decode", functools.lru_cache(maxsize=256)(chain.decode)),
+        (chain_json, "decode", functools.lru_cache(maxsize=256)(chain_json.decode)),
         (Registration, "decode", functools.lru_cache(maxsize=256)(Registration.decode)),
         (link_record, "decode", functools.lru_cache(maxsize=256)(link_record.decode)),
-        (messages, "queue_view", once_described(messages.queue_view)),
+        (views, "queue_view", once_described(views.queue_view)),
         (seriatim.consumer.session, "chain_view", once_viewed(seriatim.consumer.session.chain_view)),
         (rpc, "channel", lambda address, **_: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),

@@ -16,6 +16,7 @@ from seriatim.coordinator.core.background import (
     View,
     end_key,
 )
+from seriatim.coordinator.core.chain_point import filled, point_before
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
@@ -155,7 +156,7 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     left = retention.without(document, (Epoch(1),))
     assert (left.dropped.epoch, left.dropped.offset) == (2, 1)
     assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
-    assert chain.filled(left) == left
+    assert filled(left) == left
     assert subscriptions.located(left, "earliest", None).epoch == 2
 
 
@@ -235,8 +236,8 @@ def test_the_tail_of_a_sealed_link_can_be_given_up_without_moving_any_offset():
     world = sealed_links(1)
     document: ChainDocument = world.document
     link = document.links[0]
-    certificate = seal.given_up(link, chain.point_before(document, link.epoch), [], now_ms=5)
+    certificate = seal.given_up(link, point_before(document, link.epoch), [], now_ms=5)
     given_up = chain.abandoned(document, link.epoch, certificate, "one record", 5)
     assert (given_up.links[0].end, given_up.links[1].base) == (0, 1)
-    later = chain.point_before(given_up, Epoch(2))
+    later = point_before(given_up, Epoch(2))
     assert later.chain_hash == given_up.links[0].certificate.chain_hash != link.certificate.chain_hash

@@ -21,6 +21,7 @@ from seriatim.coordinator.core import (
 )
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import (
     Answer,
     ChainConflict,
@@ -507,7 +508,7 @@ def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_use
         world.expire(("g1", place))
     send_call(world, token=1, failed_epoch=1).finish()
     link = world.document.links[0]
-    certificate = seal.given_up(link, chain.point_before(world.document, link.epoch), [], now_ms=9)
+    certificate = seal.given_up(link, point_before(world.document, link.epoch), [], now_ms=9)
     given_up = chain.abandoned(world.document, link.epoch, certificate, "all of it", 9)
     invariants.check_change(world.document, given_up)
     assert given_up.links[1].base == 2**40
@@ -521,13 +522,13 @@ def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
     ended = trace.document
     link = ended.links[0]
     left = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(4),))
-    certificate = seal.given_up(link, chain.point_before(ended, link.epoch), [left], now_ms=9)
+    certificate = seal.given_up(link, point_before(ended, link.epoch), [left], now_ms=9)
     given_up = chain.abandoned(ended, link.epoch, certificate, "one record", 9)
     invariants.check_change(ended, given_up)
     assert chain.given_up_from(given_up) == {"s": 15}
-    assert chain.point_before(given_up, Epoch(2)).marks == {"s": 14}
+    assert point_before(given_up, Epoch(2)).marks == {"s": 14}
     # Again, with nothing left of it: the lower one counts. Of a source that had nothing there, nothing was given up.
-    certificate = seal.given_up(link, chain.point_before(ended, link.epoch), [], now_ms=9)
+    certificate = seal.given_up(link, point_before(ended, link.epoch), [], now_ms=9)
     given_up = chain.abandoned(given_up, link.epoch, certificate, "the rest", 9)
     assert chain.given_up_from(given_up) == {"s": 0}
     world.document = given_up
@@ -540,7 +541,7 @@ def sealed_by_one(world, *, epoch, positions):
     """The document after link `epoch` was sealed by b's answer alone, which knows the first of these to be committed."""
     link = world.document.link(epoch)
     answer = SealAnswer(Wholeness.WHOLE, world.members[link.group, "b"].incarnation, positions)
-    certificate = seal.decide(link, chain.point_before(world.document, epoch), {"b": answer}, now_ms=7)
+    certificate = seal.decide(link, point_before(world.document, epoch), {"b": answer}, now_ms=7)
     return chain.sealed(chain.closing(world.document, epoch), epoch, certificate)
 
 
@@ -552,11 +553,11 @@ def test_what_was_given_up_is_not_taken_for_a_resend_in_a_later_link(world, posi
     world.document = sealed_by_one(world, epoch=Epoch(1), positions=(at(3), at(5)))
     send_call(world, token=1).finish()
     ended = sealed_by_one(world, epoch=Epoch(2), positions=positions)
-    assert chain.point_before(ended, Epoch(3)).marks == {"s": max(15, left)}
+    assert point_before(ended, Epoch(3)).marks == {"s": max(15, left)}
     certificate = replace(ended.links[0].certificate, end=Index(4), marks={"s": 14}, link_hash=b"4" * 32)
     given_up = chain.abandoned(ended, Epoch(1), certificate, "one record", 9)
     invariants.check_change(ended, given_up)
-    assert chain.point_before(given_up, Epoch(3)).marks == {"s": left}
+    assert point_before(given_up, Epoch(3)).marks == {"s": left}
 
 
 def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):

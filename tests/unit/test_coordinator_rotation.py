@@ -17,7 +17,8 @@ from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit, decode, encode
+from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit
+from seriatim.protocol.chain_json import decode, encode
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, send_call, with_subscription

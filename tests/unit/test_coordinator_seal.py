@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from seriatim.coordinator.core import seal
-from seriatim.coordinator.core.chain import ChainPoint
+from seriatim.coordinator.core.chain_point import ChainPoint
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Undecided, Wholeness
 from seriatim.protocol.chain import Certificate, ChainMember, Durability, Link, LinkState
 from seriatim.protocol.hashing import EMPTY_HASH

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from seriatim.protocol import chain, errors, hashing, marks, rpc, settings
+from seriatim.protocol import errors, hashing, marks, rpc, settings
 from seriatim.protocol.election import first_in_line
 from seriatim.protocol.marks import SourceSpan
 from seriatim.protocol.names import (
     Epoch,
-    Generation,
     Incarnation,
     Index,
-    MemberName,
-    Offset,
-    QueueId,
-    SubscriptionId,
     Token,
     automatic_seq,
 )
@@ -78,40 +72,6 @@ def test_the_chain_hash_needs_every_part():
 def test_the_first_in_line_has_the_smallest_number_whatever_its_name():
     assert first_in_line(["z-0000000002", "a-0000000010"]) == "z-0000000002"
     assert first_in_line([]) is None
-
-
-def test_the_chain_document_survives_json():
-    one = chain.ChainMember(MemberName("g1", "a"), Incarnation("d", 1))
-    certificate = chain.Certificate(
-        Index(5), (one.incarnation,), chain.Durability.ASYNC, False, {"p": 2**64 - 1}, {}, b"h" * 32, None, 7
-    )
-    link = chain.Link(
-        Epoch(1), "g1", one, one, chain.LinkState.SEALED, chain.Durability.ASYNC, 5, Offset(0), {}, 1, certificate
-    )
-    subscription = chain.Subscription(
-        SubscriptionId(1), "s", Generation(1), Token(0), "", (Epoch(1),), Epoch(1), Index(0), 1
-    )
-    document = chain.ChainDocument(
-        "c",
-        QueueId(1),
-        "q",
-        chain.QueueSettings(groups=("g1",)),
-        1,
-        chain.Dropped(Epoch(0), Offset(0), bytes(32), {}, {}),
-        send_list=("g1",),
-        links=(link, dataclasses.replace(link, epoch=Epoch(2), certificate=None)),
-        subscriptions=(subscription,),
-        stale_cursors=(chain.StaleCursors(Epoch(1), "a", ((SubscriptionId(1), Generation(1)),)),),
-        abandoned=(chain.Abandoned(Epoch(1), "what", 3, {"s": 7}),),
-    )
-    assert chain.decode(chain.encode(document)) == document
-    note = json.loads(chain.encode(document))["stale_cursors"]
-    older = chain.encode(document).replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
-    assert b'"stale_cursors":[[1,"a"]]' in older
-    assert chain.decode(older) == document
-    newer = chain.encode(document).replace(b'"format":1', b'"format":2')
-    with pytest.raises(errors.IncompatibleVersion):
-        chain.decode(newer)
 
 
 def test_a_registration_survives_json():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from seriatim.coordinator.core import chain, closing
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.closing import Closing, Ended, Overtaken, Undecidable
 from seriatim.coordinator.core.events import (
     Answer,
@@ -300,7 +301,7 @@ def _granted(state: AcquireSend) -> Step:
     """
     link = state.last_link
     position = next(iter(state.positions.values()))
-    before = chain.point_before(state.document, link.epoch)
+    before = point_before(state.document, link.epoch)
     grant = SendGrant(
         link=link,
         token=state.request.token,

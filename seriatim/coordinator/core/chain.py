@@ -6,10 +6,11 @@ that the state of the chain doesn't allow raises InvariantBroken: procedures loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from seriatim.coordinator.core import readmission
+from seriatim.coordinator.core.chain_point import filled, point_before, unsettled
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import (
     Abandoned,
@@ -22,29 +23,11 @@ from seriatim.protocol.chain import (
     QueueSettings,
 )
 from seriatim.protocol.errors import InvariantBroken, UnknownQueue, Waiting
-from seriatim.protocol.hashing import EMPTY_HASH, hash_after_link
-from seriatim.protocol.marks import merged
-from seriatim.protocol.names import ABANDON_STRIDE, Epoch, Index, MemberName, Offset, QueueId, Token
+from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.names import Epoch, Index, MemberName, Offset, QueueId, Token
 
 LIVE = (LinkState.OPENING, LinkState.OPEN, LinkState.CLOSING)
 """States of a link that hasn't ended; only the last link of a chain may be in one of them (invariant 1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainPoint:
-    """The state of the chain between two links. `offset` and `chain_hash` are None while an earlier end is lost.
-
-    `marks` are for readers, `marks_on_two` for senders; while an earlier end is lost they are lower bounds.
-    """
-
-    offset: Offset | None
-    chain_hash: bytes | None
-    marks: Mapping[str, int]
-    marks_on_two: Mapping[str, int]
-
-    @property
-    def is_known(self) -> bool:
-        return self.chain_hash is not None
 
 
 def serving(document: ChainDocument) -> str:
@@ -92,72 +75,6 @@ def altered(document: ChainDocument, settings: QueueSettings) -> ChainDocument:
 def with_sender(document: ChainDocument, node: str) -> ChainDocument:
     """The next sender's token, given to the election node `node` (invariant 7)."""
     return replace(document, sender_token=Token(document.sender_token + 1), sender_node=node)
-
-
-def point_before(document: ChainDocument, epoch: Epoch) -> ChainPoint:
-    """The state of the chain where link `epoch` starts; for the next epoch, where the chain ends now."""
-    dropped = document.dropped
-    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
-    for link in document.links:
-        if link.epoch >= epoch:
-            break
-        point = _point_after(point, link)
-    return point
-
-
-def points(document: ChainDocument) -> Iterator[tuple[Link, ChainPoint]]:
-    """Each link, with the state of the chain where it starts."""
-    dropped = document.dropped
-    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
-    for link in document.links:
-        yield link, point
-        point = _point_after(point, link)
-
-
-def _point_after(point: ChainPoint, link: Link) -> ChainPoint:
-    certificate = link.certificate
-    if certificate is None:
-        return ChainPoint(None, None, point.marks, merged(point.marks_on_two, link.marks_on_two))
-    base = point.offset if link.base is None else link.base
-    chain_hash = None
-    if point.chain_hash is not None:
-        chain_hash = hash_after_link(point.chain_hash, link.epoch, certificate.end, certificate.link_hash)
-    return ChainPoint(
-        None if base is None else _offset_after(base, certificate),
-        chain_hash,
-        merged(point.marks, certificate.marks),
-        merged(point.marks_on_two, certificate.marks_on_two),
-    )
-
-
-def _offset_after(base: Offset, certificate: Certificate) -> Offset:
-    """Where the next link starts; behind an abandoned one, beyond any index that it can have had (H21)."""
-    end = base + certificate.end
-    if certificate.is_abandoned:
-        return Offset((end // ABANDON_STRIDE + 1) * ABANDON_STRIDE)
-    return Offset(end)
-
-
-def filled(document: ChainDocument) -> ChainDocument:
-    """Bases, marks and chain hashes, as far as the ends before them are known (H20).
-
-    A base once given stays: offsets never change (invariant 11).
-    """
-    dropped = document.dropped
-    point = ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
-    links = []
-    for link in document.links:
-        base = point.offset if link.base is None else link.base
-        known = replace(link, base=base, marks_on_two=merged(point.marks_on_two, link.marks_on_two))
-        after = _point_after(point, known)
-        if known.certificate is not None:
-            certificate = replace(
-                known.certificate, chain_hash=after.chain_hash, marks=after.marks, marks_on_two=after.marks_on_two
-            )
-            known = replace(known, certificate=certificate)
-        links.append(known)
-        point = after
-    return replace(document, links=tuple(links))
 
 
 def without_empty_heads(document: ChainDocument) -> ChainDocument:
@@ -341,7 +258,9 @@ def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, w
         document, replace(link, state=LinkState.SEALED, certificate=replace(certificate, is_abandoned=True))
     )
     noted = Abandoned(epoch, what, now_ms, _given_up_from(link, certificate))
-    links = tuple(_without_given_up(one, noted.from_seqs, link) if one.epoch > epoch else one for one in changed.links)
+    before = tuple(one for one in changed.links if one.epoch <= epoch)
+    after = (_without_given_up(one, noted.from_seqs, link) for one in changed.links[len(before) :])
+    links = tuple(map(unsettled, (*before, *after)))
     return without_empty_heads(filled(replace(changed, links=links, abandoned=(*changed.abandoned, noted))))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from seriatim.coordinator.core import chain, seal
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import (
     ChainConflict,
     ChainWritten,
@@ -167,7 +168,7 @@ def _with_answer(state: Closing, place: str, answer: SealAnswer) -> Closing:
 
 
 def _decision(state: Closing, now_ms: int) -> Certificate | Undecided:
-    before = chain.point_before(state.document, state.epoch)
+    before = point_before(state.document, state.epoch)
     return seal.decide(state.link, before, state.answers, now_ms=now_ms)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seriatim.coordinator.core.chain import point_before
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import ChainDocument, Dropped, Link
 from seriatim.protocol.names import Epoch
 

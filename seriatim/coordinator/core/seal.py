@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from seriatim.coordinator.core.chain import ChainPoint
+from seriatim.coordinator.core.chain_point import ChainPoint
 from seriatim.protocol.chain import Certificate, ChainMember, Link
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.marks import merged

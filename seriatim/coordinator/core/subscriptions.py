@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seriatim.coordinator.core.chain import point_before, without_empty_heads
+from seriatim.coordinator.core.chain import without_empty_heads
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription, Whose
 from seriatim.protocol.errors import (
     InvalidArgument,

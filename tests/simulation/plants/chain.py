@@ -19,6 +19,7 @@ from seriatim.coordinator.core import (
     removal,
     retention,
 )
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
@@ -128,7 +129,7 @@ def _opened_before_listed(
 
 
 def _waits_for_the_hash_before(right: Any, document: ChainDocument, registry: Registry, **named: Any) -> ChainDocument:
-    if not chain.point_before(document, document.next_epoch).is_known:
+    if not point_before(document, document.next_epoch).is_known:
         raise chain.Waiting("the chain's hash isn't known", reasons={"chain": "an earlier end is lost"})
     return right(document, registry, **named)
 

@@ -1,0 +1,173 @@
+"""Queues, links and groups as callers are shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from seriatim.coordinator import messages
+from seriatim.coordinator.core import status
+from seriatim.coordinator.core.chain_point import ChainPoint, points
+from seriatim.coordinator.core.events import ReadGrant
+from seriatim.coordinator.core.registry import MEMBERS, MemberState, Registry
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.names import ChainVersion
+
+KNOWN_LINKS: Final = 4096
+FEW_SOURCES: Final = 100
+"""Bounds on what is kept of links that were shown."""
+
+
+def read_grant(grant: ReadGrant, registry: Registry) -> pb.ReadGrant:
+    """A grant to read as a message."""
+    return pb.ReadGrant(
+        subscription_id=grant.subscription_id,
+        generation=grant.generation,
+        epoch=0 if grant.link is None else grant.link.epoch,
+        index=grant.index,
+        view=queue_view(grant.document, grant.version, registry),
+    )
+
+
+def group_view(name: str, registry: Registry) -> pb.GroupView:
+    """A group and its members, without what queues have on it."""
+    group = registry.group(name)
+    view = pb.GroupView(group=name, is_draining=group.is_draining)
+    for place in MEMBERS:
+        state = group.members.get(place)
+        if state is None:
+            view.members.append(pb.MemberView(member=place))
+            continue
+        view.members.append(
+            pb.MemberView(
+                member=place,
+                is_registered=True,
+                incarnation=messages.incarnation(state.incarnation),
+                address=state.address,
+                is_in_sync=state.is_in_sync,
+                is_peer_connected=group.is_peer_connected(place),
+                problem=state.problem,
+            )
+        )
+    return view
+
+
+def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
+    """A link, with what the chain knows of it; `point`: the state of the chain where it starts."""
+    view = pb.LinkView(
+        epoch=link.epoch,
+        group=link.group,
+        state=link.state,
+        durability=link.durability,
+        has_base=link.base is not None,
+        base=link.base or 0,
+        has_end=link.end is not None,
+        end=link.end or 0,
+        master=messages.link_member(link.master, registry),
+        slave=messages.link_member(link.slave, registry),
+        marks=point.marks,
+        are_marks_known=point.is_known,
+    )
+    for side, now in ((link.master, view.master_now), (link.slave, view.slave_now)):
+        state = registry.member(side.name)
+        if state is not None:
+            now.CopyFrom(messages.incarnation(state.incarnation))
+    certificate = link.certificate
+    if certificate is not None:
+        view.is_abandoned = certificate.is_abandoned
+        view.link_hash = certificate.link_hash
+        view.chain_hash = certificate.chain_hash or b""
+        view.sealed_at_ms = certificate.sealed_at_ms
+        view.answered.extend(
+            side.name.member
+            for side in (link.master, link.slave)
+            if any(one.disk_id == side.incarnation.disk_id for one in certificate.answered)
+        )
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A link as it was shown, and what of the world that depends on. Equal is what is the same object."""
+
+    link: Link
+    marks: Mapping[str, int]
+    are_marks_known: bool
+    master: MemberState | None
+    slave: MemberState | None
+    view: pb.LinkView
+
+
+class _Links:
+    """Shows links, and again those that ended as they were shown last: everybody who watches a queue is told of all, at each change."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._shown: dict[int, _Shown] = {}
+
+    def of(self, link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
+        """As `link_view`; for reading only."""
+        if link.certificate is None or len(point.marks) > FEW_SOURCES:
+            return link_view(link, point, registry)
+        master, slave = registry.member(link.master.name), registry.member(link.slave.name)
+        shown = self._shown.get(id(link))
+        if (
+            shown is not None
+            and shown.link is link
+            and shown.marks is point.marks
+            and shown.are_marks_known == point.is_known
+            and shown.master is master
+            and shown.slave is slave
+        ):
+            return shown.view
+        if len(self._shown) >= self._most:
+            del self._shown[next(iter(self._shown))]
+        view = link_view(link, point, registry)
+        self._shown[id(link)] = _Shown(link, point.marks, point.is_known, master, slave, view)
+        return view
+
+
+_links = _Links(KNOWN_LINKS)
+
+
+def queue_view(document: ChainDocument, version: ChainVersion, registry: Registry) -> pb.QueueView:
+    """A queue as its chain document and the registry show it."""
+    groups = dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
+    return pb.QueueView(
+        queue_id=document.queue_id,
+        queue=document.name,
+        cluster=document.cluster,
+        chain_version=version,
+        settings=messages.settings(document.settings),
+        sender_token=document.sender_token,
+        sender=document.sender_node,
+        send_list=document.send_list,
+        links=[_links.of(link, point, registry) for link, point in points(document)],
+        subscriptions=[
+            pb.SubscriptionView(
+                subscription=one.name,
+                subscription_id=one.subscription_id,
+                generation=one.generation,
+                reader_token=one.reader_token,
+                reader=one.reader_node,
+                consume_list=one.consume_list,
+                position_epoch=one.position_epoch,
+                position_index=one.position_index,
+            )
+            for one in document.subscriptions
+        ],
+        waits=messages.reasons(status.waits(document, registry)),
+        switches_left=status.switches_left(document, registry),
+        abandoned=[pb.AbandonedView(epoch=one.epoch, what=one.what, at_ms=one.at_ms) for one in document.abandoned],
+        groups=[group_view(name, registry) for name in groups],
+        created_at_ms=document.created_at_ms,
+        is_deleted=document.is_deleted,
+    )
+
+
+def is_serving(document: ChainDocument, group: str) -> bool:
+    """Whether the queue's open link is on this group."""
+    last = document.last_link
+    return last is not None and last.state is LinkState.OPEN and last.group == group

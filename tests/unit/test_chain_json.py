@@ -1,0 +1,125 @@
+"""The chain document as text: whole, for and from other versions, whatever its size; and each link read and written once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from seriatim.protocol import chain, chain_json
+from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion
+from seriatim.protocol.names import (
+    Epoch,
+    Generation,
+    Incarnation,
+    Index,
+    MemberName,
+    Offset,
+    QueueId,
+    SubscriptionId,
+    Token,
+)
+
+TRICKY = 'a "b"\n],"links":[\n]}\\'
+
+
+def link(epoch: int, sources: int = 1, answered: str = "d") -> chain.Link:
+    chance = random.Random(f"{epoch} {answered}")
+    one = chain.ChainMember(MemberName("g1", "a"), Incarnation(answered, 1))
+    marks = {f"{TRICKY}{number}": 2**64 - 1 - number for number in range(sources)}
+    certificate = chain.Certificate(
+        Index(5), (one.incarnation,), chain.Durability.ASYNC, False, marks, {}, chance.randbytes(32), None, 7
+    )
+    return chain.Link(
+        Epoch(epoch), "g1", one, one, chain.LinkState.SEALED, chain.Durability.ASYNC, 5, Offset(0), {}, 1, certificate
+    )
+
+
+def document(*links: chain.Link) -> chain.ChainDocument:
+    subscription = chain.Subscription(
+        SubscriptionId(1), "s", Generation(1), Token(0), TRICKY, (Epoch(1),), Epoch(1), Index(0), 1
+    )
+    return chain.ChainDocument(
+        "c",
+        QueueId(1),
+        "q",
+        chain.QueueSettings(groups=("g1",)),
+        1,
+        chain.Dropped(Epoch(0), Offset(0), bytes(32), {}, {}),
+        send_list=("g1",),
+        links=links,
+        subscriptions=(subscription,),
+        stale_cursors=(chain.StaleCursors(Epoch(1), "a", ((SubscriptionId(1), Generation(1)),)),),
+        abandoned=(chain.Abandoned(Epoch(1), TRICKY, 3, {"s": 7}),),
+    )
+
+
+OPEN = dataclasses.replace(link(3), certificate=None)
+
+
+@pytest.mark.parametrize("links", [(), (OPEN,), (link(1), link(2), OPEN)], ids=len)
+def test_what_is_written_is_read_again_and_is_json_for_who_knows_nothing_of_lines(links):
+    whole = document(*links)
+    data = chain_json.encode(whole)
+    assert chain_json.decode(data) == whole
+    in_one_line = json.dumps(json.loads(data)).encode()  # as earlier versions wrote it
+    assert b"\n" not in in_one_line
+    assert chain_json.decode(in_one_line) == whole
+
+
+def test_an_earlier_versions_note_counts_for_everybody_who_reads_the_link_and_a_newer_format_is_refused():
+    data = chain_json.encode(document(link(1)))
+    note = json.loads(data)["stale_cursors"]
+    older = data.replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
+    assert b'"stale_cursors":[[1,"a"]]' in older
+    assert chain_json.decode(older) == document(link(1))
+    with pytest.raises(IncompatibleVersion):
+        chain_json.decode(data.replace(b'"format":1', b'"format":2'))
+
+
+def test_thousands_of_links_or_sources_are_compressed_and_what_no_node_holds_is_refused():
+    many = document(*(link(epoch) for epoch in range(1, 3000)))
+    data = chain_json.encode(many)
+    assert len(data) < chain_json.MAX_BYTES / 2
+    assert chain_json.decode(data) == many
+    wide = document(link(1, sources=10_000), link(2, sources=10_000), link(3, sources=10_000))
+    data = chain_json.encode(wide)
+    assert len(data) < chain_json.MAX_BYTES / 2
+    assert chain_json.decode(data) == wide
+    incarnations = (random.Random(epoch).randbytes(16).hex() for epoch in range(1, 20_000))
+    with pytest.raises(ChainTooLong) as refused:
+        chain_json.encode(document(*(link(epoch, answered=one) for epoch, one in enumerate(incarnations))))
+    assert refused.value.details == {"queue": "q", "links": 19_999, "limit_bytes": chain_json.MAX_BYTES}
+
+
+def test_a_link_that_is_known_is_neither_read_nor_written_again(monkeypatch):
+    known = chain_json._Links(10_000)
+    monkeypatch.setattr(chain_json, "_links", known)
+    read = chain_json.decode(chain_json.encode(document(link(1), link(2))))
+    after = dataclasses.replace(read, links=(*read.links, OPEN))
+    encoded = []
+    right = chain_json._ENCODER.encode
+    monkeypatch.setattr(
+        chain_json, "_ENCODER", type("Counting", (), {"encode": lambda _, one: encoded.append(one) or right(one)})()
+    )
+    again = chain_json.decode(chain_json.encode(after))
+    assert again == after
+    assert all(one is other for one, other in zip(again.links, after.links, strict=True))
+    assert [one.epoch for one in encoded if isinstance(one, chain.Link)] == [3]
+
+
+def test_what_is_known_of_links_is_bounded_and_the_oldest_goes(monkeypatch):
+    size = len(chain_json._ENCODER.encode(link(1)))
+    known = chain_json._Links(size * 10)
+    monkeypatch.setattr(chain_json, "_links", known)
+    for epoch in range(1, 100):
+        one = document(link(1), link(epoch), link(epoch, answered="e"))
+        assert chain_json.decode(chain_json.encode(one)) == one
+    assert len(known._by_text) == len(known._text_of) <= 11
+    assert {known._text_of[id(one)] for one in known._by_text.values()} == set(known._by_text)
+    assert known.text(link(1)) in known._by_text  # in use all the time
+    wide = document(link(1, sources=1000))
+    assert chain_json.decode(chain_json.encode(wide)) == wide
+    assert not known._by_text or sum(map(len, known._by_text)) <= size * 10
