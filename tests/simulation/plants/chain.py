@@ -24,7 +24,8 @@ from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, QueueSettings, encode
+from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, QueueSettings
+from seriatim.protocol.chain_json import encode
 from seriatim.protocol.names import ChainVersion, Epoch, Index, Offset, QueueId
 from tests.simulation.plants.plant import Maker, Plant, changed, together
 from tests.simulation.schedule import Shape
