@@ -188,7 +188,11 @@ class _Run:
 @click.command()
 @click.option("--queue", required=True, help="Queue to send to.")
 @coordinator_option
-@click.option("--name", help="This instance's name, and the source of its records. Default: host, process and chance.")
+@click.option(
+    "--name",
+    help="The application's name, the same for all its instances, and the source of its records. Default: host, process "
+    "and chance, and the source `producer`.",
+)
 @click.option("--key-separator", help="Text between a line's key and its value. Default: lines have no key.")
 @click.option("--with-seq", is_flag=True, help="A line starts with its seq and a tab.")
 @click.option(

@@ -44,8 +44,17 @@ class Buffer:
     Bound: records that aren't complete take at most `max_buffer_bytes`, or one batch where that is larger.
     """
 
-    def __init__(self, name: str, limits: BatchLimits, max_buffer_bytes: int, max_block_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: BatchLimits,
+        max_buffer_bytes: int,
+        max_block_s: float,
+        automatic_source: str | None = None,
+    ) -> None:
+        """`name`: source of records with a seq of the application's own and no source. `automatic_source`: of those without either."""
         self._name = name
+        self._automatic_source = name if automatic_source is None else automatic_source
         self._limits = limits
         self._max_buffer_bytes = max_buffer_bytes
         self._max_block_s = max_block_s
@@ -213,7 +222,9 @@ class Buffer:
             if self._used_bytes and self._used_bytes + needed_bytes > self._max_buffer_bytes:
                 return None
         seq = record.seq
-        source = self._name if record.source is None else record.source
+        source = record.source
+        if source is None:
+            source = self._automatic_source if seq is None else self._name
         if open_batch is not None and (seq is not None or open_batch.seqs is not None):
             open_batch.give_seqs(identities)
             self._is_plain = False
@@ -293,7 +304,7 @@ class Buffer:
         """A term begins."""
         with self._lock:
             self._term += 1
-            self._identities = Identities(self._name, token, resume_point)
+            self._identities = Identities(self._automatic_source, token, resume_point)
             self._problem = DeadlineOver("the buffer is full: records come faster than they are stored")
             self._notify()
 

@@ -26,6 +26,8 @@ from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 _log = log.logger("producer")
 
 COORDINATOR_VARIABLE = "SERIATIM_COORDINATOR"
+AUTOMATIC_SOURCE = "producer"
+"""Of records that an application names nothing of. One for all such senders of a queue: their seqs rise with the token."""
 
 
 def _default_name() -> str:
@@ -39,8 +41,10 @@ class Producer:
     thread of its own; callbacks run there and must not block.
 
     coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
-    name: this instance in the election, and the source of records for which none is given; default: host, process
-        and chance. Give one where seqs are the application's own and go on from instance to instance.
+    name: this application in the election, and the source of records for which none is given: the same one for all its
+        instances, and needed where seqs are the application's own and go on from instance to instance. Default: host,
+        process and chance, and AUTOMATIC_SOURCE for records without a seq of their own. A queue remembers every source
+        that it ever had: a name for each run would make it remember all runs.
     batch_bytes, linger_ms: how large and old a batch gets while others are on their way.
     max_buffer_bytes: bound on records that aren't complete; `send` waits for room.
     max_block_s: how long `send` waits, for room or for being elected.
@@ -76,7 +80,11 @@ class Producer:
         _check(self.queue, self.name, batch_bytes, max_buffer_bytes, compression)
         self._application_on_elected = on_elected
         self._application_on_deposed = on_deposed
-        self._buffer = Buffer(self.name, BatchLimits(batch_bytes, linger_ms / 1000), max_buffer_bytes, max_block_s)
+        limits, automatic_source = (
+            BatchLimits(batch_bytes, linger_ms / 1000),
+            AUTOMATIC_SOURCE if name is None else name,
+        )
+        self._buffer = Buffer(self.name, limits, max_buffer_bytes, max_block_s, automatic_source)
         self._max_block_s = max_block_s
         self._elected: Elected | None = None
         self._standing = threading.Condition()

@@ -61,6 +61,23 @@ def test_usual_records_share_a_batch_and_get_consecutive_seqs() -> None:
     assert buffer.used_bytes == 0
 
 
+def test_automatic_seqs_have_a_source_of_their_own_where_the_application_has_no_name_and_given_ones_never_share_it() -> None:
+    buffer = Buffer("host-1", BatchLimits(1000, 0.005), 1 << 20, 0.05, "producer")
+    buffer.elect(Token(2), {"producer": FIRST + 7, "host-1": 3})
+    send(buffer)
+    send(buffer, seq=3)  # stored before, in another term of the same name
+    send(buffer, seq=4)
+    send(buffer)
+    send(buffer, seq=1, source="log")
+    (columns,) = taken(buffer)
+    assert columns.sources == ["producer", "host-1", "producer", "log"]
+    assert columns.seqs == [2 * FIRST, 4, 2 * FIRST + 1, 1]
+    send(buffer)
+    assert [one.sources for one in taken(buffer)] == ["producer"]
+    with pytest.raises(errors.InvalidArgument, match="automatic"):
+        send(buffer, seq=1 << 60, source="producer")
+
+
 def test_a_batch_holds_no_more_than_its_bytes() -> None:
     buffer = new()
     for _ in range(50):

@@ -16,7 +16,7 @@ from seriatim.protocol.names import SEQ_MAX, Token, automatic_seq
 class Identities:
     """Gives and checks identities within one term.
 
-    `name`: source of records for which the user names none. `resume_point`: up to which seq of each source everything
+    `name`: source of records for which the user names neither source nor seq. `resume_point`: up to which seq of each source everything
     is stored already; None where nobody knows.
     """
 
