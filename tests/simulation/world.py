@@ -29,7 +29,7 @@ from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
 from seriatim.coordinator import views
-from seriatim.coordinator.core import readmission, rotation
+from seriatim.coordinator.core import readmission, retention, rotation
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
@@ -106,6 +106,8 @@ class World:
         """Done once, behind the next write of the chain."""
         self.queues = 1
         """So many queues of the same name have been made, one after the other."""
+        self.max_chain_bytes = retention.MAX_CHAIN_BYTES
+        """Beyond so much of its document a chain lets go early of what was read."""
         self.is_draining = False
         """Whether applications are to send no more."""
         self._disk_count = 0
@@ -433,6 +435,7 @@ def installed(world: World) -> Iterator[None]:
         (seriatim.producer.buffer, "_now_ns", clocks.time_ns),
         (seriatim.consumer.client, "time", clocks),
         (rotation, "NEAR_RECORDS", 20),
+        (retention, "MAX_CHAIN_BYTES", world.max_chain_bytes),
         (replica, "step", step),
         (readmission, "eligible", eligible),
         (Execution, "run", run),

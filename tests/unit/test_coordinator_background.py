@@ -18,6 +18,7 @@ from seriatim.coordinator.core.background import (
 )
 from seriatim.coordinator.core.chain_point import filled, point_before
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.protocol import chain_json
 from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
@@ -158,6 +159,20 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
     assert filled(left) == left
     assert subscriptions.located(left, "earliest", None).epoch == 2
+
+
+def test_a_chain_that_gets_too_long_lets_go_of_its_first_links_early_and_of_no_more_than_it_has_to(monkeypatch):
+    world = sealed_links(4)
+    document = world.document
+    sizes = [retention._size_bytes(link) for link in document.links]
+    assert sum(sizes) / 2 < len(chain_json.encode(document)) < sum(sizes) * 1.5
+    for kept, expected in ((5, ()), (4, (1,)), (3, (1, 2)), (1, (1, 2, 3, 4))):
+        monkeypatch.setattr(retention, "MAX_CHAIN_BYTES", sum(sizes[5 - kept :]))
+        assert retention.due(document, 0) == expected
+    # What is still to be read holds it, however long it gets.
+    with_subscription(world)
+    reader = replace(world.document.subscriptions[0], consume_list=(Epoch(3), Epoch(4), Epoch(5)))
+    assert retention.due(replace(world.document, subscriptions=(reader,)), 0) == (1, 2)
 
 
 def test_retention_never_takes_a_link_that_a_consume_list_names():

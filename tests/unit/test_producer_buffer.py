@@ -61,7 +61,9 @@ def test_usual_records_share_a_batch_and_get_consecutive_seqs() -> None:
     assert buffer.used_bytes == 0
 
 
-def test_automatic_seqs_have_a_source_of_their_own_where_the_application_has_no_name_and_given_ones_never_share_it() -> None:
+def test_automatic_seqs_have_a_source_of_their_own_where_the_application_has_no_name_and_given_ones_never_share_it() -> (
+    None
+):
     buffer = Buffer("host-1", BatchLimits(1000, 0.005), 1 << 20, 0.05, "producer")
     buffer.elect(Token(2), {"producer": FIRST + 7, "host-1": 3})
     send(buffer)

@@ -38,7 +38,7 @@ def point_before(document: ChainDocument, epoch: Epoch) -> ChainPoint:
     for link in reversed(document.links):
         if link.epoch < epoch:
             links.append(link)
-            if _is_settled(link):
+            if is_settled(link):
                 break
     point = _first_point(document)
     for link in reversed(links):
@@ -59,7 +59,7 @@ def _first_point(document: ChainDocument) -> ChainPoint:
     return ChainPoint(dropped.offset, dropped.chain_hash, dropped.marks, dropped.marks_on_two)
 
 
-def _is_settled(link: Link) -> bool:
+def is_settled(link: Link) -> bool:
     """Whether all before its end is known (`filled`): then its certificate is the state of the chain there."""
     return link.certificate is not None and link.certificate.chain_hash is not None and link.base is not None
 
@@ -70,7 +70,7 @@ def _point_after(point: ChainPoint, link: Link) -> ChainPoint:
         return ChainPoint(None, None, point.marks, merged(point.marks_on_two, link.marks_on_two))
     base = point.offset if link.base is None else link.base
     offset = None if base is None else _offset_after(base, certificate)
-    if _is_settled(link):
+    if is_settled(link):
         return ChainPoint(offset, certificate.chain_hash, certificate.marks, certificate.marks_on_two)
     chain_hash = None
     if point.chain_hash is not None:
@@ -99,7 +99,7 @@ def filled(document: ChainDocument) -> ChainDocument:
     point = _first_point(document)
     links = []
     for link in document.links:
-        if _is_settled(link):
+        if is_settled(link):
             links.append(link)
             point = _point_after(point, link)
             continue

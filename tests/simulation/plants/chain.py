@@ -19,7 +19,7 @@ from seriatim.coordinator.core import (
     removal,
     retention,
 )
-from seriatim.coordinator.core.chain_point import point_before
+from seriatim.coordinator.core.chain_point import is_settled, point_before
 from seriatim.coordinator.core.events import ReadChain, SendOpen
 from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.coordinator.store import Store
@@ -163,8 +163,15 @@ def _left_to_senders(right: Any, seen: Any, view: Any, now_ms: int) -> Any:
 
 def _kept_long_enough(_: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
     kept_ms = document.settings.retention_ms
-    over = itertools.takewhile(lambda link: retention._is_over(link, kept_ms, now_ms), document.links)
-    return tuple(link.epoch for link in over)
+    settled = itertools.takewhile(is_settled, document.links)
+    return tuple(link.epoch for link in settled if retention._is_over(link, kept_ms, now_ms))
+
+
+def _short_at_any_price(right: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
+    """As if nobody had to read anything, where the chain is too long."""
+    is_long = sum(map(retention._size_bytes, document.links)) > retention.MAX_CHAIN_BYTES
+    unread = tuple(replace(one, consume_list=()) for one in document.subscriptions)
+    return right(replace(document, subscriptions=unread) if is_long else document, now_ms)
 
 
 def _backlog_always(right: Any, document: ChainDocument, registry: Registry, group: str) -> str:
@@ -339,6 +346,14 @@ PLANTS: tuple[Plant, ...] = (
         changed(retention, "due", _kept_long_enough),
         within=60,
         shape=Shape(kinds=("settings altered", "rotate", "pause an application"), faults=(3, 5), lasts_s=(5.0,)),
+        finds="5:",
+    ),
+    Plant(
+        "short at any price",
+        "a chain that gets too long lets go of links that aren't read",
+        changed(retention, "due", _short_at_any_price),
+        within=60,
+        shape=Shape(kinds=("rotate", "pause an application"), faults=(4, 7), lasts_s=(5.0,)),
         finds="5:",
     ),
     Plant(
