@@ -9,6 +9,7 @@
     │   ├── UnknownGroup
     │   ├── UnknownSubscription, SubscriptionExists
     │   ├── SeqNotRising
+    │   ├── TooManySources     of one queue
     │   ├── WrongCluster
     │   ├── IncompatibleVersion
     │   └── Unauthorised
@@ -143,6 +144,13 @@ class SubscriptionExists(CallerError):
 class SeqNotRising(CallerError):
     code = "seq-not-rising"
     next_step = "the seqs of one source have to rise; a record that was sent before must come before newer ones"
+
+
+class TooManySources(CallerError):
+    """A queue remembers the mark of each source for good, at each switch and with each batch: there is a bound on them."""
+
+    code = "too-many-sources"
+    next_step = "give all instances of an application one name; sources that come and go need queues of their own"
 
 
 class WrongCluster(CallerError):

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from seriatim.protocol.errors import TooManySources
+
+SOURCES_ROOM_BYTES: Final = 192 * 1024
+"""What the marks of a queue may take, each its source's name and MARK_BYTES: 3,000 sources with names of 44 bytes. With more of them a
+batch, which is stored with the marks of its link, would cost more than its records, and the chain's node would be full.
+"""
+MARK_BYTES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +54,18 @@ def is_resend(marks: Mapping[str, int], spans: Iterable[SourceSpan]) -> bool:
 def overlaps(marks: Mapping[str, int], spans: Iterable[SourceSpan]) -> bool:
     """Whether some record of a batch lies at or below its source's mark."""
     return any(span.first_seq <= marks.get(span.source, -1) for span in spans)
+
+
+def too_many_sources(source: str, **details: object) -> TooManySources:
+    """For a queue that has no room for this source."""
+    return TooManySources(
+        f"the queue has no room for another source, {source!r}",
+        source=source,
+        limit_bytes=SOURCES_ROOM_BYTES,
+        **details,
+    )
+
+
+def room_bytes(sources: Iterable[str]) -> int:
+    """What the marks of these sources take of SOURCES_ROOM_BYTES."""
+    return sum(len(one.encode()) + MARK_BYTES for one in sources)

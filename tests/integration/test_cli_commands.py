@@ -361,3 +361,13 @@ def test_bench_failover_refuses_somebody_else_s_pids(seriatim, tmp_path):
     name = f"load-{uuid.uuid4().hex[:8]}"
     refused = seriatim("bench", "failover", "--queue", name, "--count", "1", "--pids", str(other), code=2)
     assert "doesn't name the member" in refused.stderr
+
+
+def test_runs_of_a_sender_without_a_name_are_one_source_to_the_queue(seriatim, queue):
+    for _ in range(3):
+        seriatim("produce", "--queue", queue, given="a\nb\n")
+    read = seriatim("consume", "--queue", queue, "--max", "6", "--json").objects
+    assert {one["source"] for one in read} == {"producer"}
+    seqs = [one["seq"] for one in read]
+    assert len(set(seqs)) == 6
+    assert seqs == sorted(seqs)

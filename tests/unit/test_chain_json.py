@@ -10,6 +10,7 @@ import pytest
 
 from seriatim.protocol import chain, chain_json
 from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion
+from seriatim.protocol.marks import MARK_BYTES, SOURCES_ROOM_BYTES
 from seriatim.protocol.names import (
     Epoch,
     Generation,
@@ -123,3 +124,23 @@ def test_what_is_known_of_links_is_bounded_and_the_oldest_goes(monkeypatch):
     wide = document(link(1, sources=1000))
     assert chain_json.decode(chain_json.encode(wide)) == wide
     assert not known._by_text or sum(map(len, known._by_text)) <= size * 10
+
+
+@pytest.mark.parametrize("name_bytes", [5, 44, 200])
+def test_a_switch_fits_into_a_node_with_all_sources_that_a_queue_may_have(name_bytes):
+    chance = random.Random(name_bytes)
+    count = SOURCES_ROOM_BYTES // (name_bytes + MARK_BYTES)
+    seqs = {chance.randbytes(name_bytes).hex()[:name_bytes]: chance.getrandbits(64) for _ in range(count)}
+    before = {name: seq - chance.getrandbits(60) % (seq + 1) for name, seq in seqs.items()}
+    one = link(1)
+    ended = dataclasses.replace(one.certificate, marks=seqs, marks_on_two=seqs)
+    whole = dataclasses.replace(
+        document(
+            dataclasses.replace(one, marks_on_two=before, certificate=ended),
+            dataclasses.replace(OPEN, marks_on_two=seqs),
+        ),
+        dropped=chain.Dropped(Epoch(1), Offset(0), bytes(32), before, before),
+    )
+    data = chain_json.encode(whole)
+    assert chain_json.decode(data) == whole
+    assert len(data) < chain_json.MAX_BYTES * 0.8

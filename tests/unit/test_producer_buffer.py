@@ -18,6 +18,7 @@ from seriatim.producer.handle import Handle, SharedBatch
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
 from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
+from seriatim.protocol.marks import MARK_BYTES, SOURCES_ROOM_BYTES, room_bytes
 from seriatim.protocol.names import Epoch, Index, Token
 
 FIRST = 1 << 40
@@ -150,6 +151,34 @@ def test_a_seq_that_does_not_rise_is_refused_and_the_next_goes_on() -> None:
             send(buffer, b"b", seq=seq)
     send(buffer, b"c", seq=6)
     assert taken(buffer)[0].seqs == [5, 6]
+
+
+def test_a_queue_that_has_no_room_for_another_source_takes_the_ones_it_has() -> None:
+    had = {f"{number:0180}": 5 for number in range(SOURCES_ROOM_BYTES // 200 - 1)}
+    left_bytes = SOURCES_ROOM_BYTES - room_bytes(had)
+    assert 200 <= left_bytes < 400
+    buffer = new(resume_point=had)
+    last = "n" * (left_bytes - MARK_BYTES) if left_bytes <= 220 else "n" * 200
+    send(buffer, seq=0, source=last)
+    for _ in range(2):
+        with pytest.raises(errors.TooManySources, match="no room for another source") as refused:
+            send(buffer, seq=0, source="m" * 180)
+    assert refused.value.details == {"source": "m" * 180, "limit_bytes": SOURCES_ROOM_BYTES}
+    send(buffer, seq=1, source=last)
+    send(buffer, seq=6, source=min(had))
+    (columns,) = taken(buffer)
+    assert columns.sources == [last, last, min(had)]
+
+
+def test_automatic_seqs_are_refused_as_well_where_there_is_no_room_for_their_source() -> None:
+    full = {f"{number:0180}": 5 for number in range(SOURCES_ROOM_BYTES // 200)} | {"q" * 130: 1}
+    assert SOURCES_ROOM_BYTES - room_bytes(full) < room_bytes(["p"])
+    buffer = new(resume_point=full)
+    with pytest.raises(errors.TooManySources):
+        send(buffer)
+    buffer = new(resume_point=full | {"p": 4})  # it has it since it was smaller
+    send(buffer)
+    assert len(taken(buffer)) == 1
 
 
 def test_a_seq_is_not_used_up_by_a_record_that_was_not_sent() -> None:

@@ -40,6 +40,7 @@ from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BugError, InvariantBroken
 from seriatim.protocol.hashing import EMPTY_HASH, hash_after_batch
+from seriatim.protocol.marks import SOURCES_ROOM_BYTES
 from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId, Token
 
 NOW_S = 100.0
@@ -104,6 +105,12 @@ def trace(state: Replica, *events: Event) -> tuple[Replica, str]:
         invariants.check(state)
         lines.append(f"{label(event)}: {', '.join(shown(effect) for effect in effects) or '-'}")
     return state, "\n".join(lines)
+
+
+def of_source(first: int, source: str) -> BatchArrived:
+    columns = RecordColumns([b"v"], [first], source, [0])
+    one = batch.encode(columns, Index(first))
+    return BatchArrived(one.header, one.header_bytes, Token(2), NOW_S, NOW_S + 1)
 
 
 def golden(text: str) -> str:
@@ -347,3 +354,28 @@ def test_the_invariants_reject_bad_states() -> None:
     for one in bad:
         with pytest.raises(InvariantBroken):
             invariants.check(one)
+
+
+def test_a_source_that_the_queue_has_no_room_for_is_refused_and_the_others_are_not():
+    before = {f"{number:0180}": 5 for number in range(SOURCES_ROOM_BYTES // 200 - 2)}
+    state = replace(master(), record=replace(record(Role.MASTER), start_marks=before))
+    names = [f"new-{number:0176}" for number in range(3)]
+    _, shown_effects = trace(
+        state,
+        of_source(0, names[0]),
+        of_source(1, names[0]),  # counted once
+        of_source(2, names[1]),
+        of_source(3, names[2]),
+        of_source(3, min(before)),
+        of_source(3, names[1]),
+    )
+    assert shown_effects == golden(
+        """
+        batch 0..1: Forward, store 0..1 committed=0
+        batch 1..2: Forward, store 1..2 committed=0
+        batch 2..3: Forward, store 2..3 committed=0
+        batch 3..4: Refuse too-many-sources
+        batch 3..4: Refuse resend
+        batch 3..4: Forward, store 3..4 committed=0
+        """
+    )

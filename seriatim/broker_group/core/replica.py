@@ -68,10 +68,20 @@ from seriatim.protocol.errors import (
     Sealed,
     SeqNotRising,
     SeriatimError,
+    TooManySources,
     WrongIndex,
 )
 from seriatim.protocol.hashing import hash_after_batch
-from seriatim.protocol.marks import SourceSpan, is_resend, merged, overlaps, raised
+from seriatim.protocol.marks import (
+    SOURCES_ROOM_BYTES,
+    SourceSpan,
+    is_resend,
+    merged,
+    overlaps,
+    raised,
+    room_bytes,
+    too_many_sources,
+)
 from seriatim.protocol.names import Index
 
 ROW_OVERHEAD_BYTES: Final = 64
@@ -181,7 +191,7 @@ def _take(state: Replica, event: BatchArrived) -> Step:
         limit = record.max_record_bytes
         error = RecordTooLarge("a record is over the queue's limit", limit_bytes=limit, **details)
         return state, (Refuse(error),)
-    error = _resend_error(state, header)
+    error = _resend_error(state, header) or _source_error(state, header)
     if error is not None:
         return state, (Refuse(error),)
     after, store = _stored(state, header, event.header_bytes)
@@ -245,6 +255,15 @@ def _resend_error(state: Replica, header: BatchHeader) -> SeriatimError | None:
     if overlaps(state.tail.marks, header.spans):
         return SeqNotRising("this batch repeats a seq that is on its way", **details)
     return None
+
+
+def _source_error(state: Replica, header: BatchHeader) -> TooManySources | None:
+    """The error of a batch with a source that the queue never had and has no room for."""
+    before, tail = state.record.start_marks, state.tail.marks
+    new = [span.source for span in header.spans if span.source not in before and span.source not in tail]
+    if not new or room_bytes(before.keys() | tail.keys() | set(new)) <= SOURCES_ROOM_BYTES:
+        return None
+    return too_many_sources(new[0], queue=state.record.queue, epoch=state.record.epoch)
 
 
 @dataclass(frozen=True, slots=True)

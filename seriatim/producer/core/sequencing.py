@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from seriatim.protocol.batch import MAX_SOURCE_BYTES
 from seriatim.protocol.errors import InvalidArgument, SeqNotRising
+from seriatim.protocol.marks import SOURCES_ROOM_BYTES, room_bytes, too_many_sources
 from seriatim.protocol.names import SEQ_MAX, Token, automatic_seq
 
 
@@ -20,12 +21,13 @@ class Identities:
     is stored already; None where nobody knows.
     """
 
-    __slots__ = ("_counter", "_last", "_resume_point", "name", "token")
+    __slots__ = ("_counter", "_last", "_resume_point", "_room_bytes", "name", "token")
 
     def __init__(self, name: str, token: Token, resume_point: Mapping[str, int] | None) -> None:
         self.name = name
         self.token = token
         self._resume_point = {} if resume_point is None else dict(resume_point)
+        self._room_bytes = SOURCES_ROOM_BYTES - room_bytes(self._resume_point)
         self._last: dict[str, int] = {}
         self._counter = 0
 
@@ -40,11 +42,16 @@ class Identities:
         return first
 
     def check_automatic(self) -> None:
-        """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it."""
+        """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it.
+
+        Raises TooManySources where the queue has no room for it.
+        """
         if self.name in self._last:
             raise InvalidArgument(
                 f"source {self.name!r} has seqs of the user's: a source has either those or automatic ones"
             )
+        if not self._counter and self.name not in self._resume_point and room_bytes([self.name]) > self._room_bytes:
+            raise too_many_sources(self.name)
 
     @property
     def has_own(self) -> bool:
@@ -55,7 +62,7 @@ class Identities:
         """Whether a record with the user's own seq is stored already, so that it needn't be sent.
 
         Otherwise the seq is noted as the source's last. Raises SeqNotRising where it doesn't rise, InvalidArgument
-        where it is no seq or the source can't have one.
+        where it is no seq or the source can't have one, TooManySources where the queue has no room for the source.
         """
         if not 0 <= seq <= SEQ_MAX:
             raise InvalidArgument(f"a seq is an unsigned 64-bit number, not {seq}")
@@ -65,6 +72,11 @@ class Identities:
                 raise InvalidArgument(f"the name of a source has 1 to {MAX_SOURCE_BYTES} bytes: {source!r}")
             if source == self.name and self._counter:
                 raise InvalidArgument(f"source {source!r} has automatic seqs: a source has either those or the user's")
+            if source not in self._resume_point:
+                taken_bytes = room_bytes([source])
+                if taken_bytes > self._room_bytes:
+                    raise too_many_sources(source)
+                self._room_bytes -= taken_bytes
         if seq <= self._resume_point.get(source, -1):
             return True
         if last is not None and seq <= last:
