@@ -10,13 +10,14 @@ from pathlib import Path
 
 from bench import artifacts
 from bench.driver import FAILURES, environment
-from bench.growth import backlog, disk, findings, pressure, queues, switching
+from bench.growth import backlog, disk, findings, links, pressure, queues, switching
 from bench.growth.findings import Finding
 
 JUDGES = {
     "backlog": backlog.judge,
     "groups": switching.judge,
     "queues": queues.judge,
+    "links": links.judge,
     "pressure": pressure.judge,
     "disk": disk.judge,
 }
@@ -70,6 +71,8 @@ def _measure(case: str, arguments: argparse.Namespace, finding: Finding) -> None
         case "queues":
             faults, states = arguments.faults, arguments.states
             queues.measure_queues(arguments.queues, states, faults, arguments.switches, finding, note)
+        case "links":
+            links.measure_links(arguments.links, arguments.faults, arguments.switches, finding, note)
         case "pressure":
             pressure.measure_pressure(arguments.pressure_mb, (100, 1024), finding, note)
         case "disk":
@@ -89,7 +92,7 @@ def _settings(case: str, arguments: argparse.Namespace) -> dict[str, object]:
     match case:
         case "backlog":
             return backlog.settings(_backlog_plan(arguments))
-        case "groups" | "queues":
+        case "groups" | "queues" | "links":
             return {"switches": arguments.switches, "rate": "1,000 records/s of 100 B"}
         case "disk":
             return {"values": f"{arguments.disk_mb} MB of each size"}
@@ -115,6 +118,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, metavar="DIR", help="keep the backlog there, or use what is there")
     parser.add_argument("--groups", type=_numbers, metavar="N,…", help=f"sizes [{_QUICK['groups']}]")
     parser.add_argument("--queues", type=_numbers, default=(1, 100, 1000), metavar="N,…", help="sizes [1,100,1000]")
+    parser.add_argument("--links", type=_numbers, default=(5, 100, 1000), metavar="N,…", help="sizes [5,100,1000]")
     parser.add_argument(
         "--states",
         type=_words,
