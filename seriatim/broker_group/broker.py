@@ -101,6 +101,18 @@ class Broker:
         link = self._links.get(key)
         return None if link is None else _written(link)
 
+    def extent(self, key: LinkKey) -> tuple[Index, Index]:
+        """Where the records end that this member has of a link that it knows, and up to where readers may have them.
+
+        A link that ended isn't loaded for the answer. Raises UnknownLink, DiskFailed.
+        """
+        link = self._links.get(key)
+        if isinstance(link, LinkRecord) and link.end is not None:
+            next_index = self.store.last_position(key).position.index
+            return next_index, Index(min(link.end, next_index))
+        runner = self.link(key)
+        return runner.state.durable, runner.readable_end
+
     def find(self, key: LinkKey) -> LinkRunner | None:
         """The link, loaded from the disk when it is first asked for."""
         link = self._links.get(key)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.core.link_record import LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import SealPhase, sealed_positions
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.fetch import FetchStream
@@ -40,6 +40,8 @@ _log = log.logger("broker.service")
 
 OPENING_S = 1.0
 """How long a master is kept waiting for the OpenLink that makes this member its slave."""
+LINKS_AT_ONCE = 16
+"""So many links are described before others have their turn."""
 EVERY_EPOCH = 1 << 64
 """Beyond all links that a queue can have."""
 
@@ -247,17 +249,33 @@ class BrokerService(BrokerServicer):
             end=record.end or 0,
             hash=runner.hash_at(state.durable) or b"",
             size_bytes=runner.size_bytes,
-            cursors=[
-                pb.Cursor(
-                    subscription_id=one.subscription_id,
-                    generation=one.generation,
-                    token=one.token,
-                    index=one.index or 0,
-                )
-                for one in self._keeper.of_link(key).values()
-                if one.index is not None
-            ],
+            cursors=self._cursors(key),
         )
+
+    @answers_errors
+    async def DescribeLinks(self, request: pb.DescribeLinksRequest, context: Any) -> pb.DescribeLinksReply:
+        self._broker.check_addressed(request.cluster, request.to)
+        reply = pb.DescribeLinksReply()
+        for number, epoch in enumerate(request.epochs, 1):
+            key = QueueId(request.queue_id), Epoch(epoch)
+            record = self._broker.record(key)
+            if record is not None:
+                next_index, committed_index = self._broker.extent(key)
+                cursors = self._cursors(key)
+                held = pb.HeldLink(epoch=epoch, next_index=next_index, committed_index=committed_index, cursors=cursors)
+                reply.links.append(held)
+            if number % LINKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return reply
+
+    def _cursors(self, key: LinkKey) -> list[pb.Cursor]:
+        return [
+            pb.Cursor(
+                subscription_id=one.subscription_id, generation=one.generation, token=one.token, index=one.index or 0
+            )
+            for one in self._keeper.of_link(key).values()
+            if one.index is not None
+        ]
 
     @answers_errors
     async def FindSealed(self, request: pb.FindSealedRequest, context: Any) -> pb.FindSealedReply:

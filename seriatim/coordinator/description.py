@@ -6,6 +6,7 @@ Members are asked side by side with a short deadline; what nobody answers stays 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from seriatim.coordinator import views
 from seriatim.coordinator.core import rotation, subscriptions
@@ -17,7 +18,8 @@ from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName
 
-Answers = dict[Epoch, list[pb.DescribeLinkReply]]
+Answers = dict[Epoch, list[pb.HeldLink]]
+"""By link, of the members that know it."""
 
 
 class Description:
@@ -33,14 +35,14 @@ class Description:
         if last is None or last.state is not LinkState.OPEN:
             return None
         answers = await self._asked(document, [last])
-        known = [answer.committed_index for answer in answers[last.epoch] if answer.is_known]
+        known = [answer.committed_index for answer in answers[last.epoch]]
         return Index(max(known)) if known else None
 
     async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
         """The whole view."""
         registry = self._store.registry
         view = views.queue_view(document, version, registry)
-        answers, elected = await asyncio.gather(self._asked(document, list(document.links)), self._elected(document))
+        answers, elected = await asyncio.gather(self._asked(document, document.links), self._elected(document))
         view.sender, *readers = elected
         for told, reader in zip(view.subscriptions, readers, strict=True):
             told.reader = reader
@@ -64,26 +66,27 @@ class Description:
         lines = [None, *(one.subscription_id for one in document.subscriptions)]
         return list(await asyncio.gather(*(self._store.first_in_line(document.queue_id, line) for line in lines)))
 
-    async def _asked(self, document: ChainDocument, links: list[Link]) -> Answers:
-        registry = self._store.registry
-        asked = [
-            (link, side.name)
-            for link in links
-            for side in (link.master, link.slave)
-            if registry.member(side.name) is not None
-        ]
-        replies = await asyncio.gather(*(self._ask(document, link, member) for link, member in asked))
-        answers: Answers = {link.epoch: [] for link in links}
-        for (link, _), reply in zip(asked, replies, strict=True):
-            if reply is not None:
-                answers[link.epoch].append(reply)
+    async def _asked(self, document: ChainDocument, links: Iterable[Link]) -> Answers:
+        """One call for each member."""
+        asked: dict[MemberName, list[Epoch]] = {}
+        answers: Answers = {}
+        for link in links:
+            answers[link.epoch] = []
+            for side in (link.master, link.slave):
+                if self._store.registry.member(side.name) is not None:
+                    asked.setdefault(side.name, []).append(link.epoch)
+        for held in await asyncio.gather(*(self._ask(document, epochs, member) for member, epochs in asked.items())):
+            for epoch, one in held.items():
+                answers[epoch].append(one)
         return answers
 
-    async def _ask(self, document: ChainDocument, link: Link, member: MemberName) -> pb.DescribeLinkReply | None:
+    async def _ask(
+        self, document: ChainDocument, epochs: Iterable[Epoch], member: MemberName
+    ) -> dict[Epoch, pb.HeldLink]:
         try:
-            return await self._members.describe_link(document.queue_id, link, member)
+            return await self._members.describe_links(document.queue_id, epochs, member)
         except SeriatimError:
-            return None  # the view shows as unknown what nobody tells
+            return {}  # the view shows as unknown what nobody tells
 
 
 def lags(view: pb.QueueView) -> dict[str, int | None]:
@@ -94,14 +97,13 @@ def lags(view: pb.QueueView) -> dict[str, int | None]:
     }
 
 
-def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.DescribeLinkReply]) -> None:
-    known = [answer for answer in answers if answer.is_known]
+def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.HeldLink]) -> None:
     if link.end is not None:
         shown.has_committed, shown.committed_index = True, link.end
-        shown.copies = sum(answer.next_index >= link.end for answer in known)
-    elif known:
-        shown.has_committed, shown.committed_index = True, max(answer.committed_index for answer in known)
-        shown.copies = len(known)
+        shown.copies = sum(answer.next_index >= link.end for answer in answers)
+    elif answers:
+        shown.has_committed, shown.committed_index = True, max(answer.committed_index for answer in answers)
+        shown.copies = len(answers)
 
 
 def _describe_cursor(
@@ -113,7 +115,7 @@ def _describe_cursor(
         return
     head = subscription.consume_list[0]
     link = document.link(head)
-    known = [answer for answer in answers.get(head, []) if answer.is_known]
+    known = answers.get(head, [])
     if link is None or not (known or link.state is LinkState.OPENING):
         return
     cursor = max(
@@ -150,9 +152,9 @@ def _describe_end(document: ChainDocument, subscription: Subscription, told: pb.
         told.has_offset, told.cursor_offset = True, last.base + last.end
 
 
-def _known_end(link: Link | None, answers: list[pb.DescribeLinkReply]) -> int | None:
+def _known_end(link: Link | None, answers: list[pb.HeldLink]) -> int | None:
     if link is None or link.state is LinkState.OPENING:
         return 0
     if link.end is not None:
         return link.end
-    return max((answer.committed_index for answer in answers if answer.is_known), default=None)
+    return max((answer.committed_index for answer in answers), default=None)

@@ -143,11 +143,16 @@ class Members:
         )
         await rpc.call(self._stub(state).DropLinks, request, self._timeout_s, str(member))
 
-    async def describe_link(self, queue_id: QueueId, link: Link, member: MemberName) -> pb.DescribeLinkReply:
-        """What the member at the place now holds of a link."""
+    async def describe_links(
+        self, queue_id: QueueId, epochs: Iterable[Epoch], member: MemberName
+    ) -> dict[Epoch, pb.HeldLink]:
+        """What the member at the place now holds of these links; one that it doesn't know is left out."""
         state = self._state(member)
-        request = pb.DescribeLinkRequest(link=self._name(queue_id, link.epoch, state.incarnation))
-        return await rpc.call(self._stub(state).DescribeLink, request, self._describe_timeout_s, str(member))
+        request = pb.DescribeLinksRequest(
+            cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue_id=queue_id, epochs=epochs
+        )
+        reply = await rpc.call(self._stub(state).DescribeLinks, request, self._describe_timeout_s, str(member))
+        return {Epoch(one.epoch): one for one in reply.links}
 
     async def find_sealed(
         self, links: Iterable[tuple[QueueId, Epoch]], member: MemberName

@@ -1094,6 +1094,87 @@ class DescribeLinkReply(_message.Message):
 Global___DescribeLinkReply: _TypeAlias = DescribeLinkReply  # noqa: Y015
 
 @_typing.final
+class DescribeLinksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    queue_id: _builtins.int
+    @_builtins.property
+    def to(self) -> Global___Incarnation: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        to: Global___Incarnation | None = ...,
+        queue_id: _builtins.int = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "epochs", b"epochs", "queue_id", b"queue_id", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLinksRequest: _TypeAlias = DescribeLinksRequest  # noqa: Y015
+
+@_typing.final
+class HeldLink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    next_index: _builtins.int
+    committed_index: _builtins.int
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cursor]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        next_index: _builtins.int = ...,
+        committed_index: _builtins.int = ...,
+        cursors: _abc.Iterable[Global___Cursor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_index", b"committed_index", "cursors", b"cursors", "epoch", b"epoch", "next_index", b"next_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldLink: _TypeAlias = HeldLink  # noqa: Y015
+
+@_typing.final
+class DescribeLinksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLink]:
+        """of those asked for; one that is unknown here isn't"""
+
+    def __init__(
+        self,
+        *,
+        links: _abc.Iterable[Global___HeldLink] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLinksReply: _TypeAlias = DescribeLinksReply  # noqa: Y015
+
+@_typing.final
 class LinkKey(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

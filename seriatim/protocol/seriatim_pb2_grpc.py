@@ -96,6 +96,11 @@ class BrokerStub:
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.FromString,
                 _registered_method=True)
+        self.DescribeLinks = channel.unary_unary(
+                '/seriatim.v1.Broker/DescribeLinks',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksReply.FromString,
+                _registered_method=True)
         self.FindSealed = channel.unary_unary(
                 '/seriatim.v1.Broker/FindSealed',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.SerializeToString,
@@ -191,7 +196,14 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeLink(self, request, context):
-        """For status: what this member holds of a link.
+        """What this member holds of a link.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeLinks(self, request, context):
+        """For status: the same of many links of a queue, in short.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,6 +285,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.DescribeLink,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.SerializeToString,
+            ),
+            'DescribeLinks': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeLinks,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksReply.SerializeToString,
             ),
             'FindSealed': grpc.unary_unary_rpc_method_handler(
                     servicer.FindSealed,
@@ -611,6 +628,33 @@ class Broker:
             '/seriatim.v1.Broker/DescribeLink',
             seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkRequest.SerializeToString,
             seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeLinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Broker/DescribeLinks',
+            seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.DescribeLinksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,7 +58,9 @@ class BrokerStub:
     ListCursors: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.ListCursorsRequest, _seriatim_pb2.ListCursorsReply]
     """Member to member, while resyncing: every cursor of a link."""
     DescribeLink: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinkRequest, _seriatim_pb2.DescribeLinkReply]
-    """For status: what this member holds of a link."""
+    """What this member holds of a link."""
+    DescribeLinks: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinksRequest, _seriatim_pb2.DescribeLinksReply]
+    """For status: the same of many links of a queue, in short."""
     FindSealed: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]
     """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
     Connect: _grpc.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]
@@ -92,7 +94,9 @@ class BrokerAsyncStub(BrokerStub):
     ListCursors: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.ListCursorsRequest, _seriatim_pb2.ListCursorsReply]  # type: ignore[assignment]
     """Member to member, while resyncing: every cursor of a link."""
     DescribeLink: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinkRequest, _seriatim_pb2.DescribeLinkReply]  # type: ignore[assignment]
-    """For status: what this member holds of a link."""
+    """What this member holds of a link."""
+    DescribeLinks: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DescribeLinksRequest, _seriatim_pb2.DescribeLinksReply]  # type: ignore[assignment]
+    """For status: the same of many links of a queue, in short."""
     FindSealed: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]  # type: ignore[assignment]
     """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
     Connect: _aio.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]  # type: ignore[assignment]
@@ -195,7 +199,15 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _seriatim_pb2.DescribeLinkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_seriatim_pb2.DescribeLinkReply, _abc.Awaitable[_seriatim_pb2.DescribeLinkReply]]:
-        """For status: what this member holds of a link."""
+        """What this member holds of a link."""
+
+    @_abc_1.abstractmethod
+    def DescribeLinks(
+        self,
+        request: _seriatim_pb2.DescribeLinksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.DescribeLinksReply, _abc.Awaitable[_seriatim_pb2.DescribeLinksReply]]:
+        """For status: the same of many links of a queue, in short."""
 
     @_abc_1.abstractmethod
     def FindSealed(

@@ -820,3 +820,40 @@ def place_of(directory: Path) -> str:
     with pytest.raises(InvalidArgument) as refused:
         open_store(directory, "nobody")
     return str(refused.value).split(" belongs to ")[1].split(",")[0]
+
+
+def test_what_a_member_holds_of_many_links_is_told_at_once_of_those_that_it_knows(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        sent = batches(20)
+        await ended(group, sent)
+        await group.open(2)
+        stream = await group.append(group.a, 2).open()
+        await stream.send(batches(3, first_seq=500))
+        await stream.until_acknowledged(30)
+        await stream.close()
+        await group.committed(30, 2)
+
+        async def told(member: Member, *epochs: int) -> list[tuple[int, int, int]]:
+            request = pb.DescribeLinksRequest(
+                cluster=group.paths.cluster, to=message(member.incarnation), queue_id=QUEUE, epochs=epochs
+            )
+            reply = await call(member.stub.DescribeLinks, request, CALL_S)
+            return [(one.epoch, one.next_index, one.committed_index) for one in reply.links]
+
+        for member in group.both:
+            assert await told(member, 2, 7, 1) == [(2, 30, 30), (1, 200, 200)]
+        # After a start nothing is loaded; who was started again has sealed what was open.
+        assert await group.a.stop() == 0
+        group.a.launch()
+        await group.a.ready()
+        await group.registered(lambda a, b: a.incarnation.start == 2 and b.peer == a.incarnation)
+        first, second = await told(group.a, *range(1, 100))
+        assert first == (1, 200, 200)
+        assert second[:2] == (2, 30)  # up to where it is committed the process before was told only
+        assert await told(group.a) == []
+        former = group.a.incarnation
+        group.a.registration = replace(group.a.registration, incarnation=replace(former, start=1))
+        with pytest.raises(WrongIncarnation):
+            await told(group.a, 1)
+
+    run(scenario)

@@ -93,7 +93,7 @@ def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -
     class Silent:
         """Members that nobody hears."""
 
-        async def describe_link(self, *_: object) -> pb.DescribeLinkReply:
+        async def describe_links(self, *_: object) -> dict[Epoch, pb.HeldLink]:
             raise Unreachable("no answer")
 
     class OneStore:
