@@ -132,5 +132,6 @@ def _show(queue: str, view: pb.SubscriptionView, *, is_json: bool) -> None:
         click.echo(json.dumps(content))
         return
     cursor = "unknown" if content["cursor_offset"] is None else f"offset {view.cursor_offset:,}"
-    lag = "" if content["lag_records"] is None else f", {view.lag_records:,} records behind"
+    records = "1 record" if view.lag_records == 1 else f"{view.lag_records:,} records"
+    lag = "" if content["lag_records"] is None else f", {records} behind"
     click.echo(f"{view.subscription}: {cursor}{lag}, reader {view.reader or 'none'}")

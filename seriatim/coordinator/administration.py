@@ -305,7 +305,7 @@ class Operations:
 
         what = f"subscription {subscription} at {where}"
         document, version = await self.change(queue_id, change, what, cause_id)
-        view = views.queue_view(document, version, self._store.registry)
+        view = await self._description.queue(document, version)
         return next(one for one in view.subscriptions if one.subscription == subscription)
 
     async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
