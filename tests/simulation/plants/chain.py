@@ -14,6 +14,7 @@ from seriatim.coordinator.core import (
     acquire_send,
     background,
     chain,
+    chain_point,
     closing,
     readmission,
     removal,
@@ -247,7 +248,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "H21",
         "an abandoned link ends where somebody last saw it",
-        changed(chain, "_offset_after", _ends_where_it_was_seen),
+        changed(chain_point, "_offset_after", _ends_where_it_was_seen),
         within=20,
         shape=Shape(kinds=("abandon the head",), faults=(1, 1)),
         finds="11:",
