@@ -17,7 +17,7 @@ JUDGES = {
     "backlog": backlog.judge,
     "groups": switching.judge,
     "queues": queues.judge,
-    "links": links.judge,
+    "links": switching.judge,
     "pressure": pressure.judge,
     "disk": disk.judge,
 }

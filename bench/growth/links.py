@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from bench.growth.cluster import GrownCluster, running
 from bench.growth.findings import Finding
-from bench.growth.switching import AT_MOST
+from bench.growth.switching import add_switches
 from bench.measuring import settle
 from seriatim.producer import Producer
 from seriatim.protocol import seriatim_pb2 as pb
@@ -32,14 +32,7 @@ def measure_links(
             settle()
             for fault in faults:
                 times_ms = cluster.switch_times_ms("load", fault, count)
-                found.add(f"switch, {fault}", "ms", GROWN, size, times_ms)
-                note(f"{size} links, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
-
-
-def judge(found: Finding) -> None:
-    """Verdicts, of all points."""
-    for what in found.named("switch, "):
-        found.stays_within(what, AT_MOST)
+                add_switches(found, note, GROWN, size, fault, times_ms)
 
 
 def _grow(cluster: GrownCluster, queue: str, size: int) -> None:

@@ -29,8 +29,15 @@ def measure_groups(
             idle(cluster, found, note)
             for fault in faults:
                 times_ms = cluster.switch_times_ms("load", fault, count)
-                found.add(f"switch, {fault}", "ms", GROWN, groups, times_ms)
-                note(f"{groups} groups, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
+                add_switches(found, note, GROWN, groups, fault, times_ms)
+
+
+def add_switches(
+    found: Finding, note: Callable[[str], None], grown: str, size: int, fault: str, times_ms: Sequence[float]
+) -> None:
+    """A point of switches at one size of what grew."""
+    found.add(f"switch, {fault}", "ms", grown, size, times_ms)
+    note(f"{size} {grown}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
 
 
 def judge(found: Finding) -> None:

@@ -190,6 +190,12 @@ class Buffer:
             failure, self._failure = self._failure, None
             return failure
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left to take of a term that gives no more automatic seqs: what waits needs another one."""
+        with self._lock:
+            return self._identities is not None and self._identities.is_spent and not (self._open or self._full)
+
     def take_up(self, token: Token) -> None:
         """The application knows of the term with this token, and where its own seqs go on."""
         with self._lock:
@@ -218,6 +224,8 @@ class Buffer:
             self._wake()
             open_batch = None
         if open_batch is None:
+            if identities.is_spent:
+                return None
             needed_bytes = max(size_bytes, self._limits.batch_bytes)
             if self._used_bytes and self._used_bytes + needed_bytes > self._max_buffer_bytes:
                 return None

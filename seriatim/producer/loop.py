@@ -267,6 +267,9 @@ class SendingLoop:
         except (SeriatimError, ValueError) as error:
             self._fail(error)
             return
+        if self._state.phase is Phase.SENDING and not self._batches and self._buffer.is_spent:
+            self._handle(events.Withdrawn())  # and all is complete: nothing of it ends as unknown
+            return
         due_at_s = wake_at_s(self._state, self._sender_settings)
         if self._has_window():
             closes_in_s = self._buffer.closes_in_s(self._state.in_flight)

@@ -14,10 +14,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from seriatim.producer import Acknowledged, Elected, Producer
+from seriatim.producer.core import sequencing
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.marks import is_resend, overlaps, raised
+from seriatim.protocol.names import COUNTER_BITS
 from seriatim.protocol.seriatim_pb2_grpc import (
     BrokerServicer,
     CoordinatorServicer,
@@ -211,6 +213,23 @@ def test_records_arrive_in_order_with_their_places(cluster: SmallCluster) -> Non
     assert cluster.values() == [b"%d" % number for number in range(20_000)]
     assert [end.offset for end in ends] == list(range(20_000))
     assert ends[0] == Acknowledged(1, 0, 0, "p", 1 << 40)
+
+
+def test_a_term_whose_seqs_are_spent_is_followed_by_another_and_nothing_ends_as_unknown(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencing, "SPARE_SEQS", (1 << COUNTER_BITS) - 1000)
+    deposed: list[str] = []
+    with new(cluster, batch_bytes=2000, on_deposed=deposed.append) as producer:
+        handles = [producer.send(b"%d" % number) for number in range(5000)]
+        ends = [handle.result(WAIT_S) for handle in handles]
+    assert cluster.values() == [b"%d" % number for number in range(5000)]
+    terms = [end.seq >> COUNTER_BITS for end in ends]
+    assert sorted(set(terms)) == list(range(1, max(terms) + 1))
+    assert 4 <= max(terms) <= 6
+    assert len(deposed) >= max(terms) - 1
+    counters = [end.seq - (end.seq >> COUNTER_BITS << COUNTER_BITS) for end in ends]
+    assert max(counters) < 1100  # no more than the batch that was open
 
 
 def test_a_lone_record_leaves_at_once(cluster: SmallCluster) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.buffer import Buffer
+from seriatim.producer.core import sequencing
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.core.timing import AcknowledgementTiming
@@ -19,7 +20,7 @@ from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
 from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
 from seriatim.protocol.marks import MARK_BYTES, SOURCES_ROOM_BYTES, room_bytes
-from seriatim.protocol.names import Epoch, Index, Token
+from seriatim.protocol.names import TOKEN_MAX, Epoch, Index, Token
 
 FIRST = 1 << 40
 
@@ -411,6 +412,34 @@ def test_identities_end_with_their_bits() -> None:
     identities.automatic(1)
     with pytest.raises(OverflowError):
         identities.automatic(1)
+
+
+def test_a_spent_term_admits_nothing_more_once_its_batch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = new()
+    assert not buffer.is_spent
+    monkeypatch.setattr(sequencing, "SPARE_SEQS", (1 << 40) - 3)
+    for _ in range(4):
+        send(buffer)
+    assert not buffer.is_spent  # what is open is still to be sent
+    (columns,) = taken(buffer)
+    assert len(columns) == 4
+    assert buffer.is_spent
+    with pytest.raises(errors.DeadlineOver, match="waited"):
+        send(buffer)
+    buffer.elect(Token(2), {})
+    send(buffer)
+    assert not buffer.is_spent
+    assert taken(buffer)[0].seqs == [2 << 40]
+
+
+def test_more_elections_than_a_seq_tells_apart_leave_seqs_of_the_applications_own() -> None:
+    buffer = Buffer("p", BatchLimits(1000, 0.005), 1 << 20, 0.05)
+    buffer.elect(Token(TOKEN_MAX + 1), {})
+    for _ in range(2):
+        with pytest.raises(errors.InvalidArgument, match="16,777,215 elected senders"):
+            send(buffer)
+    send(buffer, seq=7)
+    assert taken(buffer)[0].seqs == [7]
 
 
 def test_the_deadline_follows_what_is_seen_within_its_bounds() -> None:

@@ -7,11 +7,15 @@ one part of this core that changes in place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from seriatim.protocol.batch import MAX_SOURCE_BYTES
 from seriatim.protocol.errors import InvalidArgument, SeqNotRising
 from seriatim.protocol.marks import SOURCES_ROOM_BYTES, room_bytes, too_many_sources
-from seriatim.protocol.names import SEQ_MAX, Token, automatic_seq
+from seriatim.protocol.names import COUNTER_BITS, SEQ_MAX, TOKEN_MAX, Token, automatic_seq
+
+SPARE_SEQS: Final = 1 << 30
+"""A term has so many more automatic seqs when it is spent: for what is on its way until the next one."""
 
 
 class Identities:
@@ -41,11 +45,22 @@ class Identities:
         self._counter += count
         return first
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is time for another term: at a million records a second after twelve days."""
+        return self._counter >= (1 << COUNTER_BITS) - SPARE_SEQS
+
     def check_automatic(self) -> None:
         """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it.
 
-        Raises TooManySources where the queue has no room for it.
+        Also where the queue has had more elected senders than a seq can tell apart. Raises TooManySources where the queue has
+        no room for the source.
         """
+        if self.token > TOKEN_MAX:
+            raise InvalidArgument(
+                f"the queue has had {TOKEN_MAX:,} elected senders: records need seqs of the application's own from now on",
+                token=self.token,
+            )
         if self.name in self._last:
             raise InvalidArgument(
                 f"source {self.name!r} has seqs of the user's: a source has either those or automatic ones"
