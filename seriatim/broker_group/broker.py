@@ -364,7 +364,9 @@ class Broker:
         await asyncio.gather(*(self._seal_open(record) for record in is_open if record.opened_start != 0))
 
     async def _seal_open(self, record: LinkRecord) -> None:
-        runner = self.link(record.key)
+        runner = self.find(record.key)
+        if runner is None:
+            return  # let go meanwhile
         if record.opened_start != self.incarnation.start and not record.durability.survives_restart:
             # What it took lived in memory of the process or of the system: something acknowledged may be lost.
             runner.changed_record(replace(record, is_whole=False))

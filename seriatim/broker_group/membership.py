@@ -18,7 +18,7 @@ from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import Unreachable, WorldError
+from seriatim.protocol.errors import UnknownLink, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -251,25 +251,30 @@ class Membership:
         document = chain_json.decode(data)
         for record in mine:
             link = document.link(record.epoch)
-            if link is None:
-                continue
-            certificate = link.certificate
-            if certificate is not None:
-                await self._broker.record_end(
-                    LinkRecord(
-                        *record.key,
-                        durability=link.durability,
-                        chain_version=ChainVersion(version),
-                        end=certificate.end,
-                        end_hash=certificate.link_hash,
-                        is_abandoned=certificate.is_abandoned,
-                    )
+            if link is not None:
+                with contextlib.suppress(UnknownLink):  # on a slow disk it may be let go before it could be sealed
+                    await self._look_at_link(document, ChainVersion(version), link, record)
+
+    async def _look_at_link(
+        self, document: ChainDocument, version: ChainVersion, link: Link, record: LinkRecord
+    ) -> None:
+        certificate = link.certificate
+        if certificate is not None:
+            await self._broker.record_end(
+                LinkRecord(
+                    *record.key,
+                    durability=link.durability,
+                    chain_version=version,
+                    end=certificate.end,
+                    end_hash=certificate.link_hash,
+                    is_abandoned=certificate.is_abandoned,
                 )
-            elif link.state in (LinkState.CLOSING, LinkState.LOST) and record.key not in self._seals_written:
-                asyncio.get_running_loop().call_later(GRACE_S, self._watch, queue_id)
-                if record.key in self._late:
-                    await self._seal_by_itself(document, link, ChainVersion(version))
-                self._late.add(record.key)
+            )
+        elif link.state in (LinkState.CLOSING, LinkState.LOST) and record.key not in self._seals_written:
+            asyncio.get_running_loop().call_later(GRACE_S, self._watch, document.queue_id)
+            if record.key in self._late:
+                await self._seal_by_itself(document, link, version)
+            self._late.add(record.key)
 
     async def _seal_by_itself(self, document: ChainDocument, link: Link, version: ChainVersion) -> None:
         """No coordinator got the answer so far: seal, and write the answer beside the chain document."""

@@ -223,12 +223,8 @@ class Buffer:
             self._close_open()
             self._wake()
             open_batch = None
-        if open_batch is None:
-            if identities.is_spent:
-                return None
-            needed_bytes = max(size_bytes, self._limits.batch_bytes)
-            if self._used_bytes and self._used_bytes + needed_bytes > self._max_buffer_bytes:
-                return None
+        if open_batch is None and (identities.is_spent or not self._has_room(size_bytes)):
+            return None
         seq = record.seq
         source = record.source
         if source is None:
@@ -252,6 +248,11 @@ class Buffer:
         row = open_batch.append(record)
         self._is_plain = open_batch.is_plain
         return Handle(open_batch.shared, row)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """For another batch, which begins with so much."""
+        needed_bytes = max(size_bytes, self._limits.batch_bytes)
+        return not self._used_bytes or self._used_bytes + needed_bytes <= self._max_buffer_bytes
 
     def _check_term(self, record: CheckedRecord, term: int) -> None:
         if self._stopped is not None:

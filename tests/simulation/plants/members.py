@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from seriatim.broker_group import peer
+from seriatim.broker_group import membership, peer
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync
@@ -17,8 +17,9 @@ from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import MasterStream, SlaveStream
 from seriatim.broker_group.streams import read
 from seriatim.coordinator.core.registry import Registry
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
-from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
+from seriatim.protocol.errors import DeadlineOver, NotElected, SeriatimError, Unreachable
 from seriatim.protocol.names import Epoch, Index, QueueId
 from tests.simulation import world as simulated_world
 from tests.simulation.disk import SimulatedWriter
@@ -253,5 +254,15 @@ PLANTS: tuple[Plant, ...] = (
         within=40,
         shape=Shape(kinds=("reset connections",)),
         finds="not handled: Peer",
+    ),
+    Plant(
+        "let go while it was looked at",
+        "whoever looks at the chain of a link finds the link there still",
+        instead(membership, "UnknownLink", NotElected),
+        within=150,
+        shape=Shape(
+            kinds=("slow disk", "slow path"), faults=(2, 3), lasts_s=(5.0,), settings=pb.QueueSettings(retention_ms=1)
+        ),
+        finds="12:",
     ),
 )
