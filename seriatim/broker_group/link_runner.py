@@ -75,6 +75,7 @@ class LinkRunner:
         self.readers: dict[Callable[[], None], None] = {}  # a set in the order in which they came
         self._committed_learnt = Index(0)
         self.seal_failure: DiskFailed | None = None
+        self.is_let_go = False
         self.state = self._loaded(record)
 
     def _loaded(self, record: LinkRecord) -> Replica:
@@ -216,7 +217,8 @@ class LinkRunner:
             case replica_events.KeepRecord():
                 self.keep(effect.record)
             case replica_events.WriteSeal():
-                self._store.put_link(effect.record, self._seal_written)
+                if not self.is_let_go:  # it would be left on the disk, behind the deletion
+                    self._store.put_link(effect.record, self._seal_written)
             case replica_events.Acknowledge() | replica_events.Confirm():
                 self._tell_source(effect)
             case replica_events.Forward() | replica_events.TellCommitted() | replica_events.DropPeer():
@@ -339,12 +341,19 @@ class LinkRunner:
         refused = self.apply(replica_events.SealAsked(chain_version))
         if refused is not None:
             return refused
-        await self.until(lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None)
-        return self.seal_failure
+        await self.until(
+            lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None or self.is_let_go
+        )
+        return self._no_longer_kept() if self.is_let_go else self.seal_failure
+
+    def _no_longer_kept(self) -> UnknownLink:
+        return UnknownLink("this link is no longer kept", epoch=self.record.epoch)
 
     def apply_drop(self) -> None:
-        """The link is being forgotten: end its streams and wake its readers."""
-        self._end_streams(UnknownLink("this link is no longer kept", epoch=self.record.epoch))
+        """The link is being forgotten: end its streams, wake its readers, and whoever waits for its seal."""
+        self.is_let_go = True
+        self._end_streams(self._no_longer_kept())
+        self._tell_change()
         for wake in self.readers:
             wake()
 
