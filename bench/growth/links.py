@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from bench.growth.cluster import GrownCluster, running
 from bench.growth.findings import Finding
-from bench.growth.switching import add_switches
+from bench.growth.switching import measure_switches
 from bench.measuring import settle
 from seriatim.producer import Producer
 from seriatim.protocol import seriatim_pb2 as pb
@@ -30,9 +30,7 @@ def measure_links(
             _grow(cluster, "load", size)
             note(f"{size} links after {time.monotonic() - began_s:.0f} s")
             settle()
-            for fault in faults:
-                times_ms = cluster.switch_times_ms("load", fault, count)
-                add_switches(found, note, GROWN, size, fault, times_ms)
+            measure_switches(cluster, (GROWN, size), faults, count, found, note)
 
 
 def _grow(cluster: GrownCluster, queue: str, size: int) -> None:

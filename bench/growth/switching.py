@@ -27,17 +27,23 @@ def measure_groups(
             cluster.make("load", retention_ms=RETENTION_MS)
             settle()
             idle(cluster, found, note)
-            for fault in faults:
-                times_ms = cluster.switch_times_ms("load", fault, count)
-                add_switches(found, note, GROWN, groups, fault, times_ms)
+            measure_switches(cluster, (GROWN, groups), faults, count, found, note)
 
 
-def add_switches(
-    found: Finding, note: Callable[[str], None], grown: str, size: int, fault: str, times_ms: Sequence[float]
+def measure_switches(
+    cluster: GrownCluster,
+    at: tuple[str, int],
+    faults: Sequence[str],
+    count: int,
+    found: Finding,
+    note: Callable[[str], None],
 ) -> None:
-    """A point of switches at one size of what grew."""
-    found.add(f"switch, {fault}", "ms", grown, size, times_ms)
-    note(f"{size} {grown}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
+    """A point for each fault, on queue `load`; `at`: what grew, and how large it is now."""
+    grown, size = at
+    for fault in faults:
+        times_ms = cluster.switch_times_ms("load", fault, count)
+        found.add(f"switch, {fault}", "ms", grown, size, times_ms)
+        note(f"{size} {grown}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
 
 
 def judge(found: Finding) -> None:

@@ -17,7 +17,7 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.replica_events import (
     Opened,
 )
-from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.link_runner import LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
@@ -101,17 +101,17 @@ class Broker:
         link = self._links.get(key)
         return None if link is None else _written(link)
 
-    def extent(self, key: LinkKey) -> tuple[Index, Index]:
-        """Where the records end that this member has of a link that it knows, and up to where readers may have them.
+    def extent(self, key: LinkKey) -> tuple[Index, Index] | None:
+        """Where the records end that this member has of a link, and up to where readers may have them; None: it doesn't know it.
 
-        A link that ended isn't loaded for the answer. Raises UnknownLink, DiskFailed.
+        A link that ended isn't loaded for the answer. Raises DiskFailed.
         """
         link = self._links.get(key)
         if isinstance(link, LinkRecord) and link.end is not None:
             next_index = self.store.last_position(key).position.index
             return next_index, Index(min(link.end, next_index))
-        runner = self.link(key)
-        return runner.state.durable, runner.readable_end
+        runner = self.find(key)
+        return None if runner is None else (runner.state.durable, runner.readable_end)
 
     def find(self, key: LinkKey) -> LinkRunner | None:
         """The link, loaded from the disk when it is first asked for."""
@@ -134,7 +134,7 @@ class Broker:
         process that starts anew remembers nothing of this, and is another incarnation than such a call names.
         """
         if key[1] < self._first_kept.get(key[0], 0):
-            raise UnknownLink("this link is no longer kept", queue_id=key[0], epoch=key[1])
+            raise no_longer_kept(key)
 
     def made(self, record: LinkRecord) -> LinkRunner:
         """The link, made where this member never heard of it; nothing of it is on disk yet. Raises UnknownLink."""

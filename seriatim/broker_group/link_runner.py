@@ -344,15 +344,12 @@ class LinkRunner:
         await self.until(
             lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None or self.is_let_go
         )
-        return self._no_longer_kept() if self.is_let_go else self.seal_failure
-
-    def _no_longer_kept(self) -> UnknownLink:
-        return UnknownLink("this link is no longer kept", epoch=self.record.epoch)
+        return no_longer_kept(self.key) if self.is_let_go else self.seal_failure
 
     def apply_drop(self) -> None:
         """The link is being forgotten: end its streams, wake its readers, and whoever waits for its seal."""
         self.is_let_go = True
-        self._end_streams(self._no_longer_kept())
+        self._end_streams(no_longer_kept(self.key))
         self._tell_change()
         for wake in self.readers:
             wake()
@@ -363,3 +360,8 @@ class LinkRunner:
         self._tell_change()
         for wake in self.readers:
             wake()
+
+
+def no_longer_kept(key: LinkKey) -> UnknownLink:
+    """For whoever asks something of a link that was let go."""
+    return UnknownLink("this link is no longer kept", queue_id=key[0], epoch=key[1])

@@ -258,12 +258,11 @@ class BrokerService(BrokerServicer):
         reply = pb.DescribeLinksReply()
         for number, epoch in enumerate(request.epochs, 1):
             key = QueueId(request.queue_id), Epoch(epoch)
-            record = self._broker.record(key)
-            if record is not None:
-                next_index, committed_index = self._broker.extent(key)
+            extent = self._broker.extent(key)
+            if extent is not None:
+                next_index, committed_index = extent
                 cursors = self._cursors(key)
-                held = pb.HeldLink(epoch=epoch, next_index=next_index, committed_index=committed_index, cursors=cursors)
-                reply.links.append(held)
+                reply.links.add(epoch=epoch, next_index=next_index, committed_index=committed_index, cursors=cursors)
             if number % LINKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return reply

@@ -258,10 +258,10 @@ def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, w
         document, replace(link, state=LinkState.SEALED, certificate=replace(certificate, is_abandoned=True))
     )
     noted = Abandoned(epoch, what, now_ms, _given_up_from(link, certificate))
-    before = tuple(one for one in changed.links if one.epoch <= epoch)
-    after = (_without_given_up(one, noted.from_seqs, link) for one in changed.links[len(before) :])
-    links = tuple(map(unsettled, (*before, *after)))
-    return without_empty_heads(filled(replace(changed, links=links, abandoned=(*changed.abandoned, noted))))
+    links = (_without_given_up(one, noted.from_seqs, link) if one.epoch > epoch else one for one in changed.links)
+    return without_empty_heads(
+        filled(replace(changed, links=tuple(map(unsettled, links)), abandoned=(*changed.abandoned, noted)))
+    )
 
 
 def _given_up_from(link: Link, certificate: Certificate) -> dict[str, int]:
