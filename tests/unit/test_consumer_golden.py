@@ -202,7 +202,7 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     assert trace(Tick(), 10.9) == ["open 3: link 1 at g1-b from 0"]
     assert reading.next_look_s(trace.state, 10.9) == 10.9 + 0.6
     assert trace(StartArrived(3, Index(0), {}), 11.0) == ["credit 3: 1"], "one batch, and when it has answered"
-    assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1", "credit 3: 999832"]
+    assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1", "credit 3: 999999"]
     assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
 
 
@@ -264,7 +264,7 @@ def test_a_member_that_has_given_all_is_not_left_for_its_missing_answer() -> Non
 
 
 def test_credit_bounds_what_is_fetched_ahead() -> None:
-    trace = Trace(limit_bytes=1000)
+    trace = Trace(limit_bytes=2000)
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
     trace(StartArrived(1, Index(0), {}))
     arrived = [batch(1, 3 * number, [3 * number + 1, 3 * number + 2, 3 * number + 3]) for number in range(3)]
@@ -272,8 +272,22 @@ def test_credit_bounds_what_is_fetched_ahead() -> None:
         assert trace(one) == [f"deliver link 1 {3 * number}..{3 * number + 3}"]
     size = arrived[0].batches[0].size_bytes
     assert trace(RowsTaken(size)) == []  # less than a quarter of the limit is free: not worth a message
-    assert trace(RowsTaken(size)) == [f"credit 1: {1000 - size}"]
+    assert trace(RowsTaken(size)) == [f"credit 1: {2 * size}"]
     assert trace.state.buffered_bytes == size
+
+
+def test_a_batch_beyond_the_limit_is_followed_by_the_next_one_as_soon_as_it_is_taken() -> None:
+    """What it took beyond the credit is given back in one: in parts, each with the next event, it took seconds for each batch."""
+    trace = Trace(limit_bytes=100)
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    for index in range(3):
+        arrived = batch(1, index, [index])
+        size_bytes = arrived.batches[0].size_bytes
+        assert size_bytes > 100
+        assert trace(arrived) == [f"deliver link 1 {index}..{index + 1}"]
+        assert trace(Tick()) == []
+        assert trace(RowsTaken(size_bytes)) == [f"credit 1: {size_bytes}"]
 
 
 def test_an_older_view_changes_nothing() -> None:

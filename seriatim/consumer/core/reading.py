@@ -116,8 +116,8 @@ class Reading:
 
     @property
     def room_bytes(self) -> int:
-        """What may still be fetched ahead."""
-        promised = 0 if self.fetch is None else max(0, self.fetch.credit_bytes)
+        """What may still be fetched ahead; what a large batch took beyond its credit is given back with it."""
+        promised = 0 if self.fetch is None else self.fetch.credit_bytes
         return self.limit_bytes - self.buffered_bytes - promised
 
     @property
@@ -443,7 +443,7 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
 def _more_credit(state: Reading, fetch: Fetch) -> int:
     """What the member may send besides. After silences for one batch, and when it has answered: see `Patience`."""
     if state.patience.is_tried:
-        return 1 if fetch.is_answered and fetch.credit_bytes <= 0 else 0
+        return 1 - fetch.credit_bytes if fetch.is_answered and fetch.credit_bytes <= 0 else 0
     # Not for each batch: a message costs more than a late one does.
     return state.room_bytes if state.room_bytes >= max(1, state.limit_bytes // 4) else 0
 
