@@ -31,6 +31,8 @@ from tests.simulation.schedule import Outcome
 _CHUNK = 4
 _CHUNKS_A_LIFE = 16
 """A worker ends after so many: the system takes back what its schedules left, a third faster than the collector does."""
+_COLLECTED_AFTER = 256
+"""Schedules, where there is one process: it holds some 700 MB then."""
 SHOWN_FAILURES = 20
 PROGRESS_S = 30.0
 
@@ -88,7 +90,7 @@ def _run_all(arguments: argparse.Namespace) -> Iterator[Outcome]:
     if arguments.processes == 1:
         for number, job in enumerate(jobs, 1):
             yield _run(job)
-            if number % (_CHUNK * _CHUNKS_A_LIFE) == 0:
+            if number % _COLLECTED_AFTER == 0:
                 gc.collect()
         return
     # Forked workers: they have imported everything, and don't collect what they share.

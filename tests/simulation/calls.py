@@ -102,8 +102,7 @@ class SimulatedServer:
             context.known = self._network.on_request(call.path, call.request)
             context.task = asyncio.ensure_future(context.serve(handler))
             if call.timeout_s is not None:  # the server, too, counts from when it hears of the call
-                timer = asyncio.get_running_loop().call_later(call.timeout_s, context.gone)
-                context.task.add_done_callback(lambda _: timer.cancel())
+                context.timer = asyncio.get_running_loop().call_later(call.timeout_s, context.gone)
 
 
 class _Abort(grpc.aio.AbortError):
@@ -122,6 +121,7 @@ class ServerContext:
         self.is_gone = False
         self._is_finished = False
         self.task: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self.known: Any = None
         self.window = _Window(call.network.window)
 
@@ -129,8 +129,7 @@ class ServerContext:
         code, details = grpc.StatusCode.OK, ""
         try:
             if handler.unary_unary is not None:
-                reply = await handler.unary_unary(self._call.request, self)
-                self._send(reply)
+                self._reply(await handler.unary_unary(self._call.request, self))
             else:
                 served = (
                     handler.unary_stream(self._call.request, self)
@@ -153,9 +152,18 @@ class ServerContext:
             self.finish(code, details)
 
     def finish(self, code: grpc.StatusCode, details: str) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
         if not self._is_finished and not self.is_gone:
             self._is_finished = True
             self._call.to_client(self._call.ended, code, details)
+
+    def _reply(self, message: Any) -> None:
+        """The only one: it brings the end of the call with it."""
+        if not self.is_gone:
+            self._is_finished = True
+            self._call.network.on_reply(self._call.path, self._first, message, self.known)
+            self._call.to_client(self._call.replied, message)
 
     def _send(self, message: Any) -> None:
         if not self.is_gone and not self._is_finished:
@@ -239,6 +247,12 @@ class ClientCall:
         if self._status is None:
             self._incoming.append(message)
             self._wake()
+
+    def replied(self, message: Any) -> None:
+        """To a unary call."""
+        if self._status is None:
+            self._incoming.append(message)
+            self.ended(grpc.StatusCode.OK, "")
 
     def ended(self, code: grpc.StatusCode, details: str) -> None:
         if self._status is None:

@@ -94,8 +94,6 @@ class SimulatedTask(asyncio.Task):  # type: ignore[type-arg]
 
 
 _new_task, _begin_task = SimulatedTask.__new__, SimulatedTask.__init__
-_forget_task = asyncio.tasks._unregister_task
-"""Nobody asks for all tasks; kept, they are a set of all tasks of all schedules, where each new one takes its time."""
 
 
 def _is_unseen(task: Any) -> bool:
@@ -177,7 +175,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         task: SimulatedTask = _new_task(SimulatedTask)
         task.number = self._next_task()
         _begin_task(task, coro, loop=self, name=name, context=context)
-        _forget_task(task)
         process = self.process
         if process is not None:
             process.tasks.append(task)
