@@ -60,11 +60,12 @@ class Sender:
 
     async def _produce(self) -> None:
         world = self._world
-        buffer = Buffer(self._name, BatchLimits(4096, 0.005), 1 << 20, 1.0)
+        sizes = world.limits.sizes
+        buffer = Buffer(self._name, BatchLimits(sizes.batch_bytes, 0.005), sizes.buffer_bytes, 1.0)
         with mock.patch("asyncio.new_event_loop", lambda: world.loop):  # noqa: PT008 - a mock takes a millisecond to make
             sending = SendingLoop(
                 LoopSettings(QUEUE, self._name, 4.0, is_compressing=False),
-                SenderSettings(),
+                SenderSettings(window_bytes=sizes.window_bytes, window_batches=sizes.window_batches),
                 buffer,
                 Coordinators(world.coordinator_addresses),
                 self._on_elected,
@@ -178,6 +179,7 @@ class Reader:
             self._world.coordinator_addresses,
             QUEUE,
             self._subscription,
+            prefetch_bytes=self._world.limits.sizes.prefetch_bytes,
             auto_commit_ms=200,
             connect_timeout_s=60.0,
             name=self._name,
@@ -233,7 +235,8 @@ class Replay:
 
     async def main(self) -> None:
         with mock.patch.object(range_reader, "LoopThread", _Thread):
-            reader = RangeReader(self._world.coordinator_addresses, QUEUE)
+            prefetch_bytes = self._world.limits.sizes.range_bytes
+            reader = RangeReader(self._world.coordinator_addresses, QUEUE, prefetch_bytes=prefetch_bytes)
         position, known = -1, self._numbering()
         while True:
             await asyncio.sleep(0.3)

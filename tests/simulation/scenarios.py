@@ -380,8 +380,11 @@ def disk_fills(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
     def is_read() -> bool:
-        ended = None if world.document is None else world.document.link(link.epoch)
-        return ended is not None and ended.certificate is not None and schedule.is_all_read()
+        document = world.document
+        if document is None or not schedule.is_all_read():
+            return False
+        ended = document.link(link.epoch)
+        return document.dropped.epoch >= link.epoch if ended is None else ended.certificate is not None
 
     schedule.until(is_read, "what is on full disks is read", SOON_S)
 
@@ -611,7 +614,8 @@ def remove_group(schedule: Schedule) -> None:
         _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
     else:
         _make_again(schedule, lambda: world.remove_group(group))
-    for _ in range(20):  # what was asked for before may come late: that it be resumed, that it serve this queue
+    # What was asked for before may come late: that it be resumed, that it serve this queue; an empty link is kept for a minute.
+    for _ in range(70):
         _asked(schedule, "DrainGroup", request)
         _asked(schedule, "AlterQueue", for_others)
         _asked(schedule, "RemoveGroup", request)

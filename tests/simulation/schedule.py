@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from seriatim.coordinator.core import retention
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
-from tests.simulation import nemesis
+from tests.simulation import limits, nemesis
 from tests.simulation.applications import QUEUE, SENDERS, SMALL_BYTES, Reader, Replay, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
@@ -34,8 +33,6 @@ from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
 START_S = 60.0
 HEAL_S = 120.0
-SHORT_BYTES = 1500
-"""Of a chain's document: one link, before what was read has to go."""
 WINDOWS = (MANY, MANY, MANY, 2, 10)
 """Of messages in a stream."""
 
@@ -89,9 +86,7 @@ class Schedule(Nemesis):
         chance = random.Random(f"schedule {seed}")
         groups, coordinators = chance.choice(shape.groups), chance.choice(shape.coordinators)
         super().__init__(World(seed, groups=groups, coordinators=coordinators), chance)
-        self.world.max_chain_bytes = random.Random(f"chain {seed}").choice(
-            (*[retention.MAX_CHAIN_BYTES] * 3, SHORT_BYTES)
-        )
+        self.world.limits = limits.some(random.Random(f"limits {seed}"))
         self._verdict = Verdict(self.world.ledger, self.world.oracle.documents)
         self._kinds = list(shape.kinds or KINDS)
         self.faults: list[str] = []
