@@ -40,8 +40,8 @@ class Consumer:
     UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
     does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long; None: never.
-    `prefetch_bytes` bounds what is fetched ahead. `on_elected()` and `on_deposed()` are called on the consumer's own
-    thread and must return quickly.
+    `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
+    some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly.
 
     Used by one application thread at a time; `close` and `commit` by any. Opened by its first use, or as a context
     manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.

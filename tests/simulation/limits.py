@@ -6,7 +6,17 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from seriatim.broker_group import broker, fetch, link_runner, replication, resyncer, scrubber, service, store
+from seriatim.broker_group import (
+    batch_cache,
+    broker,
+    fetch,
+    link_runner,
+    replication,
+    resyncer,
+    scrubber,
+    service,
+    store,
+)
 from seriatim.consumer import client, range_reader
 from seriatim.coordinator import background, members
 from seriatim.coordinator.core import retention
@@ -26,7 +36,7 @@ _SMALL: tuple[Limit, ...] = (
     (link_runner, "FLIGHT_BYTES", _A_BATCH_BYTES),
     (link_runner, "FLIGHT_BATCHES", 2),
     (link_runner, "REST_S", 0.05),
-    (broker, "CACHE_BYTES", 2 * _A_BATCH_BYTES),
+    (broker, "CACHE_BYTES", 2 * (_A_BATCH_BYTES + batch_cache.BESIDE_BYTES)),
     (replication, "COPY_BYTES", _A_BATCH_BYTES),
     (service, "COPY_BYTES", _A_BATCH_BYTES),
     (fetch, "READ_BYTES", _A_BATCH_BYTES),
