@@ -87,6 +87,7 @@ class Consumer:
         # The application's side: the batch in hand, and the place behind the batches before it, in their term.
         self._chunk: Chunk | None = None
         self._passed = (0, START)
+        self._committed: tuple[int, Place] | None = None
         self._is_elected = False
 
     # ---- life
@@ -348,20 +349,33 @@ class Consumer:
     def commit(self, record_or_offset: Record | int | None = None, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
         """Commit, and wait until both members have it: the given record and all before it, or all below an offset.
 
-        With neither: all that was handed out. A record that an earlier term handed out raises Fenced; what was not
-        handed out raises InvalidArgument. Raises DeadlineOver where the members don't answer within `timeout_s`.
+        With neither: all that was handed out; where nothing was, or all of it is committed, nothing is done, elected or
+        not. What an earlier term handed out raises Fenced; what was not handed out raises InvalidArgument, and NotElected where
+        this consumer isn't. Raises DeadlineOver where the members don't answer within `timeout_s`.
         """
         self.open()
-        if self._thread is not None and self._session is not None:
-            self._thread.run(self._session.commit(self._place_to_commit(record_or_offset)), timeout_s)
+        if self._thread is not None and not self._is_committed(record_or_offset):
+            self._thread.run(self._commit(self._place_to_commit(record_or_offset)), timeout_s)
 
     async def commit_async(self, record_or_offset: Record | int | None = None) -> None:
         """As `commit`, awaited."""
         await asyncio.to_thread(self.open)
-        if self._thread is not None and self._session is not None:
-            await self._thread.elsewhere(self._session.commit(self._place_to_commit(record_or_offset)))
+        if self._thread is not None and not self._is_committed(record_or_offset):
+            await self._thread.elsewhere(self._commit(self._place_to_commit(record_or_offset)))
 
-    def _place_to_commit(self, what: Record | int | None) -> Place:
+    def _is_committed(self, what: Record | int | None) -> bool:
+        """Whether there is nothing to commit: a loop of polls and commits has this on a quiet queue, and while it stands by."""
+        chunk = self._chunk
+        return what is None and (chunk is None or self._committed == (chunk.term, chunk.place_after(chunk.row)))
+
+    async def _commit(self, handed_out: tuple[int, Place]) -> None:
+        _, place = handed_out
+        if self._session is not None:
+            await self._session.commit(place)
+            self._committed = handed_out
+
+    def _place_to_commit(self, what: Record | int | None) -> tuple[int, Place]:
+        """The term that handed it out, and the place behind it."""
         chunk, view = self._chunk, self._session.view if self._session is not None else None
         if not self._hand_over.is_reading or view is None:
             raise NotElected("this consumer isn't elected", queue=self.queue)
@@ -369,11 +383,11 @@ class Consumer:
             raise Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
         handed = chunk.place_after(chunk.row)
         if what is None:
-            return handed
+            return chunk.term, handed
         place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
         if place > handed:
             raise InvalidArgument("this was not handed out, or by an earlier term", queue=self.queue)
-        return place
+        return chunk.term, place
 
     def seek(self, position: str | int, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
         """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.

@@ -12,7 +12,7 @@ import pytest
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
-from seriatim.protocol.errors import InvalidArgument, UnknownQueue, Unreachable
+from seriatim.protocol.errors import InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
 
@@ -83,6 +83,29 @@ def test_the_record_in_hand_is_not_committed_by_itself(cluster: FakeCluster) -> 
             consumer.commit(second._replace(index=second.index + 1))
         consumer.commit(second)
     assert cluster.cursor_offset("default") == 6
+
+
+def test_a_loop_of_polls_and_commits_needs_no_records_and_no_election(cluster: FakeCluster) -> None:
+    first, second = (new(cluster, auto_commit_ms=None, name=name) for name in ("first", "second"))
+    with first:
+        assert first.poll(10, 0.3) == []
+        first.commit()
+        cluster.append(numbered(0, 3), 0)
+        assert len(first.poll(3, WAIT_S)) == 3
+        with second:
+            assert second.poll(1, 0.3) == []
+            second.commit()
+            first.commit()
+            assert cluster.cursor_offset("default") == 3
+            assert first.poll(1, 0.1) == []
+            first.commit()
+            cluster.append(numbered(3, 2), 3)
+            assert len(first.poll(2, WAIT_S)) == 2
+            first._hand_over.end()
+            with pytest.raises(
+                NotElected
+            ):  # of what it was handed last it isn't known whether anybody has committed it
+                first.commit()
 
 
 def test_poll_follows_what_is_appended(cluster: FakeCluster) -> None:
