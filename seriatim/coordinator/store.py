@@ -462,8 +462,10 @@ class Store:
             data, version = await self.session.get(path, watch)
         except NoNode:
             self.chains.pop(queue_id, None)
-            if await self.session.exists(path, watch):  # its making is under way: the watch tells when it is there
-                watch()
+            # Its making is under way, or it was cleared away: a watch of what never comes would stay for ever (H16).
+            with contextlib.suppress(NoNode):
+                if path.rpartition("/")[2] in await self.session.children(self.paths.queue(queue_id), watch):
+                    watch()
             return
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:

@@ -101,14 +101,26 @@ class Election:
         if not before:
             if session.state is SessionState.CONNECTED:
                 # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
-                if not await session.exists(f"{self._path}/{self._node}", watch=self._wake.set):
+                if not await self._watch_end(self._node):
                     self._node = None
                     raise NoNode(self._path)
                 self._change(Standing.ELECTED)
             return
         self._change(Standing.WAITING)
-        if not await session.exists(f"{self._path}/{max(before, key=number_of)}", watch=self._wake.set):
+        if not await self._watch_end(max(before, key=number_of)):
             self._wake.set()
+
+    async def _watch_end(self, node: str) -> bool:
+        """Wake when the node goes. False: it is gone.
+
+        Its children are watched, of which it has none: a watch of its data fires with each lease of a reader, which is
+        written there, and one of its existence stays for ever where the node has just gone, for none comes again.
+        """
+        try:
+            await self._session.children(f"{self._path}/{node}", self._wake.set)
+        except NoNode:
+            return False
+        return True
 
     async def _make_own(self) -> str:
         made = await self._session.create(f"{self._path}/{self._name}-", ephemeral=True, sequential=True)

@@ -144,6 +144,16 @@ class Ensemble:
     def sessions_of(self, process: Process | None) -> list[Session]:
         return [session for server in self.servers for session in list(server.sessions) if session.process is process]
 
+    def watched_in_vain(self) -> list[str]:
+        """Paths of nodes that aren't there, and that somebody watches."""
+        return [
+            path
+            for server in self.servers
+            for (_, path), watches in server.watches.items()
+            if path not in self.leader.nodes
+            and any(session.server is server and session.session_id == number for session, number, _ in watches)
+        ]
+
     # ---- changes
 
     def commit(self, *changes: tuple[Any, ...], through: Server | None = None) -> None:

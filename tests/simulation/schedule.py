@@ -24,6 +24,7 @@ from tests.simulation import limits, nemesis
 from tests.simulation.applications import QUEUE, SENDERS, SMALL_BYTES, Reader, Replay, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S
 from tests.simulation.ledger import Violation
+from tests.simulation.limits import Limits
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
@@ -59,6 +60,7 @@ class Shape:
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     `pause_s`: between records of a sender.
     `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
+    `limits`: None for any.
     """
 
     kinds: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Shape:
     paces: tuple[int, ...] = (1000, 1000, 4)
     pause_s: float = 0.1
     replays: float = 0.2
+    limits: Limits | None = None
 
 
 class Stuck(Violation):
@@ -86,7 +89,7 @@ class Schedule(Nemesis):
         chance = random.Random(f"schedule {seed}")
         groups, coordinators = chance.choice(shape.groups), chance.choice(shape.coordinators)
         super().__init__(World(seed, groups=groups, coordinators=coordinators), chance)
-        self.world.limits = limits.some(random.Random(f"limits {seed}"))
+        self.world.limits = shape.limits or limits.some(random.Random(f"limits {seed}"))
         self._verdict = Verdict(self.world.ledger, self.world.oracle.documents)
         self._kinds = list(shape.kinds or KINDS)
         self.faults: list[str] = []
@@ -252,6 +255,9 @@ class Schedule(Nemesis):
         assert document is not None
         by_name = {name: host.disk for name, host in world.hosts.items() if isinstance(host, MemberHost)}
         self._verdict.check_copies(document, by_name, self._damaged_keys)
+        for path in world.ensemble.watched_in_vain():
+            if path.startswith(Paths(CLUSTER).queues):
+                raise Violation(f"12: somebody watches {path}, which never comes again")
         if problems := [*world.loop.problems, *world.loop.unseen()]:
             raise Violation(f"not handled: {problems[0]}")
 

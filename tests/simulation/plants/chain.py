@@ -211,6 +211,12 @@ async def _made_in_its_place(right: Any, store: Store, document: ChainDocument) 
     return ChainVersion(version)
 
 
+async def _awaited_for_ever(right: Any, store: Store, queue_id: QueueId) -> None:
+    await right(store, queue_id)
+    if queue_id not in store.chains:
+        await store.session.exists(store.paths.chain(queue_id), store._watch(str(queue_id)))
+
+
 PLANTS: tuple[Plant, ...] = (
     Plant(
         "H14",
@@ -388,5 +394,13 @@ PLANTS: tuple[Plant, ...] = (
         within=30,
         shape=Shape(kinds=("group removed",), groups=(3,), faults=(1, 1)),
         finds="cleared away",
+    ),
+    Plant(
+        "a chain awaited for ever",
+        "whose chain isn't there has it made just now",
+        changed(Store, "_read_seen", _awaited_for_ever),
+        within=20,
+        shape=Shape(kinds=("queue made again",), faults=(1, 1)),
+        finds="12: somebody watches",
     ),
 )

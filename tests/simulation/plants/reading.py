@@ -20,8 +20,17 @@ from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import Index, QueueId
+from tests.simulation.limits import Limits, Sizes
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
+
+# ---- credit
+
+
+def _room_without_debt(state: reading.Reading) -> int:
+    promised = 0 if state.fetch is None else max(0, state.fetch.credit_bytes)
+    return state.limit_bytes - state.buffered_bytes - promised
+
 
 # ---- by offset
 
@@ -282,6 +291,14 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("kill both members", "isolate", "cut", "expire session"), faults=(2, 4)),
         finds="5:",
+    ),
+    Plant(
+        "credit without its debt",
+        "what a batch took beyond the credit of its reader is given back in parts, each as large as the reader's limit",
+        instead(reading.Reading, "room_bytes", property(_room_without_debt)),
+        within=20,
+        shape=Shape(kinds=("abandon the head",), faults=(1, 1), limits=Limits(sizes=Sizes(prefetch_bytes=150))),
+        finds="12: .* read",
     ),
     Plant(
         "marks only for subscriptions",
