@@ -36,6 +36,7 @@ from seriatim.protocol.zookeeper import (
     Paths,
     Registration,
     SessionState,
+    Watch,
     ZooKeeperSession,
 )
 
@@ -415,8 +416,8 @@ class Store:
             places = await self.session.children(self.paths.members(name), watch)
         except NoNode:
             places = []
-            if await self.session.exists(self.paths.members(name), watch) and watch is not None:
-                watch()
+            if watch is not None:
+                await self._await_node(self.paths.members(name), watch)
         members = {}
         for place in places:
             with contextlib.suppress(NoNode):
@@ -462,14 +463,21 @@ class Store:
             data, version = await self.session.get(path, watch)
         except NoNode:
             self.chains.pop(queue_id, None)
-            # Its making is under way, or it was cleared away: a watch of what never comes would stay for ever (H16).
-            with contextlib.suppress(NoNode):
-                if path.rpartition("/")[2] in await self.session.children(self.paths.queue(queue_id), watch):
-                    watch()
+            await self._await_node(path, watch)
             return
         seen = self.chains.get(queue_id)
         if seen is None or seen.version < version:
             self.chains[queue_id] = SeenChain(chain_json.decode(data), ChainVersion(version), now_ms())
+
+    async def _await_node(self, path: str, watch: Watch) -> None:
+        """Call `watch` once a node that isn't there is, or what it lies in goes: its making is under way, or it was cleared away.
+
+        What it lies in is watched: a watch of the node itself would stay for ever where it never comes (H16).
+        """
+        parent, _, name = path.rpartition("/")
+        with contextlib.suppress(NoNode):
+            if name in await self.session.children(parent, watch):
+                watch()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,8 @@ def test_a_loop_of_polls_and_commits_needs_no_records_and_no_election(cluster: F
             cluster.append(numbered(3, 2), 3)
             assert len(first.poll(2, WAIT_S)) == 2
             first._hand_over.end()
-            with pytest.raises(
-                NotElected
-            ):  # of what it was handed last it isn't known whether anybody has committed it
+            # Of what it was handed last it isn't known whether anybody has committed it.
+            with pytest.raises(NotElected):
                 first.commit()
 
 

@@ -129,7 +129,7 @@ class ServerContext:
         code, details = grpc.StatusCode.OK, ""
         try:
             if handler.unary_unary is not None:
-                self._reply(await handler.unary_unary(self._call.request, self))
+                self._send(await handler.unary_unary(self._call.request, self), is_last=True)
             else:
                 served = (
                     handler.unary_stream(self._call.request, self)
@@ -158,17 +158,12 @@ class ServerContext:
             self._is_finished = True
             self._call.to_client(self._call.ended, code, details)
 
-    def _reply(self, message: Any) -> None:
-        """The only one: it brings the end of the call with it."""
-        if not self.is_gone:
-            self._is_finished = True
-            self._call.network.on_reply(self._call.path, self._first, message, self.known)
-            self._call.to_client(self._call.replied, message)
-
-    def _send(self, message: Any) -> None:
+    def _send(self, message: Any, *, is_last: bool = False) -> None:
+        """`is_last`: it brings the end of the call with it, as the reply to a unary one does."""
         if not self.is_gone and not self._is_finished:
+            self._is_finished = is_last
             self._call.network.on_reply(self._call.path, self._first, message, self.known)
-            self._call.to_client(self._call.arrived, message)
+            self._call.to_client(self._call.replied if is_last else self._call.arrived, message)
 
     async def write(self, message: Any) -> None:
         self.window.sent()

@@ -86,6 +86,11 @@ class Server:
     held: list[Callable[[], None]] = field(default_factory=list)
 
 
+def _is_on(server: Server, session: Session, session_id: int) -> bool:
+    """Whether the client that was in this session there still is."""
+    return session.session_id == session_id and session.server is server
+
+
 class Ensemble:
     """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_session` of each new one."""
 
@@ -150,8 +155,7 @@ class Ensemble:
             path
             for server in self.servers
             for (_, path), watches in server.watches.items()
-            if path not in self.leader.nodes
-            and any(session.server is server and session.session_id == number for session, number, _ in watches)
+            if path not in self.leader.nodes and any(_is_on(server, session, number) for session, number, _ in watches)
         ]
 
     # ---- changes
@@ -194,7 +198,7 @@ class Ensemble:
             if key not in server.watches:
                 continue
             for session, session_id, watch in server.watches.pop(key, ()):
-                if session.session_id == session_id and session.server is server:
+                if _is_on(server, session, session_id):
                     session.notify(watch)
 
     def write(

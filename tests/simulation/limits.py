@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from seriatim.broker_group import (
@@ -93,6 +93,5 @@ def some(chance: random.Random) -> Limits:
     if chance.random() < 0.5:
         return Limits()
     changed = tuple(limit for limit in _SMALL if chance.random() < 0.5)
-    return Limits(
-        changed, replace(Sizes(), **{name: value for name, value in _SMALL_SIZES.items() if chance.random() < 0.5})
-    )
+    small_sizes = {name: value for name, value in _SMALL_SIZES.items() if chance.random() < 0.5}
+    return Limits(changed, Sizes(**small_sizes))
