@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.batch_cache import BatchCache
-from seriatim.broker_group.core import disk
+from seriatim.broker_group.core import disk, setback
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
@@ -28,6 +28,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
     BadChecksum,
+    ChainSetBack,
     DiskFailed,
     InvalidArgument,
     PeerLost,
@@ -47,7 +48,8 @@ class Broker:
     """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
 
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
-    looked whether they are read to their end; `drained_wanted` is set when one comes to it.
+    looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
+    chains, since the process was started. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -62,6 +64,8 @@ class Broker:
         self.drained_wanted = asyncio.Event()
         self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
+        self.has_compared = False
+        self.set_back: dict[QueueId, str] = {}
         self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
@@ -192,6 +196,19 @@ class Broker:
             await self.store.drop(key)
             _log.info("link dropped", queue_id=key[0], epoch=key[1])
 
+    def found_set_back(self, queue_id: QueueId, what: str) -> ChainSetBack:
+        """The error of whoever goes by a chain that is older than this disk, which is said from now on."""
+        if queue_id not in self.set_back:
+            self.set_back[queue_id] = what
+            self.found_lacking(set_back_problem(queue_id, what))
+            _log.error("ZooKeeper was set back", queue_id=queue_id, what=what)
+        return ChainSetBack(set_back_problem(queue_id, what), queue_id=queue_id)
+
+    def check_not_set_back(self, queue_id: QueueId) -> None:
+        """Raises ChainSetBack."""
+        if queue_id in self.set_back:
+            raise self.found_set_back(queue_id, self.set_back[queue_id])
+
     def lock(self, key: LinkKey) -> asyncio.Lock:
         """Serialises what changes a link's record or cursors beside the replica's steps."""
         return self._locks.setdefault(key, asyncio.Lock())
@@ -288,6 +305,7 @@ class Broker:
     def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
         """The link with its record on the way to the disk, in front of all that it may take (`LinkRunner.kept`)."""
         version, token = ChainVersion(request.chain_version), Token(request.token)
+        self.check_not_set_back(key[0])
         runner = self.find(key)
         if runner is None or (runner.record.opened_start == 0 and not runner.record.is_sealed):
             record = self._new_record(key, request)
@@ -301,16 +319,24 @@ class Broker:
                 "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
             )
             return runner
+        role, peer = self._side(request)
+        if what := setback.opened_before(runner.record, self.incarnation.start, role, peer):
+            raise self.found_set_back(key[0], what)
         refused = runner.apply(Opened(version, token, request.max_record_bytes))
         if refused is not None:
             raise refused
         return runner
 
-    def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
+    def _side(self, request: pb.OpenLinkRequest) -> tuple[Role, Incarnation]:
+        """What this member is to be in the link, and its peer there. Raises WrongIncarnation."""
         is_master = self.side_of(request.master)
         mine, other = (request.master, request.slave) if is_master else (request.slave, request.master)
         if not self.side_of(mine) or _incarnation(mine) != self.incarnation:
             raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
+        return Role.MASTER if is_master else Role.SLAVE, _incarnation(other)
+
+    def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
+        role, peer = self._side(request)
         try:
             durability = Durability(request.durability)
         except ValueError as error:
@@ -318,11 +344,11 @@ class Broker:
         return LinkRecord(
             *key,
             queue=request.queue,
-            role=Role.MASTER if is_master else Role.SLAVE,
+            role=role,
             durability=durability,
             flush_ms=request.flush_ms,
             max_record_bytes=request.max_record_bytes,
-            peer=_incarnation(other),
+            peer=peer,
             start_marks=dict(request.marks),
             token=Token(request.token),
             chain_version=ChainVersion(request.chain_version),
@@ -381,12 +407,17 @@ class Broker:
         """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
 
         `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
-        the chain version that says so.
+        the chain version that says so. Raises ChainSetBack where another one was recorded before.
         """
         end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
         if end is None:
             raise InvalidArgument("a link ends somewhere")
         async with self.lock(ended.key):
+            known = self.record(ended.key)
+            if known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned):
+                self.check_not_set_back(ended.queue_id)
+            if known is not None and (what := setback.changed_end(known, ended)):
+                raise self.found_set_back(ended.queue_id, what)
             runner = self.find(ended.key) or self.made(replace(ended, is_sealed=True, end=None, end_hash=b""))
             if not runner.record.is_sealed:
                 refused = await runner.sealed(ended.chain_version)
@@ -405,6 +436,11 @@ class Broker:
             self.resync_wanted.set()
         self.look_for_drained(ended.key)
         return runner, has_it
+
+
+def set_back_problem(queue_id: QueueId, what: str) -> str:
+    """For people."""
+    return f"queue {queue_id}: ZooKeeper was set back, its chain is older than this disk: {what}"
 
 
 def _has_seal_on_disk(link: LinkRecord | LinkRunner) -> bool:

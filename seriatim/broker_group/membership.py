@@ -18,7 +18,7 @@ from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import UnknownLink, Unreachable, WorldError
+from seriatim.protocol.errors import ChainSetBack, UnknownLink, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -194,7 +194,7 @@ class Membership:
             problem = problem or "no room on the disk for more records"
         registration = Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
-            self._outside,
+            self._outside, broker.has_compared, tuple(sorted(broker.set_back)),
         )  # fmt: skip
         await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
 
@@ -252,7 +252,8 @@ class Membership:
         for record in mine:
             link = document.link(record.epoch)
             if link is not None:
-                with contextlib.suppress(UnknownLink):  # on a slow disk it may be let go before it could be sealed
+                # On a slow disk it may be let go before it could be sealed.
+                with contextlib.suppress(UnknownLink, ChainSetBack):
                     await self._look_at_link(document, ChainVersion(version), link, record)
 
     async def _look_at_link(

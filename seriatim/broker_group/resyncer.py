@@ -7,14 +7,15 @@ the member is in sync. Nothing of it is remembered between passes, so it may be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import grpc.aio
 
-from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.core import resync
+from seriatim.broker_group.broker import Broker, set_back_problem
+from seriatim.broker_group.core import resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
@@ -87,7 +88,10 @@ class Resyncer:
 
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""
-        documents = await self._documents()
+        held = await self._held()
+        chains = await self._chains()
+        self._compare(chains, held)
+        documents = {queue_id: seen[0] for queue_id, seen in chains.items() if queue_id not in self._broker.set_back}
         problem = ""
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
@@ -106,11 +110,24 @@ class Resyncer:
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
+        problem = next(starmap(set_back_problem, self._broker.set_back.items()), problem)
         if left:
             return problem or f"{len(left)} steps left"
         return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)
 
-    async def _documents(self) -> dict[QueueId, ChainDocument | None]:
+    def _compare(self, chains: dict[QueueId, setback.Seen], held: list[resync.Holding]) -> None:
+        """What this disk knows that its queues' chains don't is said at once. `held` is older than `chains`."""
+        broker = self._broker
+        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held)
+        for queue_id in [one for one in broker.set_back if one not in found]:
+            del broker.set_back[queue_id]
+        for queue_id, what in found.items():
+            broker.found_set_back(queue_id, what)
+        if not broker.has_compared:
+            broker.has_compared = True
+            self.changed()
+
+    async def _chains(self) -> dict[QueueId, setback.Seen]:
         try:
             # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
             await self._session.sync(self._paths.queues)
@@ -118,22 +135,22 @@ class Resyncer:
         except NoNode:
             return {}
         queue_ids = [QueueId(int(name)) for name in names]
-        found: dict[QueueId, ChainDocument | None] = {}
+        found: dict[QueueId, setback.Seen | None] = {}
         for start in range(0, len(queue_ids), AT_ONCE):
             some = queue_ids[start : start + AT_ONCE]
             began_s = boottime_s()
-            found |= zip(some, await asyncio.gather(*map(self._document, some)), strict=True)
+            found |= zip(some, await asyncio.gather(*map(self._chain, some)), strict=True)
             if start:
                 await asyncio.sleep(min(boottime_s() - began_s, SETTLE_S))  # ZooKeeper, too, has others to serve
         # One that isn't there is being made, or being removed: nothing is decided about it here.
-        return {queue_id: document for queue_id, document in found.items() if document is not None}
+        return {queue_id: seen for queue_id, seen in found.items() if seen is not None}
 
-    async def _document(self, queue_id: QueueId) -> ChainDocument | None:
+    async def _chain(self, queue_id: QueueId) -> setback.Seen | None:
         try:
-            data, _ = await self._session.get(self._paths.chain(queue_id))
+            data, version = await self._session.get(self._paths.chain(queue_id))
         except NoNode:
             return None
-        return chain_json.decode(data)
+        return chain_json.decode(data), ChainVersion(version)
 
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""
@@ -153,8 +170,6 @@ class Resyncer:
         return [one for one in holdings if one is not None]
 
     def _holding(self, record: LinkRecord) -> resync.Holding | None:
-        if record.end is None:
-            return resync.Holding(record, Index(0))
         runner = self._broker.find(record.key)
         return None if runner is None else runner.holding()  # None: dropped meanwhile
 
@@ -249,11 +264,11 @@ class Resyncer:
         self._broker.damaged.discard((key, index))
         _log.info("damaged batch mended", queue_id=key[0], epoch=key[1], index=index)
 
-    async def _bring_up_peer(self, documents: dict[QueueId, ChainDocument | None]) -> None:
+    async def _bring_up_peer(self, documents: Mapping[QueueId, ChainDocument]) -> None:
         name = self._broker.name
         for queue_id, document in documents.items():
-            for note in document.stale_cursors if document is not None else ():
-                link = None if document is None else document.link(note.epoch)
+            for note in document.stale_cursors:
+                link = document.link(note.epoch)
                 if link is not None and link.group == name.group and note.member != name.member:
                     self._keeper.found_stale((queue_id, note.epoch))
         if self._keeper.has_noted and self._broker.peer.connected is not None:

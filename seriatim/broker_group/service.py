@@ -181,6 +181,7 @@ class BrokerService(BrokerServicer):
         broker = self._broker
         broker.check_addressed(request.cluster, request.to)
         queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch or EVERY_EPOCH)
+        broker.check_not_set_back(queue_id)
         broker.lets_go(queue_id, below)
         for record in broker.links_of(queue_id):
             if record.epoch < below:

@@ -96,6 +96,7 @@ class Store:
         self._listeners: list[Callable[[], None]] = []
         self._stale: set[str] = {"groups", "queues", "names"}
         self._wake = asyncio.Event()
+        self._session_id = 0
         session.on_state(self._session_changed)
 
     async def start(self) -> None:
@@ -347,6 +348,17 @@ class Store:
         if state is SessionState.CONNECTED:
             self._stale |= {"groups", "queues", "names", *(str(queue_id) for queue_id in self.chains)}
             self._wake.set()
+            if self._session_id != self.session.session_id:
+                self._session_id = self.session.session_id
+                self.registry = replace(self.registry, is_new=True)
+                delay_s = self.session.session_timeout_s
+                asyncio.get_running_loop().call_later(delay_s, self._is_here_for_long, self._session_id)
+
+    def _is_here_for_long(self, session_id: int) -> None:
+        """Whoever lives and came to ZooKeeper with this coordinator is registered by now."""
+        if session_id == self._session_id:
+            self.registry = replace(self.registry, is_new=False)
+            self._tell()
 
     def changed(self, what: str) -> None:
         """A watch said so: `what` has to be read again."""
@@ -399,7 +411,7 @@ class Store:
             groups = {one: known for one, known in self.registry.groups.items() if one != name}
             if state is not None:
                 groups[name] = state
-            self.registry = Registry(dict(sorted(groups.items())))
+            self.registry = replace(self.registry, groups=dict(sorted(groups.items())))
 
     async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
         return await _side_by_side(list(names), lambda name: self._read_group(name, is_watching=is_watching))
@@ -500,4 +512,6 @@ def _member_state(registration: Registration) -> MemberState:
         registration.is_accepting,
         registration.problem,
         registration.outside,
+        registration.has_compared,
+        registration.set_back,
     )

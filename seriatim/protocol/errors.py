@@ -28,6 +28,7 @@
     │   ├── BadChecksum
     │   ├── LeaseOver
     │   ├── Waiting            no group can take records; `reasons` tells why, for each
+    │   ├── ChainSetBack       ZooKeeper's chain of a queue is older than what a member's disk knows
     │   ├── ChainTooLong       a queue has more links, or sources, than ZooKeeper holds in a node
     │   ├── DiskFull
     │   ├── DiskFailed
@@ -239,6 +240,13 @@ class Waiting(WorldError):
     """No group can take records, or nothing can be read; `details["reasons"]` tells why, for each group."""
 
     code = "waiting"
+
+
+class ChainSetBack(WorldError):
+    """ZooKeeper was set back: a member's disk knows of more than the chain. Nothing is sent, nor cut, by such a chain."""
+
+    code = "chain-set-back"
+    next_step = 'give ZooKeeper its newest data back: docs/operations.md, "ZooKeeper was set back"'
 
 
 class ChainTooLong(WorldError):

@@ -131,7 +131,8 @@ class Registration:
 
     `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `outside`: the address that reaches it from
-    outside of the cluster's network; empty where `address` does.
+    outside of the cluster's network; empty where `address` does. `has_compared`: its disk with the chains,
+    since it was started. `set_back`: queues of which its disk knows more than their chains.
     """
 
     incarnation: Incarnation
@@ -141,6 +142,8 @@ class Registration:
     is_accepting: bool
     problem: str = ""
     outside: str = ""
+    has_compared: bool = True
+    set_back: tuple[QueueId, ...] = ()
 
     def encode(self) -> bytes:
         content = {
@@ -152,6 +155,8 @@ class Registration:
             "is_accepting": self.is_accepting,
             "problem": self.problem,
             "outside": self.outside,
+            "has_compared": self.has_compared,
+            "set_back": self.set_back,
         }
         return json.dumps(content).encode()
 
@@ -167,6 +172,8 @@ class Registration:
             content["is_accepting"],
             content["problem"],
             content.get("outside", ""),
+            content.get("has_compared", True),
+            tuple(map(QueueId, content.get("set_back", ()))),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,33 @@ def test_records_survive_a_killed_master_and_a_second_start(tmp_path):
         # The first subscription goes on where it was.
         rest = seriatim(again, "consume", "--queue", "orders", "--max", "500")
         assert rest == lines(2000, 2500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_is_sent_or_cut_by_a_zookeeper_that_was_set_back(tmp_path):
+    data, older, newest, log = (tmp_path / name for name in ("zookeeper", "older", "newest", "acknowledged"))
+    with up(tmp_path, "--groups", "2") as (_, ready):
+        seriatim(ready, "queue", "create", "orders")
+        produce(ready, log, 0, 1000)
+    shutil.copytree(data, older)
+    with up(tmp_path) as (_, ready):
+        produce(ready, log, 1000, 2000)  # on the next group
+    data.rename(newest)
+    older.rename(data)
+
+    with up(tmp_path) as (_, ready):
+        wait_until(lambda: "ZooKeeper was set back" in seriatim(ready, "status", "orders"))
+        sending = (*SERIATIM, "produce", "--queue", "orders", "--coordinator", ready["coordinator"])
+        with pytest.raises(subprocess.TimeoutExpired) as waiting:
+            subprocess.run(sending, input=b"more\n", capture_output=True, timeout=5, check=False)
+        assert b"it has link 2, the chain none after 1" in waiting.value.stderr
+
+    shutil.rmtree(data)
+    newest.rename(data)
+    with up(tmp_path) as (_, ready):
+        produce(ready, log, 2000, 2100)
+        assert seriatim(ready, "consume", "--queue", "orders", "--max", "2100") == lines(0, 2100)
 
 
 @pytest.mark.slow

@@ -73,6 +73,14 @@ class Session(Protocol):
         """The connection to the server is gone."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a copy of ZooKeeper's data has: of each node without an owner data and version, and the next numbers of sequences."""
+
+    nodes: dict[str, tuple[bytes, int]]
+    sequences: dict[str, int]
+
+
 @dataclass
 class Server:
     """`is_cut_off`: hears nothing of the leader; `held` is what it would tell it. `watches`: by kind and path, in order."""
@@ -268,6 +276,30 @@ class Ensemble:
         self.is_down = False
         for session in list(self._live.values()):
             session.heard_of(is_fresh=True)
+
+    def copied(self) -> Kept:
+        """What the leader has now, but for the nodes of sessions."""
+        nodes = {path: (node.data, node.version) for path, node in self.leader.nodes.items() if not node.owner}
+        return Kept(nodes, dict(self._sequences))
+
+    def put_back(self, kept: Kept) -> None:
+        """All servers have these data instead of theirs. Every process has to be dead: no session is known any more."""
+        self._live.clear()
+        self._sequences = dict(kept.sequences)
+        trees = [self._tree_of(kept) for _ in range(SERVERS + 1)]
+        self.leader = trees.pop()
+        for server, server.tree in zip(self.servers, trees, strict=True):
+            server.pending.clear()
+            server.watches.clear()
+            server.held.clear()
+
+    def _tree_of(self, kept: Kept) -> Tree:
+        tree = Tree()
+        for path, (data, version) in kept.nodes.items():
+            tree.apply(("create", path, data, 0))
+            tree.apply(("set", path, data, version))
+        tree.applied = self.leader.applied
+        return tree
 
     def heal(self) -> None:
         if self.is_down:

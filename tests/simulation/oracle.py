@@ -230,6 +230,13 @@ class Oracle:
             kept.clear()
         self._ledger.begin_again()
 
+    def put_back(self, nodes: Mapping[str, tuple[bytes, int]]) -> None:
+        """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""
+        self.documents.clear()
+        for path, (data, _) in nodes.items():
+            if path.endswith("/chain") and data:
+                self.documents[path] = chain_json.decode(data)
+
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
         """A coordinator answered a sender with a grant."""
         key = queue_id, epoch

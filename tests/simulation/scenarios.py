@@ -36,7 +36,7 @@ def _both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, 
     return [pair for one in some for other in others for pair in ((one, other), (other, one))]
 
 
-def _calmed(schedule: Schedule) -> Link:
+def calmed(schedule: Schedule) -> Link:
     """Everything is healed, and whole again; the link that is open then."""
     schedule.calm()
     document = schedule.world.document
@@ -62,6 +62,30 @@ def _asked(schedule: Schedule, method: str, request: object) -> Any:
     world.loop.start(process, ask)
     schedule.until(lambda: bool(answers), f"the operator is answered: {method}", 30.0)
     return answers[0]
+
+
+def switched(schedule: Schedule) -> None:
+    """Sending goes on with another group: asked for, or because a member died, or both."""
+    world, chance = schedule.world, schedule.chance
+    document = world.document
+    assert document is not None
+    link = document.last_link
+    assert link is not None
+    if chance.random() < 0.5:
+        # A coordinator whose ZooKeeper server is behind may not see yet that there is a group to go on with.
+        while _asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE)) is None:
+            world.loop.run(world.loop.now_s + 1.0)
+    else:
+        for name in _names(link)[: chance.choice((1, 2))]:
+            world.kill(name, is_power=chance.random() < 0.5)
+            schedule.later(SOON_S / 4, world.start, name)
+
+    def has_switched() -> bool:
+        now = world.document
+        return now is not None and now.last_link is not None and now.last_link.epoch > link.epoch
+
+    schedule.until(has_switched, "sending goes on with another group", SOON_S)
+    schedule.until_sending_goes_on(SOON_S)
 
 
 # ---- crashes between two writes
@@ -126,7 +150,7 @@ def split_head(schedule: Schedule) -> None:
 
 
 def _head_dies(schedule: Schedule) -> Link:
-    link = _calmed(schedule)
+    link = calmed(schedule)
     for name in _names(link):
         schedule.world.kill(name, is_power=schedule.chance.random() < 0.5)
     return link
@@ -179,7 +203,7 @@ def abandon_head(schedule: Schedule) -> None:
 
 def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
-    link, world = _calmed(schedule), schedule.world
+    link, world = calmed(schedule), schedule.world
     others = [*world.coordinator_names, *SENDERS]
     cuts = _both_ways(_names(link), others)
     for pair in cuts:
@@ -191,7 +215,7 @@ def unreachable_head(schedule: Schedule) -> None:
 
 def nobody_sends(schedule: Schedule) -> None:
     """The head's members start again while nobody sends: the tail has to become readable all the same (H18)."""
-    link, world = _calmed(schedule), schedule.world
+    link, world = calmed(schedule), schedule.world
     readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
     for name in readers:
         world.kill(name, is_power=False)
@@ -364,7 +388,7 @@ def lose_cursors(schedule: Schedule) -> None:
 
 def disk_fills(schedule: Schedule) -> None:
     """The disks of the head fill with records: others take over, and all that was kept can be read (H17)."""
-    link, world = _calmed(schedule), schedule.world
+    link, world = calmed(schedule), schedule.world
     reserve_bytes = world.reserve_mb * 1024 * 1024
     for name in _names(link):
         host = world.hosts[name]
@@ -391,7 +415,7 @@ def disk_fills(schedule: Schedule) -> None:
 
 def blank_disk_unseen(schedule: Schedule) -> None:
     """A member of the head comes back at its address with a blank disk while neither coordinators nor senders look (H25)."""
-    link, world = _calmed(schedule), schedule.world
+    link, world = calmed(schedule), schedule.world
     if schedule.has_damaged(link.group):
         return
     away = [*world.coordinator_names, *SENDERS]
@@ -498,7 +522,7 @@ def open_late(schedule: Schedule) -> None:
     Nor do senders reach it: it isn't told that they ask another one.
     """
     world, chance = schedule.world, schedule.chance
-    link = _calmed(schedule)
+    link = calmed(schedule)
     document = world.document
     if document is None or document.subscription("main") is None or len(world.coordinator_names) < 2:
         return
@@ -546,7 +570,7 @@ def open_late(schedule: Schedule) -> None:
 
 def make_queue_again(schedule: Schedule) -> None:
     """The queue is deleted, and another one is made under its name at once (H16)."""
-    _calmed(schedule)
+    calmed(schedule)
     is_one_away = schedule.chance.random() < 0.5
     _make_again(schedule, lambda: is_one_away and schedule.world.kill(schedule.any_member(), is_power=False))
 
@@ -597,7 +621,7 @@ def remove_group(schedule: Schedule) -> None:
     world, chance = schedule.world, schedule.chance
     if len(world.group_names) < 3:
         return
-    head = _calmed(schedule).group
+    head = calmed(schedule).group
     group = head if chance.random() < 0.7 else chance.choice(world.group_names)
     for_others = pb.AlterQueueRequest(queue=QUEUE, all_groups=True)
     _asked(schedule, "AlterQueue", for_others)

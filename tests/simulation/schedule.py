@@ -29,6 +29,7 @@ from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
+from tests.simulation.setbacks import set_zookeeper_back
 from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
@@ -262,12 +263,13 @@ class Schedule(Nemesis):
             raise Violation(f"not handled: {problems[0]}")
 
     def until_sending_goes_on(self, within_s: float) -> None:
-        """Something sent from now on is acknowledged."""
+        """Something sent from now on is acknowledged, or more than can have been on its way: a log may have much to send first."""
         now_s = self.world.loop.now_s
         sent = self.world.ledger.sent
 
         def goes_on() -> bool:
-            return any((one.acknowledged_at_s or 0) > now_s and one.at_s > now_s for one in sent.values())
+            new = [one for one in sent.values() if (one.acknowledged_at_s or 0) > now_s]
+            return len(new) > 100 or any(one.at_s > now_s for one in new)
 
         self.until(goes_on, "sending goes on", within_s)
 
@@ -352,7 +354,11 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS}
+KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {
+    **nemesis.KINDS,
+    **SCENARIOS,
+    "ZooKeeper set back": (0.5, set_zookeeper_back),
+}
 
 
 def run(seed: int, shape: Shape | None = None, *, is_traced: bool = False) -> Outcome:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, retention
+from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, retention, setback
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
@@ -299,3 +299,86 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
 def test_a_queue_that_was_not_read_is_left_alone() -> None:
     assert resync.plan(MemberName("g1", "a"), {}, [held(1, 9, 3, None)]) == ()
     assert resync.plan(MemberName("g1", "a"), {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)
+
+
+# ---- ZooKeeper was set back
+
+
+def known_more(holding: Holding, *links: Link, version: int = 9, **changes) -> str:
+    """What a disk `a` knows more than a chain with these links, as g1-a says it; empty: nothing."""
+    chain = document(*links, **{"next_epoch": Epoch(3), "sender_token": Token(4)} | changes)
+    return setback.queues(MemberName("g1", "a"), "a", {QUEUE: (chain, ChainVersion(version))}, [holding]).get(QUEUE, "")
+
+
+def answered(link: Link) -> Link:
+    return replace(link, certificate=replace(link.certificate, answered=(Incarnation("a", 1),)))
+
+
+def unended(link: Link, state: LinkState) -> Link:
+    return replace(link, state=state, certificate=None)
+
+
+def opened(epoch: int, end: int | None, next_index: int, **changes) -> Holding:
+    return held(
+        epoch, end, next_index, **{"opened_start": 1, "token": Token(4), "chain_version": ChainVersion(9)} | changes
+    )
+
+
+def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
+    for chain in (
+        answered(sealed(1, 9)),
+        unended(sealed(1, 9), LinkState.OPEN),
+        unended(sealed(1, 9), LinkState.LOST),
+        sealed(2, 0, group="g2"),
+    ):
+        assert known_more(opened(1, 9, 9), chain) == ""
+    assert known_more(opened(1, 9, 9)) == ""  # retention let it go
+    assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
+    assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
+    assert known_more(opened(7, 9, 9), is_deleted=True) == ""
+    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)]) == {}  # not read
+
+
+@pytest.mark.parametrize(
+    ("holding", "chain", "said"),
+    [
+        (opened(3, None, 0), answered(sealed(1, 9)), "it has link 3, the chain none after 2"),
+        (
+            opened(1, 9, 9, chain_version=ChainVersion(10)),
+            answered(sealed(1, 9)),
+            "version 10 of the chain, which is at 9",
+        ),
+        (opened(1, 9, 9, token=Token(5)), answered(sealed(1, 9)), "told of sender 5, the chain of none after 4"),
+        (opened(1, 9, 9), answered(sealed(1, 9, group="g2")), "it has link 1, which is g2's in the chain"),
+        (opened(1, 9, 9, opened_start=2), answered(sealed(1, 9)), "was made for a#2, in the chain it is for a#1"),
+        (
+            opened(1, None, 5),
+            unended(sealed(1, 9), LinkState.OPENING),
+            "holds 5 records, in the chain nobody was let send",
+        ),
+        (opened(1, None, 5), sealed(1, 0), "holds 5 records, in the chain nobody was let send"),
+        (opened(1, 9, 9), answered(sealed(1, 8)), "link 1 ends at 9 here, in the chain at 8"),
+        (opened(1, 9, 9), answered(sealed(1, 9, digest=b"x" * 32)), "link 1 ends at 9 here, in the chain at 9"),
+    ],
+)
+def test_what_the_chain_cant_explain_a_later_one_said(holding, chain, said) -> None:
+    assert said in known_more(holding, chain)
+
+
+def test_an_end_is_final_unless_an_operator_gives_it_up() -> None:
+    ended, other = opened(1, 9, 9).record, LinkRecord(QUEUE, Epoch(1), end=Index(4), end_hash=HASH)
+    assert setback.changed_end(ended, other)
+    assert setback.changed_end(replace(ended, end=None), other) == ""
+    assert setback.changed_end(ended, replace(other, end=Index(9))) == ""
+    assert setback.changed_end(ended, replace(other, is_abandoned=True)) == ""
+
+
+def test_the_sides_of_a_link_never_change() -> None:
+    record = opened(1, None, 5, role=Role.MASTER, peer=Incarnation("b", 1)).record
+    assert setback.opened_before(record, 1, Role.MASTER, Incarnation("b", 1)) == ""
+    assert setback.opened_before(record, 2, Role.MASTER, Incarnation("b", 1))
+    assert setback.opened_before(record, 1, Role.SLAVE, Incarnation("b", 1))
+    assert setback.opened_before(record, 1, Role.MASTER, Incarnation("b", 2))
+    # A seal of a link never heard of says nothing (H11); a copy with records does.
+    assert setback.opened_before(replace(record, opened_start=0), 2, Role.MASTER, Incarnation("b", 1)) == ""
+    assert setback.opened_before(held(1, 9, 9).record, 2, Role.MASTER, Incarnation("b", 1))

@@ -256,3 +256,37 @@ def test_the_tail_of_a_sealed_link_can_be_given_up_without_moving_any_offset():
     assert (given_up.links[0].end, given_up.links[1].base) == (0, 1)
     later = point_before(given_up, Epoch(2))
     assert later.chain_hash == given_up.links[0].certificate.chain_hash != link.certificate.chain_hash
+
+
+# ---- ZooKeeper was set back
+
+
+def set_back(registry: Registry, *, is_said: bool = True, **changes) -> Registry:
+    """g2-a has said of the queue that its chain is older than its disk, or hasn't looked yet."""
+    group = registry.groups["g2"]
+    member = replace(
+        group.members["a"], set_back=(QueueId(1),) if is_said else (), problem="older", has_compared=is_said
+    )
+    groups = registry.groups | {"g2": replace(group, members={**group.members, "a": member})}
+    return replace(registry, groups=groups, **changes)
+
+
+def test_nothing_is_done_by_a_chain_that_is_older_than_a_disk():
+    world = sending_world()
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    registry = set_back(world.registry())
+    assert planned(world) != ()
+    assert planned(world, registry=registry) == ()
+    assert status.waits(world.document, registry)["g2-a"] == "older"
+    assert registry.standstill(QueueId(2)) == {}
+
+
+def test_who_has_just_come_to_zookeeper_waits_for_the_members_it_knows():
+    registry = sending_world().registry()
+    assert replace(registry, is_new=True).standstill(QueueId(1)) == {}
+    uncompared = set_back(registry, is_said=False)
+    assert uncompared.standstill(QueueId(1)) == {}
+    assert "waits for g2-a" in replace(uncompared, is_new=True).standstill(QueueId(1))["coordinator"]
+    absent = registry.groups | {"g2": GroupState("g2")}
+    assert "waits for g2-a, g2-b" in Registry(absent, is_new=True).standstill(QueueId(1))["coordinator"]

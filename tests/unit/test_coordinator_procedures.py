@@ -52,9 +52,11 @@ from seriatim.coordinator.core.events import (
     Woken,
     WriteChain,
 )
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors
 from seriatim.protocol.errors import (
+    ChainSetBack,
     DeadlineOver,
     Fenced,
     InvariantBroken,
@@ -763,3 +765,21 @@ def test_in_async_two_partial_answers_end_the_link_and_the_certificate_says_so()
     certificate = trace.document.links[0].certificate
     assert (certificate.end, certificate.is_whole) == (3, False)
     assert certificate.answered == tuple(Incarnation(f"g1-{place}-disk1", 2) for place in ("a", "b"))
+
+
+@pytest.mark.parametrize("begun", [sending, reading])
+def test_nobody_sends_or_reads_by_a_chain_that_is_older_than_a_disk(world, begun):
+    registry = world.registry()
+    group = registry.groups["g3"]
+    member = replace(group.members["b"], set_back=(world.document.queue_id,), problem="it has link 2")
+    changed = {**registry.groups, "g3": replace(group, members={**group.members, "b": member})}
+    token = 1 if begun is sending else 0
+    trace = begun(token=token).tell(ChainRead(world.document, world.version, Registry(changed)))
+    if not token:
+        trace.tell(ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
+    assert trace.orders == ["wait g3-b: it has link 2"]
+
+
+def test_a_member_whose_disk_knows_more_costs_no_group(world):
+    trace = sending().tell(read(world), OpenFailed("a", ChainSetBack("its chain is older")))
+    assert trace.orders == ["wait g1-a: its chain is older"]

@@ -236,6 +236,8 @@ def _written(state: AcquireRead, version: ChainVersion) -> Step:
 
 
 def _look(state: AcquireRead) -> Step:
+    if standstill := state.registry.standstill(state.document.queue_id):
+        return state, (_wait(state, standstill),)
     link = state.head
     if link is None:
         return _granted(state, Index(0))

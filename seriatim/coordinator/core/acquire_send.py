@@ -47,7 +47,7 @@ from seriatim.coordinator.core.events import (
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import Position
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.errors import Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
+from seriatim.protocol.errors import ChainSetBack, Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Token
 
@@ -163,6 +163,8 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
         case Phase.OPENING | Phase.PAUSING, OpenFailed(place, error):
             if isinstance(error, OlderVersion | Fenced):
                 return _again(state, OLDER_PAUSE_MS)  # no failure of a member (H12)
+            if isinstance(error, ChainSetBack):
+                return state, (_wait(state, {f"{state.last_link.group}-{place}": error.message}),)
             return _failed(state, f"{state.last_link.group}-{place}: {error.message}", now_ms)
         case Phase.READING, LinkOpened() | OpenFailed():
             return state, ()  # late: the other member's answer has decided already
@@ -250,6 +252,8 @@ def _written(state: AcquireSend, version: ChainVersion, now_ms: int) -> Step:
 
 def _routed(state: AcquireSend, now_ms: int) -> Step:
     """What the last link's state and the caller's report ask for."""
+    if standstill := state.registry.standstill(state.document.queue_id):
+        return state, (_wait(state, standstill),)
     last = state.document.last_link
     if last is None or last.state in (LinkState.SEALED, LinkState.LOST):
         return _listed(state, state.document, state.version, "", now_ms)

@@ -122,6 +122,8 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
     """The actions that are due now. At most one of them writes each chain."""
     actions: list[Action] = []
     for seen in view.chains:
+        if view.registry.standstill(seen.document.queue_id):
+            continue
         if seen.document.is_deleted:
             actions += _deletion(seen, view)
             continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from seriatim.protocol.chain import ChainMember, Link
 from seriatim.protocol.errors import UnknownGroup
-from seriatim.protocol.names import Incarnation, MemberName
+from seriatim.protocol.names import Incarnation, MemberName, QueueId
 
 MEMBERS = ("a", "b")
 """The two places in a group; `a` is the master of new links."""
@@ -19,6 +19,7 @@ class MemberState:
 
     `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
     `problem`: for a person; empty where there is none. `outside`: its address for clients outside of the cluster's network.
+    `has_compared`: its disk with the chains, since it was started. `set_back`: queues of which its disk knows more than those.
     """
 
     incarnation: Incarnation
@@ -28,6 +29,8 @@ class MemberState:
     is_accepting: bool = True
     problem: str = ""
     outside: str = ""
+    has_compared: bool = True
+    set_back: tuple[QueueId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,13 @@ def unknown_group(name: str) -> UnknownGroup:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All groups that ever had a member and weren't removed, by name. A group without members is registered with none."""
+    """All groups that ever had a member and weren't removed, by name. A group without members is registered with none.
+
+    `is_new`: who looks came to ZooKeeper less than a session's time-out ago, so that a member that lives may not be seen yet.
+    """
 
     groups: Mapping[str, GroupState] = field(default_factory=dict)
+    is_new: bool = False
 
     def group(self, name: str) -> GroupState:
         return self.groups.get(name) or GroupState(name)
@@ -80,6 +87,32 @@ class Registry:
             if state.incarnation != side.incarnation:
                 return f"{side.name} was started again ({state.incarnation}, the link was made with {side.incarnation})"
         return ""
+
+    def standstill(self, queue_id: QueueId) -> dict[str, str]:
+        """Why nothing is done by a queue's chain: members whose disks know more than it, or that may yet say so; empty otherwise.
+
+        Where ZooKeeper was set back everybody comes to it anew, and the first are not to go on without those who know.
+        """
+        return self._set_back(queue_id) or self._awaited()
+
+    def _awaited(self) -> dict[str, str]:
+        if not self.is_new:
+            return {}
+        awaited = [
+            f"{group.name}-{place}"
+            for group in self.groups.values()
+            for place in MEMBERS
+            if place not in group.members or not group.members[place].has_compared
+        ]
+        return {"coordinator": f"it has just come to ZooKeeper, and waits for {', '.join(awaited)}"} if awaited else {}
+
+    def _set_back(self, queue_id: QueueId) -> dict[str, str]:
+        return {
+            f"{group.name}-{place}": state.problem
+            for group in self.groups.values()
+            for place, state in group.members.items()
+            if queue_id in state.set_back
+        }
 
     def send_obstacle(self, name: str) -> str:
         """Why a group of a send list can't take records now, or empty (protocol.md 4, step 4)."""

@@ -9,7 +9,7 @@ from typing import Any
 from seriatim.broker_group import membership, peer
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync
+from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync, setback
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
@@ -264,5 +264,17 @@ PLANTS: tuple[Plant, ...] = (
             kinds=("slow disk", "slow path"), faults=(2, 3), lasts_s=(5.0,), settings=pb.QueueSettings(retention_ms=1)
         ),
         finds="12:",
+    ),
+    Plant(
+        "a chain that was set back is believed",
+        "the chain that ZooKeeper has is the newest there ever was",
+        together(
+            instead(setback, "queues", lambda *_: {}),
+            instead(setback, "opened_before", lambda *_: ""),
+            instead(setback, "changed_end", lambda *_: ""),
+        ),
+        within=20,
+        shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
+        finds="[48]:",
     ),
 )

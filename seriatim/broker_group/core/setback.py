@@ -1,0 +1,88 @@
+"""What shows that ZooKeeper was set back: somebody put an older copy of it in its place, or its newest writes were lost.
+
+All that a member keeps of a link was said by a chain document. What the document that is there now can't explain was said by
+a later one, which is gone. By the older one epochs would be given, and ends recorded, a second time, and what was
+acknowledged in between would be cut off on both disks. So a member does nothing by such a document, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from seriatim.broker_group.core.link_record import LinkRecord, Role
+from seriatim.broker_group.core.resync import Holding
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.names import ChainVersion, Incarnation, MemberName, QueueId
+
+Seen = tuple[ChainDocument, ChainVersion]
+"""A chain document, and the version in which it was read."""
+
+
+def queues(
+    name: MemberName, disk_id: str, chains: Mapping[QueueId, Seen], held: Iterable[Holding]
+) -> dict[QueueId, str]:
+    """The queues of which this disk knows more than their chains, and what.
+
+    `held` has to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes from a
+    document that ZooKeeper had.
+    """
+    found: dict[QueueId, str] = {}
+    for holding in held:
+        queue_id = holding.record.queue_id
+        if queue_id in chains and queue_id not in found:
+            document, version = chains[queue_id]
+            what = "" if document.is_deleted else _unexplained(name, disk_id, document, version, holding)
+            if what:
+                found[queue_id] = what
+    return found
+
+
+def _unexplained(
+    name: MemberName, disk_id: str, document: ChainDocument, version: ChainVersion, holding: Holding
+) -> str:
+    record = holding.record
+    if record.epoch >= document.next_epoch:
+        return f"it has link {record.epoch}, the chain none after {document.next_epoch - 1}"
+    if record.chain_version > version:
+        return f"link {record.epoch} was told version {record.chain_version} of the chain, which is at {version}"
+    if record.token > document.sender_token:
+        return f"link {record.epoch} was told of sender {record.token}, the chain of none after {document.sender_token}"
+    link = document.link(record.epoch)
+    return "" if link is None else _differing(name, disk_id, link, holding)
+
+
+def _differing(name: MemberName, disk_id: str, link: Link, holding: Holding) -> str:
+    """How the chain's link is another one than this disk has under its epoch."""
+    record, certificate = holding.record, link.certificate
+    side = link.side(name.member)
+    opened = Incarnation(disk_id, record.opened_start)
+    if link.group != name.group or side is None:
+        return f"it has link {link.epoch}, which is {link.group}'s in the chain"
+    if record.opened_start and side.incarnation != opened:
+        return f"link {link.epoch} was made for {opened}, in the chain it is for {side.incarnation}"
+    was_granted = link.state is not LinkState.OPENING and (
+        certificate is None or certificate.is_abandoned or bool(certificate.answered)
+    )
+    if not was_granted and holding.next_index > 0:
+        return f"link {link.epoch} holds {holding.next_index} records, in the chain nobody was let send to it"
+    if certificate is None or certificate.is_abandoned:
+        return ""
+    return changed_end(record, LinkRecord(*record.key, end=certificate.end, end_hash=certificate.link_hash))
+
+
+def changed_end(record: LinkRecord, told: LinkRecord) -> str:
+    """How an end that is told differs from the one that was recorded here before: it is final, unless an operator gives it up."""
+    if record.end is None or told.is_abandoned or record.is_abandoned:
+        return ""
+    if (record.end, record.end_hash) == (told.end, told.end_hash):
+        return ""
+    return f"link {record.epoch} ends at {record.end} here, in the chain at {told.end}"
+
+
+def opened_before(record: LinkRecord, start: int, role: Role, peer: Incarnation) -> str:
+    """How a link that is here is another one than the one to be opened, for this start of the process: its sides never change."""
+    if record.opened_start == 0:
+        return f"link {record.epoch} ended at {record.end} here" if record.end else ""
+    if (record.opened_start, record.role, record.peer) == (start, role, peer):
+        return ""
+    return f"link {record.epoch} was opened here for another start of the process, or with another peer"
