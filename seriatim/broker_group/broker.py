@@ -17,12 +17,13 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.replica_events import (
     Opened,
 )
+from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.link_runner import LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.uninterrupted import uninterrupted
-from seriatim.protocol import log
+from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
@@ -74,6 +75,7 @@ class Broker:
         for record in store.links():
             self._add(record.key, record)
             self.maybe_drained.add(record.key)
+        self._kept_chains = {one: (version, chain_json.decode(data).name) for one, version, data in store.chains()}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._opening: dict[LinkKey, asyncio.Event] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
@@ -195,6 +197,36 @@ class Broker:
         if link is not None:
             await self.store.drop(key)
             _log.info("link dropped", queue_id=key[0], epoch=key[1])
+
+    # ---- chains
+
+    @property
+    def kept_chains(self) -> dict[QueueId, str]:
+        """The queues of which this disk has a copy of the chain, with their names."""
+        return {queue_id: name for queue_id, (_, name) in self._kept_chains.items()}
+
+    async def saw_chain(self, seen: SeenChain) -> None:
+        """Keep a copy of a chain that is newer than the one here, if there is one, for when ZooKeeper loses it. Raises DiskFailed.
+
+        Of a queue that nobody sent to there is nothing to keep, and of a deleted one nothing more.
+        """
+        document, queue_id = seen.document, seen.document.queue_id
+        if document.is_deleted:
+            await self.forget_chain(queue_id)
+        elif (
+            document.next_epoch > 1
+            and seen.version > self._kept_chains.get(queue_id, (-1, ""))[0]
+            and queue_id not in self.set_back
+            and document.next_epoch > self._first_kept.get(queue_id, 0)  # else it was deleted since it was read
+            and self.room.has_room
+        ):
+            self._kept_chains[queue_id] = seen.version, document.name
+            self.store.put_chain(queue_id, seen.version, seen.data)
+
+    async def forget_chain(self, queue_id: QueueId) -> None:
+        """The queue is deleted. Raises DiskFailed."""
+        if self._kept_chains.pop(queue_id, None) is not None:
+            await self.store.forget_chain(queue_id)
 
     def found_set_back(self, queue_id: QueueId, what: str) -> ChainSetBack:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""

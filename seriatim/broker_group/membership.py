@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
+from seriatim.broker_group.core.setback import SeenChain
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import ChainSetBack, UnknownLink, Unreachable, WorldError
+from seriatim.protocol.errors import ChainSetBack, OlderVersion, UnknownLink, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -249,11 +250,12 @@ class Membership:
             return
         data, version = await self._session.get(self._paths.chain(queue_id), lambda: self._watch(queue_id))
         document = chain_json.decode(data)
+        await self._broker.saw_chain(SeenChain(document, ChainVersion(version), data))
         for record in mine:
             link = document.link(record.epoch)
             if link is not None:
-                # On a slow disk it may be let go before it could be sealed.
-                with contextlib.suppress(UnknownLink, ChainSetBack):
+                # On a slow disk it may be let go before it could be sealed; a chain that is recovered has low versions at first.
+                with contextlib.suppress(UnknownLink, ChainSetBack, OlderVersion):
                     await self._look_at_link(document, ChainVersion(version), link, record)
 
     async def _look_at_link(

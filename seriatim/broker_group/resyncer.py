@@ -17,6 +17,7 @@ import grpc.aio
 from seriatim.broker_group.broker import Broker, set_back_problem
 from seriatim.broker_group.core import resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
+from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
@@ -88,10 +89,14 @@ class Resyncer:
 
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""
-        held = await self._held()
+        held, kept = await self._held(), self._broker.kept_chains
         chains = await self._chains()
-        self._compare(chains, held)
-        documents = {queue_id: seen[0] for queue_id, seen in chains.items() if queue_id not in self._broker.set_back}
+        self._compare(chains, held, kept)
+        for seen in chains.values():
+            await self._broker.saw_chain(seen)
+        documents = {
+            queue_id: seen.document for queue_id, seen in chains.items() if queue_id not in self._broker.set_back
+        }
         problem = ""
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
@@ -115,10 +120,10 @@ class Resyncer:
             return problem or f"{len(left)} steps left"
         return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)
 
-    def _compare(self, chains: dict[QueueId, setback.Seen], held: list[resync.Holding]) -> None:
-        """What this disk knows that its queues' chains don't is said at once. `held` is older than `chains`."""
+    def _compare(self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, str]) -> None:
+        """What this disk knows that its queues' chains don't is said at once. `held` and `kept` are older than `chains`."""
         broker = self._broker
-        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held)
+        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
         for queue_id in [one for one in broker.set_back if one not in found]:
             del broker.set_back[queue_id]
         for queue_id, what in found.items():
@@ -127,7 +132,7 @@ class Resyncer:
             broker.has_compared = True
             self.changed()
 
-    async def _chains(self) -> dict[QueueId, setback.Seen]:
+    async def _chains(self) -> dict[QueueId, SeenChain]:
         try:
             # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
             await self._session.sync(self._paths.queues)
@@ -135,7 +140,7 @@ class Resyncer:
         except NoNode:
             return {}
         queue_ids = [QueueId(int(name)) for name in names]
-        found: dict[QueueId, setback.Seen | None] = {}
+        found: dict[QueueId, SeenChain | None] = {}
         for start in range(0, len(queue_ids), AT_ONCE):
             some = queue_ids[start : start + AT_ONCE]
             began_s = boottime_s()
@@ -145,12 +150,12 @@ class Resyncer:
         # One that isn't there is being made, or being removed: nothing is decided about it here.
         return {queue_id: seen for queue_id, seen in found.items() if seen is not None}
 
-    async def _chain(self, queue_id: QueueId) -> setback.Seen | None:
+    async def _chain(self, queue_id: QueueId) -> SeenChain | None:
         try:
             data, version = await self._session.get(self._paths.chain(queue_id))
         except NoNode:
             return None
-        return chain_json.decode(data), ChainVersion(version)
+        return SeenChain(chain_json.decode(data), ChainVersion(version), data)
 
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""

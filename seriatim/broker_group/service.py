@@ -19,7 +19,7 @@ from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
 from seriatim.broker_group.streams import read
 from seriatim.broker_group.uninterrupted import uninterrupted
-from seriatim.protocol import log
+from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.chain import Durability
@@ -187,6 +187,8 @@ class BrokerService(BrokerServicer):
             if record.epoch < below:
                 await broker.drop(record.key)
                 self._keeper.forget(record.key)
+        if below == EVERY_EPOCH:
+            await broker.forget_chain(queue_id)
         return pb.DropLinksReply()
 
     # ---- reading
@@ -283,6 +285,17 @@ class BrokerService(BrokerServicer):
         keys = ((QueueId(one.queue_id), Epoch(one.epoch)) for one in request.links)
         sealed = (key for key in keys if self._broker.is_sealed(key))
         return pb.FindSealedReply(sealed=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in sealed])
+
+    @answers_errors
+    async def ListKeptChains(self, request: pb.ListKeptChainsRequest, context: Any) -> pb.ListKeptChainsReply:
+        self._broker.check_addressed(request.cluster, request.to)
+        reply = pb.ListKeptChainsReply()
+        for queue_id, version, data in list(self._broker.store.chains()):
+            reply.last_queue_id = max(reply.last_queue_id, queue_id)
+            if chain_json.decode(data).name == request.queue:
+                reply.chains.add(queue_id=queue_id, version=version, document=data)
+            await asyncio.sleep(0)
+        return reply
 
     @answers_errors
     async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # reads and writes

@@ -3,7 +3,7 @@
 Keys, big-endian so that they sort: `B` queue epoch first-index → the batch, header and payload end to end, or its place in the
 link's segment file; `P` queue epoch end-index → committed index, size, hash and marks after that batch; `L` queue epoch → link
 record; `S` queue epoch → how far the link's segment file is used; `C` queue epoch subscription → cursor; `M` name → identity of
-the disk. A batch, or its place, and its position are one atomic write, and so are an end and the cut that it asks for.
+the disk; `Q` queue → version and content of its newest chain document that was read. A batch, or its place, and its position are one atomic write, and so are an end and the cut that it asks for.
 
 A batch goes to the segment file where it is large and its link is `sync`; elsewhere RocksDB's log is what decides
 when it is flushed, and in `memory` whether at all.
@@ -39,7 +39,7 @@ from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame, SeriatimError
-from seriatim.protocol.names import Incarnation, Index, SubscriptionId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, SubscriptionId
 
 FORMAT: Final = 2
 """Of the directory. 1 had no segment files, and is read."""
@@ -53,6 +53,8 @@ _OF_RECORDS: Final = (SUFFIX, ".sst", ".blob")
 """The names of the files that hold records end so."""
 BLOB_BYTES: Final = 4096
 MEMORY_BYTES: Final = 64 * 1024 * 1024
+CHAIN_FLUSH_S: Final = 0.1
+"""A copy of a chain is flushed within that, if nothing else is: it matters only where ZooKeeper loses its own."""
 
 
 class Store:
@@ -157,6 +159,16 @@ class Store:
         """Write a cursor and wait until it is flushed. Raises DiskFailed."""
         await self._wait(((layout.key(b"C", link, cursor.subscription_id), cursors.encode(cursor)),))
 
+    def put_chain(self, queue_id: QueueId, version: ChainVersion, data: bytes) -> None:
+        """Keep a copy of a queue's chain; nobody waits for it."""
+        puts = ((layout.key(b"Q", (queue_id, Epoch(0))), version.to_bytes(8, "big") + data),)
+        self._writer.submit(Write(puts, _ignore, flush_within_s=CHAIN_FLUSH_S, waits_for_flush=False))
+
+    async def forget_chain(self, queue_id: QueueId) -> None:
+        """Raises DiskFailed."""
+        link = queue_id, Epoch(0)
+        await self._wait((), (Deletion(layout.key(b"Q", link), layout.after(b"Q", link)),))
+
     async def cut(self, record: LinkRecord, end: Index) -> None:
         """In one write: the record, and no batch or position at or beyond `end`. Raises DiskFailed.
 
@@ -206,6 +218,11 @@ class Store:
     def links(self) -> list[LinkRecord]:
         """Every link's record."""
         return [link_record.decode(value) for _, value in self._scan(b"L", b"M")]
+
+    def chains(self) -> Iterator[tuple[QueueId, ChainVersion, bytes]]:
+        """The chains that are kept, by rising queue."""
+        for key, value in self._scan(b"Q", b"R"):
+            yield layout.link_of(key)[0], ChainVersion(int.from_bytes(value[:8], "big")), value[8:]
 
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
         return [cursors.decode(value) for _, value in self._scan(layout.key(b"C", link), layout.after(b"C", link))]
@@ -342,6 +359,10 @@ class Store:
 def _check_place(encoded: EncodedBatch, index: int, expected: int) -> None:
     if index != expected or encoded.header.first_index != index:
         raise BadChecksum(f"another batch is in the place of the one at index {expected}")
+
+
+def _ignore(_: int, error: DiskFailed | None) -> None:
+    """The next write that somebody waits for meets the same error."""
 
 
 class _Sink:

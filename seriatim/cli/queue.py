@@ -265,17 +265,13 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
     from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
-    if confirm is not None and confirm != name:
-        raise click.UsageError(f"--confirm says {confirm!r}, but the queue is {name!r}; nothing was given up")
+    _check_confirmed(name, confirm, "given up")
     request = pb.AbandonLinkRequest(queue=name, epoch=epoch)
     reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
-    if confirm is None:
-        click.echo(f"would be given up for good: {reply.what}", err=True)
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"nobody can be asked here: give --confirm {name} to give this up")
-        if click.prompt("Type the queue's name to give this up", default="", show_default=False, err=True) != name:
-            click.echo("nothing was given up", err=True)
-            return exits.ANSWER_IS_NO
+    if confirm is None and not _is_confirmed(
+        name, f"would be given up for good: {reply.what}", "give this up", "given up"
+    ):
+        return exits.ANSWER_IS_NO
     request.confirmed_queue = name
     reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
     if is_json:
@@ -283,6 +279,56 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
     else:
         click.echo(f"{'given up' if reply.is_done else 'not given up'}: {reply.what}")
     return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
+
+
+@queue.command(short_help="Make a queue's chain again that ZooKeeper lost.")
+@click.argument("name")
+@click.option("--confirm", metavar="NAME", help="The queue's name again, instead of being asked for it.")
+@coordinator_option
+@json_option
+def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) -> int:
+    r"""Go on with queue NAME from the newest copy of its chain that brokers keep. Shows first what that is.
+
+    For a ZooKeeper that was set back, or lost all it had, and whose newest data are gone for good: `seriatim status`
+    says so. Start every broker first, for the newest copy may be on any. No record is lost; a subscription that was
+    made, sought or deleted in the last seconds may have to be again.
+
+    \b
+    Example:
+      seriatim queue recover orders
+    """
+    from seriatim.cli import coordinators
+    from seriatim.protocol import seriatim_pb2 as pb
+
+    _check_confirmed(name, confirm, "recovered")
+    request = pb.RecoverQueueRequest(queue=name)
+    reply = coordinators.call(coordinator, "RecoverQueue", request, 30.0)
+    if confirm is None and not _is_confirmed(name, reply.what, "do this", "recovered"):
+        return exits.ANSWER_IS_NO
+    request.confirmed_queue = name
+    reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
+    if is_json:
+        click.echo(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))
+    else:
+        click.echo(f"recovered: {reply.what}" if reply.is_done else reply.what)
+    return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
+
+
+def _check_confirmed(name: str, confirm: str | None, done: str) -> None:
+    """Raises UsageError where another queue's name was said."""
+    if confirm is not None and confirm != name:
+        raise click.UsageError(f"--confirm says {confirm!r}, but the queue is {name!r}; nothing was {done}")
+
+
+def _is_confirmed(name: str, what: str, to_do: str, done: str) -> bool:
+    """Show what would be done, and ask for the queue's name. Raises UsageError where nobody can be asked."""
+    click.echo(what, err=True)
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"nobody can be asked here: give --confirm {name} to {to_do}")
+    if click.prompt(f"Type the queue's name to {to_do}", default="", show_default=False, err=True) != name:
+        click.echo(f"nothing was {done}", err=True)
+        return False
+    return True
 
 
 def _message(

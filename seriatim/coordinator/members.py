@@ -10,10 +10,11 @@ import grpc.aio
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
+from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import MemberState, Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
 from seriatim.coordinator.store import Store
-from seriatim.protocol import rpc
+from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.errors import Unreachable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from seriatim.protocol.seriatim_pb2_grpc import BrokerAsyncStub  # the stubs' file knows it, the module doesn't
 
 IDLE_CHANNELS = 64
+KEPT_TIMEOUT_S = 10.0
+"""A member looks through all the chains that it keeps."""
 
 
 class Members:
@@ -166,6 +169,16 @@ class Members:
         )
         reply = await rpc.call(self._stub(state).FindSealed, request, self._describe_timeout_s, str(member))
         return {(QueueId(one.queue_id), Epoch(one.epoch)) for one in reply.sealed}
+
+    async def kept_chains(self, queue: str, member: MemberName) -> tuple[list[Copy], QueueId]:
+        """The copies that the member at the place now keeps of the chains of queues of this name; the last queue that it has one of."""
+        state = self._state(member)
+        request = pb.ListKeptChainsRequest(
+            cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue=queue
+        )
+        reply = await rpc.call(self._stub(state).ListKeptChains, request, KEPT_TIMEOUT_S, str(member))
+        copies = [Copy(chain_json.decode(one.document), ChainVersion(one.version), str(member)) for one in reply.chains]
+        return copies, QueueId(reply.last_queue_id)
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))

@@ -22,6 +22,7 @@ from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
+from seriatim.coordinator.recovery import Recovery
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -55,6 +56,7 @@ class CoordinatorService(CoordinatorServicer):
         self._execution = parts.execution
         self._description = parts.description
         self._operations = parts.operations
+        self._recovery = Recovery(parts.store, parts.members)
         self._views: dict[QueueId, tuple[SeenChain, Registry, pb.QueueView]] = {}
 
     @rpc.answers_errors
@@ -270,6 +272,12 @@ class CoordinatorService(CoordinatorServicer):
         """Give up what is gone for good (protocol.md 5.7)."""
         del context
         return await self._operations.abandon_link(request)
+
+    @rpc.answers_errors
+    async def RecoverQueue(self, request: pb.RecoverQueueRequest, context: _Context) -> pb.RecoverQueueReply:
+        """Make a chain again that ZooKeeper lost (protocol.md 7)."""
+        del context
+        return await self._recovery.recover_queue(request)
 
     @rpc.answers_errors
     async def ListGroups(self, request: pb.ListGroupsRequest, context: _Context) -> pb.ListGroupsReply:

@@ -214,6 +214,45 @@ class Store:
             raise Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         return ChainVersion(0)
 
+    async def recover_queue(self, document: ChainDocument, expected: ChainVersion | None) -> bool:
+        """Make or replace a queue's chain; its version is to be raised after it. False: somebody changed it, nothing was written.
+
+        `expected`: the version that is there; None: there is no chain. The name first: a chain without one is cleared away.
+        """
+        paths, queue_id = self.paths, document.queue_id
+        data, path = chain_json.encode(document), paths.chain(document.queue_id)
+        with contextlib.suppress(NodeExists):
+            await self.session.create(paths.name(document.name), json.dumps(queue_id).encode())
+        await self.session.ensure(paths.senders(queue_id))
+        await self.session.ensure(paths.seals(queue_id))
+        try:
+            if expected is None:
+                await self.session.create(path, data)
+            else:
+                await self.session.set(path, data, expected)
+        except (BadVersion, NodeExists):
+            return False
+        return True
+
+    async def raise_version(self, queue_id: QueueId, version: ChainVersion) -> None:
+        """Write what a chain's node has until it has this version, one after the other: somebody else may change it meanwhile."""
+        path = self.paths.chain(queue_id)
+        data, now = b"", -1
+        while now < version:
+            try:
+                if now < 0:
+                    await self.session.sync(path)
+                    data, now = await self.session.get(path)
+                else:
+                    now = await self.session.set(path, data, now)
+            except BadVersion:
+                now = -1
+
+    async def skip_queue_ids(self, last: QueueId) -> None:
+        """No queue gets an id up to this one: it had been given to one that ZooKeeper lost (H16)."""
+        while await self.new_queue_id() <= last:
+            pass
+
     async def is_gone(self, queue_id: QueueId) -> bool:
         """Whether the queue is marked as deleted, or cleared away already."""
         try:

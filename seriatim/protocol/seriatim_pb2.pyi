@@ -1246,6 +1246,84 @@ class FindSealedReply(_message.Message):
 Global___FindSealedReply: _TypeAlias = FindSealedReply  # noqa: Y015
 
 @_typing.final
+class ListKeptChainsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    queue: _builtins.str
+    @_builtins.property
+    def to(self) -> Global___Incarnation: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        to: Global___Incarnation | None = ...,
+        queue: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "queue", b"queue", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListKeptChainsRequest: _TypeAlias = ListKeptChainsRequest  # noqa: Y015
+
+@_typing.final
+class KeptChain(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.int
+    version: _builtins.int
+    document: _builtins.bytes
+    """as the node in ZooKeeper had it"""
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.int = ...,
+        version: _builtins.int = ...,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "queue_id", b"queue_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptChain: _TypeAlias = KeptChain  # noqa: Y015
+
+@_typing.final
+class ListKeptChainsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAINS_FIELD_NUMBER: _builtins.int
+    LAST_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    last_queue_id: _builtins.int
+    """the highest of all queues that it has a chain of"""
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptChain]:
+        """of queues of that name"""
+
+    def __init__(
+        self,
+        *,
+        chains: _abc.Iterable[Global___KeptChain] | None = ...,
+        last_queue_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "last_queue_id", b"last_queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListKeptChainsReply: _TypeAlias = ListKeptChainsReply  # noqa: Y015
+
+@_typing.final
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2311,6 +2389,54 @@ class AbandonLinkReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbandonLinkReply: _TypeAlias = AbandonLinkReply  # noqa: Y015
+
+@_typing.final
+class RecoverQueueRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    CONFIRMED_QUEUE_FIELD_NUMBER: _builtins.int
+    CAUSE_ID_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    confirmed_queue: _builtins.str
+    """the queue's name again; empty: only show what would be done"""
+    cause_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        confirmed_queue: _builtins.str = ...,
+        cause_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "confirmed_queue", b"confirmed_queue", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverQueueRequest: _TypeAlias = RecoverQueueRequest  # noqa: Y015
+
+@_typing.final
+class RecoverQueueReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    IS_DONE_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    is_done: _builtins.bool
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        is_done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_done", b"is_done", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverQueueReply: _TypeAlias = RecoverQueueReply  # noqa: Y015
 
 @_typing.final
 class ListGroupsRequest(_message.Message):

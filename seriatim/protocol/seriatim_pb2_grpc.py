@@ -106,6 +106,11 @@ class BrokerStub:
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedReply.FromString,
                 _registered_method=True)
+        self.ListKeptChains = channel.unary_unary(
+                '/seriatim.v1.Broker/ListKeptChains',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsReply.FromString,
+                _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/seriatim.v1.Broker/Connect',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.ConnectRequest.SerializeToString,
@@ -216,6 +221,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListKeptChains(self, request, context):
+        """The newest chain documents that this member has read, for when ZooKeeper lost them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Connect(self, request_iterator, context):
         """Whether the peer can be reached: members keep one such stream open to each other.
         """
@@ -295,6 +307,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.FindSealed,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.FindSealedReply.SerializeToString,
+            ),
+            'ListKeptChains': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeptChains,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsReply.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
@@ -693,6 +710,33 @@ class Broker:
             _registered_method=True)
 
     @staticmethod
+    def ListKeptChains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Broker/ListKeptChains',
+            seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.ListKeptChainsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Connect(request_iterator,
             target,
             options=(),
@@ -795,6 +839,11 @@ class CoordinatorStub:
                 '/seriatim.v1.Coordinator/AbandonLink',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkRequest.SerializeToString,
                 response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkReply.FromString,
+                _registered_method=True)
+        self.RecoverQueue = channel.unary_unary(
+                '/seriatim.v1.Coordinator/RecoverQueue',
+                request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueRequest.SerializeToString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueReply.FromString,
                 _registered_method=True)
         self.ListGroups = channel.unary_unary(
                 '/seriatim.v1.Coordinator/ListGroups',
@@ -922,6 +971,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecoverQueue(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListGroups(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -1031,6 +1086,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.AbandonLink,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkRequest.FromString,
                     response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkReply.SerializeToString,
+            ),
+            'RecoverQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecoverQueue,
+                    request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueRequest.FromString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueReply.SerializeToString,
             ),
             'ListGroups': grpc.unary_unary_rpc_method_handler(
                     servicer.ListGroups,
@@ -1421,6 +1481,33 @@ class Coordinator:
             '/seriatim.v1.Coordinator/AbandonLink',
             seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkRequest.SerializeToString,
             seriatim_dot_protocol_dot_seriatim__pb2.AbandonLinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecoverQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seriatim.v1.Coordinator/RecoverQueue',
+            seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueRequest.SerializeToString,
+            seriatim_dot_protocol_dot_seriatim__pb2.RecoverQueueReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,8 @@ class BrokerStub:
     """For status: the same of many links of a queue, in short."""
     FindSealed: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]
     """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
+    ListKeptChains: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.ListKeptChainsRequest, _seriatim_pb2.ListKeptChainsReply]
+    """The newest chain documents that this member has read, for when ZooKeeper lost them."""
     Connect: _grpc.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]
     """Whether the peer can be reached: members keep one such stream open to each other."""
 
@@ -99,6 +101,8 @@ class BrokerAsyncStub(BrokerStub):
     """For status: the same of many links of a queue, in short."""
     FindSealed: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.FindSealedRequest, _seriatim_pb2.FindSealedReply]  # type: ignore[assignment]
     """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
+    ListKeptChains: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.ListKeptChainsRequest, _seriatim_pb2.ListKeptChainsReply]  # type: ignore[assignment]
+    """The newest chain documents that this member has read, for when ZooKeeper lost them."""
     Connect: _aio.StreamStreamMultiCallable[_seriatim_pb2.ConnectRequest, _seriatim_pb2.ConnectReply]  # type: ignore[assignment]
     """Whether the peer can be reached: members keep one such stream open to each other."""
 
@@ -218,6 +222,14 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         """Coordinator to member, every few seconds: which of the links that are open by their chains it has sealed by itself."""
 
     @_abc_1.abstractmethod
+    def ListKeptChains(
+        self,
+        request: _seriatim_pb2.ListKeptChainsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.ListKeptChainsReply, _abc.Awaitable[_seriatim_pb2.ListKeptChainsReply]]:
+        """The newest chain documents that this member has read, for when ZooKeeper lost them."""
+
+    @_abc_1.abstractmethod
     def Connect(
         self,
         request_iterator: _MaybeAsyncIterator[_seriatim_pb2.ConnectRequest],
@@ -253,6 +265,7 @@ class CoordinatorStub:
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.Done]
     RotateQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]
     AbandonLink: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.AbandonLinkRequest, _seriatim_pb2.AbandonLinkReply]
+    RecoverQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.RecoverQueueRequest, _seriatim_pb2.RecoverQueueReply]
     ListGroups: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.ListGroupsRequest, _seriatim_pb2.ListGroupsReply]
     DrainGroup: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]
     ResumeGroup: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]
@@ -285,6 +298,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.Done]  # type: ignore[assignment]
     RotateQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
     AbandonLink: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.AbandonLinkRequest, _seriatim_pb2.AbandonLinkReply]  # type: ignore[assignment]
+    RecoverQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.RecoverQueueRequest, _seriatim_pb2.RecoverQueueReply]  # type: ignore[assignment]
     ListGroups: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.ListGroupsRequest, _seriatim_pb2.ListGroupsReply]  # type: ignore[assignment]
     DrainGroup: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]  # type: ignore[assignment]
     ResumeGroup: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.GroupRequest, _seriatim_pb2.GroupView]  # type: ignore[assignment]
@@ -392,6 +406,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _seriatim_pb2.AbandonLinkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_seriatim_pb2.AbandonLinkReply, _abc.Awaitable[_seriatim_pb2.AbandonLinkReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RecoverQueue(
+        self,
+        request: _seriatim_pb2.RecoverQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_seriatim_pb2.RecoverQueueReply, _abc.Awaitable[_seriatim_pb2.RecoverQueueReply]]: ...
 
     @_abc_1.abstractmethod
     def ListGroups(

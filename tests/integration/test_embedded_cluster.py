@@ -50,6 +50,14 @@ def seriatim(ready, *arguments, given=None):
     return done.stdout
 
 
+def refused(ready, *arguments):
+    """What the command says whose answer is no."""
+    command = (*SERIATIM, *arguments, "--coordinator", ready["coordinator"])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT)
+    assert done.returncode == 1, done.stderr
+    return done.stdout
+
+
 def lines(first, last):
     return "".join(f"{number}\n" for number in range(first, last))
 
@@ -125,7 +133,7 @@ def test_records_survive_a_killed_master_and_a_second_start(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_nothing_is_sent_or_cut_by_a_zookeeper_that_was_set_back(tmp_path):
+def test_nothing_is_lost_with_a_zookeeper_that_was_set_back_or_lost_everything(tmp_path):
     data, older, newest, log = (tmp_path / name for name in ("zookeeper", "older", "newest", "acknowledged"))
     with up(tmp_path, "--groups", "2") as (_, ready):
         seriatim(ready, "queue", "create", "orders")
@@ -148,6 +156,29 @@ def test_nothing_is_sent_or_cut_by_a_zookeeper_that_was_set_back(tmp_path):
     with up(tmp_path) as (_, ready):
         produce(ready, log, 2000, 2100)
         assert seriatim(ready, "consume", "--queue", "orders", "--max", "2100") == lines(0, 2100)
+
+    shutil.rmtree(data)
+    with up(tmp_path) as (_, ready):
+        assert seriatim(ready, "queue", "list") == ""
+        wait_until(
+            lambda: "it has a copy of the chain of queue orders, ZooKeeper has none" in seriatim(ready, "group", "list")
+        )
+        seriatim(ready, "queue", "create", "another")
+        recovered = json.loads(seriatim(ready, "queue", "recover", "orders", "--confirm", "orders", "--json"))
+        assert recovered["is_done"]
+        assert recovered["what"].endswith("ZooKeeper has no chain")
+        produce(ready, log, 2100, 2200)
+        read = seriatim(ready, "consume", "--queue", "orders", "--subscription", "two", "--max", "2200", "--json")
+        records = [json.loads(line) for line in read.splitlines()]
+        assert [(record["offset"], record["value"]) for record in records] == [(n, str(n)) for n in range(2200)]
+        # The subscription that there was goes on where it stood.
+        assert seriatim(ready, "consume", "--queue", "orders", "--max", "100") == lines(2100, 2200)
+        assert "nothing is to be recovered" in refused(ready, "queue", "recover", "orders", "--confirm", "orders")
+        ids = {
+            one["queue"]: one["queue_id"]
+            for one in map(json.loads, seriatim(ready, "queue", "list", "--json").splitlines())
+        }
+        assert ids["orders"] != ids["another"]
 
 
 @pytest.mark.slow

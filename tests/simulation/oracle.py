@@ -33,6 +33,8 @@ class Oracle:
         self._disks = disks
         self._ledger = ledger
         self.documents: dict[str, ChainDocument] = {}
+        self.lost: dict[str, ChainDocument] = {}
+        """The newest chains, where ZooKeeper was set back."""
         self.ends: dict[tuple[int, int], int] = {}
         self.acknowledged: dict[tuple[int, int], int] = {}
         self.granted: dict[tuple[int, int], int] = {}
@@ -153,6 +155,9 @@ class Oracle:
         if not path.endswith("/chain") or not data:
             return
         document = chain_json.decode(data)
+        lost = self.lost.get(path)
+        if lost is not None and document.next_subscription_id > lost.next_subscription_id:
+            self.documents[path] = self.lost.pop(path)  # recovered: it goes on from there
         before = self.documents.get(path)
         try:
             if before is None:
@@ -232,10 +237,13 @@ class Oracle:
 
     def put_back(self, nodes: Mapping[str, tuple[bytes, int]]) -> None:
         """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""
+        self.lost.update(self.documents)
         self.documents.clear()
         for path, (data, _) in nodes.items():
             if path.endswith("/chain") and data:
                 self.documents[path] = chain_json.decode(data)
+                if self.documents[path] == self.lost.get(path):
+                    del self.lost[path]  # the newest are back
 
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
         """A coordinator answered a sender with a grant."""

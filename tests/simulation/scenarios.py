@@ -45,7 +45,7 @@ def calmed(schedule: Schedule) -> Link:
     return document.last_link
 
 
-def _asked(schedule: Schedule, method: str, request: object) -> Any:
+def asked(schedule: Schedule, method: str, request: object) -> Any:
     """An operator asks, and waits for the answer; None where it is refused."""
     world, answers = schedule.world, []
 
@@ -73,7 +73,7 @@ def switched(schedule: Schedule) -> None:
     assert link is not None
     if chance.random() < 0.5:
         # A coordinator whose ZooKeeper server is behind may not see yet that there is a group to go on with.
-        while _asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE)) is None:
+        while asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE)) is None:
             world.loop.run(world.loop.now_s + 1.0)
     else:
         for name in _names(link)[: chance.choice((1, 2))]:
@@ -195,7 +195,7 @@ def abandon_head(schedule: Schedule) -> None:
         world.start(name)
     for _ in range(10):
         for one in to_abandon():
-            _asked(schedule, "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=one.epoch, confirmed_queue=QUEUE))
+            asked(schedule, "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=one.epoch, confirmed_queue=QUEUE))
     schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
     for name in _names(link):
         schedule.later(schedule.some_s(), world.start, name)
@@ -311,7 +311,7 @@ def read_behind_a_note(schedule: Schedule) -> None:
     for path in cuts:
         world.cut(*path)
     request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to=str(link.base))
-    process, is_sought = world.hosts[behind].process, _asked(schedule, "SeekSubscription", request) is not None
+    process, is_sought = world.hosts[behind].process, asked(schedule, "SeekSubscription", request) is not None
     server = next((one.server for one in ensemble.sessions_of(process)), None)
     if server is not None and is_sought:
         world.note(f"ZooKeeper server {server.number}, which {behind} asks, is cut off")
@@ -454,7 +454,7 @@ def idle_subscription(schedule: Schedule) -> None:
     request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
     setattr(request, "from", "latest")
     world.ledger.idle.add(IDLE)
-    _asked(schedule, "CreateSubscription", request)
+    asked(schedule, "CreateSubscription", request)
     for number in range(schedule.chance.randint(1, 4)):
         schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
     world.loop.run(world.loop.now_s + 2.0)
@@ -527,7 +527,7 @@ def open_late(schedule: Schedule) -> None:
     if document is None or document.subscription("main") is None or len(world.coordinator_names) < 2:
         return
     settings = pb.QueueSettings(retention_ms=1, readmit="in-sync")
-    if _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
         return
     paused, other = chance.sample(world.coordinator_names, 2)
     cuts = _both_ways(SENDERS, (paused,))
@@ -584,14 +584,14 @@ def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
     meanwhile()
     for name in applications:
         world.kill(name, is_power=False)
-    _asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
+    asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
     world.oracle.begin_again()
     world.queues += 1
     settings = pb.QueueSettings()
     settings.CopyFrom(schedule.settings)
     if not set(settings.groups) <= set(world.group_names):
         settings.ClearField("groups")
-    _asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=settings))
+    asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=settings))
     world.is_draining = False
     for name in (*applications, *world.member_names):
         world.start(name)
@@ -624,25 +624,25 @@ def remove_group(schedule: Schedule) -> None:
     head = calmed(schedule).group
     group = head if chance.random() < 0.7 else chance.choice(world.group_names)
     for_others = pb.AlterQueueRequest(queue=QUEUE, all_groups=True)
-    _asked(schedule, "AlterQueue", for_others)
+    asked(schedule, "AlterQueue", for_others)
     request = pb.GroupRequest(group=group)
-    _asked(schedule, "DrainGroup", request)
+    asked(schedule, "DrainGroup", request)
     if chance.random() < 0.5:
         if not world.loop.run(world.loop.now_s + SOON_S, lambda: _is_read(schedule, group)):
             return  # there is a subscription that nobody reads
         world.remove_group(group)
         world.loop.run(world.loop.now_s + 6.0)  # for longer than sessions last
-        _asked(schedule, "RemoveGroup", request)
+        asked(schedule, "RemoveGroup", request)
         _check_removed(schedule, group)
         settings = pb.QueueSettings(retention_ms=1)
-        _asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
+        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
     else:
         _make_again(schedule, lambda: world.remove_group(group))
     # What was asked for before may come late: that it be resumed, that it serve this queue; an empty link is kept for a minute.
     for _ in range(70):
-        _asked(schedule, "DrainGroup", request)
-        _asked(schedule, "AlterQueue", for_others)
-        _asked(schedule, "RemoveGroup", request)
+        asked(schedule, "DrainGroup", request)
+        asked(schedule, "AlterQueue", for_others)
+        asked(schedule, "RemoveGroup", request)
         if _check_removed(schedule, group):
             break
         world.loop.run(world.loop.now_s + 1.0)

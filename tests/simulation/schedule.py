@@ -29,7 +29,7 @@ from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
-from tests.simulation.setbacks import set_zookeeper_back
+from tests.simulation.setbacks import SETBACKS
 from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
@@ -354,11 +354,7 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {
-    **nemesis.KINDS,
-    **SCENARIOS,
-    "ZooKeeper set back": (0.5, set_zookeeper_back),
-}
+KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS}
 
 
 def run(seed: int, shape: Shape | None = None, *, is_traced: bool = False) -> Outcome:

@@ -29,7 +29,7 @@ from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
 from seriatim.broker_group.writer import Write
 from seriatim.coordinator import views
-from seriatim.coordinator.core import readmission, rotation
+from seriatim.coordinator.core import readmission, recovery, rotation
 from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
@@ -435,6 +435,7 @@ def installed(world: World) -> Iterator[None]:
         (seriatim.producer.buffer, "_now_ns", clocks.time_ns),
         (seriatim.consumer.client, "time", clocks),
         (rotation, "NEAR_RECORDS", 20),
+        (recovery, "BEYOND", 20),
         *world.limits.changed,
         (replica, "step", step),
         (readmission, "eligible", eligible),

@@ -12,6 +12,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, Lack, TakeCursors
+from seriatim.broker_group.core.setback import SeenChain
 from seriatim.protocol.chain import (
     Certificate,
     ChainDocument,
@@ -307,7 +308,8 @@ def test_a_queue_that_was_not_read_is_left_alone() -> None:
 def known_more(holding: Holding, *links: Link, version: int = 9, **changes) -> str:
     """What a disk `a` knows more than a chain with these links, as g1-a says it; empty: nothing."""
     chain = document(*links, **{"next_epoch": Epoch(3), "sender_token": Token(4)} | changes)
-    return setback.queues(MemberName("g1", "a"), "a", {QUEUE: (chain, ChainVersion(version))}, [holding]).get(QUEUE, "")
+    seen = {QUEUE: SeenChain(chain, ChainVersion(version))}
+    return setback.queues(MemberName("g1", "a"), "a", seen, [holding], {}).get(QUEUE, "")
 
 
 def answered(link: Link) -> Link:
@@ -336,7 +338,9 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
     assert known_more(opened(7, 9, 9), is_deleted=True) == ""
-    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)]) == {}  # not read
+    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)], {}) == {}  # not read
+    said = setback.queues(MemberName("g1", "a"), "a", {}, [], {QUEUE: "orders"})
+    assert said == {QUEUE: "it has a copy of the chain of queue orders, ZooKeeper has none"}
 
 
 @pytest.mark.parametrize(

@@ -767,13 +767,13 @@ def test_in_async_two_partial_answers_end_the_link_and_the_certificate_says_so()
     assert certificate.answered == tuple(Incarnation(f"g1-{place}-disk1", 2) for place in ("a", "b"))
 
 
-@pytest.mark.parametrize("begun", [sending, reading])
-def test_nobody_sends_or_reads_by_a_chain_that_is_older_than_a_disk(world, begun):
+@pytest.mark.parametrize("begun", [sending, reading, lambda token: closing()])
+def test_nothing_is_sent_read_or_closed_by_a_chain_that_is_older_than_a_disk(world, begun):
     registry = world.registry()
     group = registry.groups["g3"]
     member = replace(group.members["b"], set_back=(world.document.queue_id,), problem="it has link 2")
     changed = {**registry.groups, "g3": replace(group, members={**group.members, "b": member})}
-    token = 1 if begun is sending else 0
+    token = 0 if begun is reading else 1
     trace = begun(token=token).tell(ChainRead(world.document, world.version, Registry(changed)))
     if not token:
         trace.tell(ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))

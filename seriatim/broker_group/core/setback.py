@@ -8,29 +8,44 @@ acknowledged in between would be cut off on both disks. So a member does nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.core.resync import Holding
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.names import ChainVersion, Incarnation, MemberName, QueueId
 
-Seen = tuple[ChainDocument, ChainVersion]
-"""A chain document, and the version in which it was read."""
+
+@dataclass(frozen=True, slots=True)
+class SeenChain:
+    """A chain document, the version in which it was read, and the node's content."""
+
+    document: ChainDocument
+    version: ChainVersion
+    data: bytes = b""
 
 
 def queues(
-    name: MemberName, disk_id: str, chains: Mapping[QueueId, Seen], held: Iterable[Holding]
+    name: MemberName,
+    disk_id: str,
+    chains: Mapping[QueueId, SeenChain],
+    held: Iterable[Holding],
+    kept: Mapping[QueueId, str],
 ) -> dict[QueueId, str]:
-    """The queues of which this disk knows more than their chains, and what.
+    """The queues of which this disk knows more than their chains, and what. `kept`: the names of those of which it has a copy of the chain.
 
-    `held` has to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes from a
-    document that ZooKeeper had.
+    `held` and `kept` have to be older than `chains`, and these, all that there are, not older than ZooKeeper was then: what was
+    told here comes from a document that ZooKeeper had, and before a chain goes each member forgets the queue.
     """
-    found: dict[QueueId, str] = {}
+    found = {
+        queue_id: f"it has a copy of the chain of queue {queue}, ZooKeeper has none"
+        for queue_id, queue in kept.items()
+        if queue_id not in chains
+    }
     for holding in held:
         queue_id = holding.record.queue_id
         if queue_id in chains and queue_id not in found:
-            document, version = chains[queue_id]
+            document, version = chains[queue_id].document, chains[queue_id].version
             what = "" if document.is_deleted else _unexplained(name, disk_id, document, version, holding)
             if what:
                 found[queue_id] = what

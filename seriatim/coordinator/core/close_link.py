@@ -72,6 +72,8 @@ def _read(state: CloseLink, event: ChainRead, now_ms: int) -> tuple[CloseLink, E
     link = event.document.link(state.epoch)
     if link is None or link.state is LinkState.SEALED:
         return state, (Answer(LinkClosed(event.document, event.version)),)
+    if standstill := event.registry.standstill(event.document.queue_id):
+        return state, (Answer(Wait(standstill)),)
     outcome, effects = closing.begin(event.document, event.version, state.epoch, now_ms, state.before)
     return _followed(state, outcome, effects)
 

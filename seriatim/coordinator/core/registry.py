@@ -93,7 +93,7 @@ class Registry:
 
         Where ZooKeeper was set back everybody comes to it anew, and the first are not to go on without those who know.
         """
-        return self._set_back(queue_id) or self._awaited()
+        return self.set_back(queue_id) or self._awaited()
 
     def _awaited(self) -> dict[str, str]:
         if not self.is_new:
@@ -106,7 +106,7 @@ class Registry:
         ]
         return {"coordinator": f"it has just come to ZooKeeper, and waits for {', '.join(awaited)}"} if awaited else {}
 
-    def _set_back(self, queue_id: QueueId) -> dict[str, str]:
+    def set_back(self, queue_id: QueueId) -> dict[str, str]:
         return {
             f"{group.name}-{place}": state.problem
             for group in self.groups.values()

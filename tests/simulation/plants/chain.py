@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from dataclasses import replace
@@ -17,6 +18,7 @@ from seriatim.coordinator.core import (
     chain_point,
     closing,
     readmission,
+    recovery,
     removal,
     retention,
 )
@@ -28,7 +30,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate, ChainDocument, Link, LinkState, QueueSettings
 from seriatim.protocol.chain_json import encode
 from seriatim.protocol.names import ChainVersion, Epoch, Index, Offset, QueueId
-from tests.simulation.plants.plant import Maker, Plant, changed, together
+from tests.simulation.plants.plant import Maker, Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 
 # ---- who comes back
@@ -217,6 +219,17 @@ async def _awaited_for_ever(right: Any, store: Store, queue_id: QueueId) -> None
         await store.session.exists(store.paths.chain(queue_id), store._watch(str(queue_id)))
 
 
+# ---- a chain that ZooKeeper lost
+
+
+async def _raised_side_by_side(self: Store, queue_id: QueueId, version: ChainVersion) -> None:
+    path, now = self.paths.chain(queue_id), -1
+    while now < version:
+        data, now = await self.session.get(path)
+        raised = (self.session.set(path, data, one) for one in range(now, version))
+        await asyncio.gather(*raised, return_exceptions=True)
+
+
 PLANTS: tuple[Plant, ...] = (
     Plant(
         "H14",
@@ -402,5 +415,21 @@ PLANTS: tuple[Plant, ...] = (
         within=20,
         shape=Shape(kinds=("queue made again",), faults=(1, 1)),
         finds="12: somebody watches",
+    ),
+    Plant(
+        "versions raised side by side",
+        "a recovered chain is written again with every version up to the wanted one, each if the one before is there",
+        instead(Store, "raise_version", _raised_side_by_side),
+        within=20,
+        shape=Shape(kinds=("queue recovered",), faults=(1, 1)),
+        finds="[47]:",
+    ),
+    Plant(
+        "recovered once more",
+        "a recovery that was cut off begins anew",
+        changed(recovery, "goes_on_from", lambda *_: False),
+        within=100,
+        shape=Shape(kinds=("queue recovered",), faults=(2, 3)),
+        finds="7:",
     ),
 )

@@ -1,0 +1,78 @@
+"""A queue's chain made again from a copy that a member keeps, after ZooKeeper lost it.
+
+A copy is what ZooKeeper had at some moment, so whatever follows from it is what would have followed then, as long as nothing
+came after it that somebody acts by. What may have come after it unseen are elections and subscriptions: their numbers go on
+far beyond. Members whose disks know more than the copy say so, and nothing is done by it, as by the chain before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.errors import ChainSetBack
+from seriatim.protocol.names import ChainVersion, SubscriptionId, Token
+
+BEYOND = 1000
+"""So many versions, tokens and subscriptions at most are taken to have come after a copy; it is seconds old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A queue's chain, and whose it is."""
+
+    document: ChainDocument
+    version: ChainVersion
+    holder: str
+
+
+def newest(copies: Iterable[Copy], queue: str) -> Copy:
+    """The copy to go on with. Raises ChainSetBack where there is none, or where there are two histories."""
+    rising = sorted(copies, key=lambda one: (one.document.queue_id, one.document.next_epoch, one.version))
+    if not rising:
+        raise ChainSetBack(f"no member that is registered keeps a copy of the chain of queue {queue}", queue=queue)
+    last = rising[-1]
+    for one in rising:
+        if one.document.queue_id == last.document.queue_id:
+            check_same(one, last)
+    return last
+
+
+def check_same(one: Copy, other: Copy) -> None:
+    """Raises ChainSetBack where they give an epoch to different links: in between somebody has sent by a chain that was set back."""
+    for link in one.document.links:
+        there = other.document.link(link.epoch)
+        if there is not None and (there.master, there.slave) != (link.master, link.slave):
+            raise ChainSetBack(
+                f"link {link.epoch} is on {link.group} in the chain of {one.holder}, and another one on {there.group} "
+                f"in that of {other.holder}: both have been sent to",
+                queue=one.document.name,
+                epoch=link.epoch,
+            )
+
+
+def recovered(copy: Copy) -> ChainDocument:
+    """The chain to go on with: whoever is elected next gets a token that nobody had, whoever subscribes an id."""
+    document = copy.document
+    return replace(
+        document,
+        sender_token=Token(document.sender_token + BEYOND),
+        sender_node="",
+        next_subscription_id=SubscriptionId(document.next_subscription_id + BEYOND),
+        subscriptions=tuple(
+            replace(one, reader_token=Token(one.reader_token + BEYOND), reader_node="")
+            for one in document.subscriptions
+        ),
+    )
+
+
+def goes_on_from(now: Copy, copy: Copy) -> bool:
+    """Whether the chain that is there now was recovered from this copy, or one as new, by a call that was cut off."""
+    is_beyond = now.document.sender_token >= copy.document.sender_token + BEYOND
+    return is_beyond and now.document.next_epoch >= copy.document.next_epoch
+
+
+def version(copies: Iterable[Copy]) -> ChainVersion:
+    """The version that the recovered chain needs: no member was told a higher one."""
+    return ChainVersion(max(one.version for one in copies) + BEYOND)

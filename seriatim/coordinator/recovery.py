@@ -1,0 +1,85 @@
+"""An operator has a queue's chain made again that ZooKeeper lost (protocol.md 7)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from seriatim.coordinator.core import recovery
+from seriatim.coordinator.core.recovery import Copy
+from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store, checked_name
+from seriatim.protocol import log
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting
+from seriatim.protocol.names import MemberName, QueueId
+
+_log = log.logger("coordinator.recovery")
+
+
+class Recovery:
+    """See the module. A call that was cut off may be made again, at any coordinator."""
+
+    def __init__(self, store: Store, members: Members) -> None:
+        self._store = store
+        self._members = members
+
+    async def recover_queue(self, request: pb.RecoverQueueRequest) -> pb.RecoverQueueReply:
+        """Show from which copy of its chain a queue would go on; do it where the queue's name was said again (protocol.md 7)."""
+        name = checked_name(request.queue, "queue")
+        registry = await self._store.look_up_registry()
+        copies, last_queue_id = await self._kept_chains(name, registry)
+        copy = recovery.newest(copies, name)
+        document = copy.document
+        now = await self._present_chain(name)
+        if now is not None and now.document.queue_id != document.queue_id:
+            raise QueueExists(f"there is another queue {name} now, with id {now.document.queue_id}", queue=name)
+        if now is not None and not registry.set_back(document.queue_id):
+            return pb.RecoverQueueReply(
+                what=f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
+            )
+        if now is not None:
+            recovery.check_same(now, copy)
+        what = _what_is_recovered(now, copy, registry)
+        if not request.confirmed_queue:
+            return pb.RecoverQueueReply(what=what)
+        if request.confirmed_queue != name:
+            raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was recovered")
+        await self._store.skip_queue_ids(last_queue_id)
+        version = recovery.version([*copies, copy if now is None else now])
+        if now is None or not recovery.goes_on_from(now, copy):
+            expected = None if now is None else now.version
+            if not await self._store.recover_queue(recovery.recovered(copy), expected):
+                raise Waiting("the chain changed meanwhile: look again", reasons={"chain": "it changed"})
+        await self._store.raise_version(document.queue_id, version)
+        _log.warning("queue recovered", queue=name, what=what, version=version, cause_id=request.cause_id)
+        return pb.RecoverQueueReply(what=what, is_done=True)
+
+    async def _kept_chains(self, queue: str, registry: Registry) -> tuple[list[Copy], QueueId]:
+        """All copies of its chain that registered members keep; the last queue that one of them has a copy of."""
+        members = [MemberName(group.name, place) for group in registry.groups.values() for place in group.members]
+        copies, last = [], QueueId(0)
+        for found, last_there in await asyncio.gather(*(self._members.kept_chains(queue, one) for one in members)):
+            copies += found
+            last = max(last, last_there)
+        return copies, last
+
+    async def _present_chain(self, queue: str) -> Copy | None:
+        """What ZooKeeper has; None where it knows no such queue."""
+        await self._store.catch_up()
+        try:
+            document, version = await self._store.read_chain(await self._store.queue_id(queue))
+        except UnknownQueue:
+            return None
+        return Copy(document, version, "ZooKeeper")
+
+
+def _what_is_recovered(now: Copy | None, copy: Copy, registry: Registry) -> str:
+    def shown(one: Copy) -> str:
+        links = f"links to {one.document.next_epoch - 1}" if one.document.next_epoch > 1 else "no link"
+        return f"version {one.version} ({links}, {len(one.document.subscriptions)} subscriptions)"
+
+    before = "no chain" if now is None else shown(now)
+    missing = [name for group in registry.groups.values() for name in group.missing]
+    unasked = f"; not asked, because not registered: {', '.join(missing)}" if missing else ""
+    return f"queue {copy.document.name} goes on from the copy of {copy.holder}, {shown(copy)}; ZooKeeper has {before}{unasked}"
