@@ -51,6 +51,7 @@ class Broker:
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
     chains, since the process was started. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
+    `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -67,6 +68,7 @@ class Broker:
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.has_compared = False
         self.set_back: dict[QueueId, str] = {}
+        self.unknown_chains: dict[QueueId, str] = {}
         self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
@@ -351,24 +353,27 @@ class Broker:
                 "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
             )
             return runner
-        role, peer = self._side(request)
-        if what := setback.opened_before(runner.record, self.incarnation.start, role, peer):
+        side = self._side(request)
+        if side is not None and (what := setback.opened_before(runner.record, self.incarnation.start, *side)):
             raise self.found_set_back(key[0], what)
         refused = runner.apply(Opened(version, token, request.max_record_bytes))
         if refused is not None:
             raise refused
         return runner
 
-    def _side(self, request: pb.OpenLinkRequest) -> tuple[Role, Incarnation]:
-        """What this member is to be in the link, and its peer there. Raises WrongIncarnation."""
+    def _side(self, request: pb.OpenLinkRequest) -> tuple[Role, Incarnation] | None:
+        """What this member is to be in the link, and its peer there; None where the link wasn't made for this process."""
         is_master = self.side_of(request.master)
         mine, other = (request.master, request.slave) if is_master else (request.slave, request.master)
         if not self.side_of(mine) or _incarnation(mine) != self.incarnation:
-            raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
+            return None
         return Role.MASTER if is_master else Role.SLAVE, _incarnation(other)
 
     def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
-        role, peer = self._side(request)
+        side = self._side(request)
+        if side is None:
+            raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
+        role, peer = side
         try:
             durability = Durability(request.durability)
         except ValueError as error:

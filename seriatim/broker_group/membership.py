@@ -193,9 +193,12 @@ class Membership:
         is_in_sync, problem = self._sync_state()
         if not broker.room.has_room:
             problem = problem or "no room on the disk for more records"
+        if broker.unknown_chains:
+            names = ", ".join(sorted(broker.unknown_chains.values()))
+            problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
         registration = Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
-            self._outside, broker.has_compared, tuple(sorted(broker.set_back)),
+            self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
         )  # fmt: skip
         await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
 

@@ -123,13 +123,15 @@ class Resyncer:
     def _compare(self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, str]) -> None:
         """What this disk knows that its queues' chains don't is said at once. `held` and `kept` are older than `chains`."""
         broker = self._broker
-        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
+        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held)
         for queue_id in [one for one in broker.set_back if one not in found]:
             del broker.set_back[queue_id]
         for queue_id, what in found.items():
             broker.found_set_back(queue_id, what)
-        if not broker.has_compared:
-            broker.has_compared = True
+        # One that was kept and isn't now was deleted meanwhile.
+        unknown = {one: name for one, name in kept.items() if one not in chains and one in broker.kept_chains}
+        if not broker.has_compared or unknown != broker.unknown_chains:
+            broker.has_compared, broker.unknown_chains = True, unknown
             self.changed()
 
     async def _chains(self) -> dict[QueueId, SeenChain]:

@@ -32,7 +32,7 @@ from seriatim.protocol.chain import (
 )
 from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
-from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId
+from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, Token
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
 from tests.faults.defects import logged_defects
@@ -259,15 +259,17 @@ class Members:
             0,
             dropped,
             links=(link,),
-            next_epoch=Epoch(epoch + 1),
+            sender_token=Token(100),
+            next_epoch=Epoch(max(self.chain_members) + 1),
             subscriptions=readers,
             stale_cursors=stale,
         )
-        path = self.paths.chain(QUEUE)
-        if await self.session.exists(path):
-            await self.session.set(path, chain_json.encode(document))
-        else:
-            await self.session.create(path, chain_json.encode(document), parents=True)
+        path, data = self.paths.chain(QUEUE), chain_json.encode(document)
+        if not await self.session.exists(path):
+            await self.session.create(path, data, parents=True)
+        # As new as anything that the members were told: else they take ZooKeeper for one that was set back.
+        while await self.session.set(path, data) < max(self.version, 10):
+            pass
 
     def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
         return Appending(member.stub.Append(), self.name(epoch, member.incarnation), token, next_index)

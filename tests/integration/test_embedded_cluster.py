@@ -161,7 +161,9 @@ def test_nothing_is_lost_with_a_zookeeper_that_was_set_back_or_lost_everything(t
     with up(tmp_path) as (_, ready):
         assert seriatim(ready, "queue", "list") == ""
         wait_until(
-            lambda: "it has a copy of the chain of queue orders, ZooKeeper has none" in seriatim(ready, "group", "list")
+            lambda: (
+                "it keeps a chain of which ZooKeeper knows nothing: queue orders" in seriatim(ready, "group", "list")
+            )
         )
         seriatim(ready, "queue", "create", "another")
         recovered = json.loads(seriatim(ready, "queue", "recover", "orders", "--confirm", "orders", "--json"))

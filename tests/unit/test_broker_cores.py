@@ -309,7 +309,7 @@ def known_more(holding: Holding, *links: Link, version: int = 9, **changes) -> s
     """What a disk `a` knows more than a chain with these links, as g1-a says it; empty: nothing."""
     chain = document(*links, **{"next_epoch": Epoch(3), "sender_token": Token(4)} | changes)
     seen = {QUEUE: SeenChain(chain, ChainVersion(version))}
-    return setback.queues(MemberName("g1", "a"), "a", seen, [holding], {}).get(QUEUE, "")
+    return setback.queues(MemberName("g1", "a"), "a", seen, [holding]).get(QUEUE, "")
 
 
 def answered(link: Link) -> Link:
@@ -338,9 +338,7 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
     assert known_more(opened(7, 9, 9), is_deleted=True) == ""
-    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)], {}) == {}  # not read
-    said = setback.queues(MemberName("g1", "a"), "a", {}, [], {QUEUE: "orders"})
-    assert said == {QUEUE: "it has a copy of the chain of queue orders, ZooKeeper has none"}
+    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)]) == {}  # not read
 
 
 @pytest.mark.parametrize(

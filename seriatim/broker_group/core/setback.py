@@ -26,22 +26,14 @@ class SeenChain:
 
 
 def queues(
-    name: MemberName,
-    disk_id: str,
-    chains: Mapping[QueueId, SeenChain],
-    held: Iterable[Holding],
-    kept: Mapping[QueueId, str],
+    name: MemberName, disk_id: str, chains: Mapping[QueueId, SeenChain], held: Iterable[Holding]
 ) -> dict[QueueId, str]:
-    """The queues of which this disk knows more than their chains, and what. `kept`: the names of those of which it has a copy of the chain.
+    """The queues of which this disk knows more than their chains, and what.
 
-    `held` and `kept` have to be older than `chains`, and these, all that there are, not older than ZooKeeper was then: what was
-    told here comes from a document that ZooKeeper had, and before a chain goes each member forgets the queue.
+    `held` has to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes from a
+    document that ZooKeeper had.
     """
-    found = {
-        queue_id: f"it has a copy of the chain of queue {queue}, ZooKeeper has none"
-        for queue_id, queue in kept.items()
-        if queue_id not in chains
-    }
+    found: dict[QueueId, str] = {}
     for holding in held:
         queue_id = holding.record.queue_id
         if queue_id in chains and queue_id not in found:
