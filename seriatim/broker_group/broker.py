@@ -232,7 +232,7 @@ class Broker:
 
     def found_set_back(self, queue_id: QueueId, what: str) -> ChainSetBack:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""
-        if queue_id not in self.set_back:
+        if self.set_back.get(queue_id) != what:
             self.set_back[queue_id] = what
             self.found_lacking(set_back_problem(queue_id, what))
             _log.error("ZooKeeper was set back", queue_id=queue_id, what=what)

@@ -52,7 +52,7 @@ from seriatim.coordinator.core.events import (
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors
 from seriatim.protocol.errors import (
@@ -778,6 +778,15 @@ def test_nothing_is_sent_read_or_closed_by_a_chain_that_is_older_than_a_disk(wor
     if not token:
         trace.tell(ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
     assert trace.orders == ["wait g3-b: it has link 2"]
+
+
+@pytest.mark.parametrize("begun", [sending, reading])
+def test_who_has_just_come_to_zookeeper_leaves_it_to_another_coordinator(world, begun):
+    absent = {**world.registry().groups, "g3": GroupState("g3")}
+    trace = begun(token=0).tell(ChainRead(world.document, world.version, Registry(absent, is_new=True)))
+    assert trace.orders == ["refused unreachable"]
+    trace = begun(token=0).tell(ChainRead(world.document, world.version, Registry(absent)))
+    assert trace.orders == ["election"]
 
 
 def test_a_member_whose_disk_knows_more_costs_no_group(world):

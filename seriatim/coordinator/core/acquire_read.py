@@ -45,7 +45,7 @@ from seriatim.coordinator.core.events import (
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription
 from seriatim.protocol.errors import (
     Fenced,
@@ -190,6 +190,8 @@ def _with_token(state: AcquireRead) -> Step:
     document = state.document
     if document.is_deleted:
         return state, (Answer(Refused(chain.deleted_error(document))),)
+    if awaited := state.registry.awaited:
+        return state, (Answer(Refused(not_ready(awaited))),)
     try:
         found = state.subscription
     except UnknownSubscription as unknown:
@@ -236,8 +238,8 @@ def _written(state: AcquireRead, version: ChainVersion) -> Step:
 
 
 def _look(state: AcquireRead) -> Step:
-    if standstill := state.registry.standstill(state.document.queue_id):
-        return state, (_wait(state, standstill),)
+    if set_back := state.registry.set_back(state.document.queue_id):
+        return state, (_wait(state, set_back),)
     link = state.head
     if link is None:
         return _granted(state, Index(0))

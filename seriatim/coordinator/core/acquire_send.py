@@ -44,7 +44,7 @@ from seriatim.coordinator.core.events import (
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.coordinator.core.seal import Position
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.errors import ChainSetBack, Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
@@ -204,6 +204,8 @@ def _with_token(state: AcquireSend, now_ms: int) -> Step:
     document = state.document
     if document.is_deleted:
         return state, (Answer(Refused(chain.deleted_error(document))),)
+    if awaited := state.registry.awaited:
+        return state, (Answer(Refused(not_ready(awaited))),)
     token = state.request.token
     if token == 0:
         return replace(state, phase=Phase.ELECTING), (LookUpElection(),)
@@ -252,8 +254,8 @@ def _written(state: AcquireSend, version: ChainVersion, now_ms: int) -> Step:
 
 def _routed(state: AcquireSend, now_ms: int) -> Step:
     """What the last link's state and the caller's report ask for."""
-    if standstill := state.registry.standstill(state.document.queue_id):
-        return state, (_wait(state, standstill),)
+    if set_back := state.registry.set_back(state.document.queue_id):
+        return state, (_wait(state, set_back),)
     last = state.document.last_link
     if last is None or last.state in (LinkState.SEALED, LinkState.LOST):
         return _listed(state, state.document, state.version, "", now_ms)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from seriatim.protocol.chain import ChainMember, Link
-from seriatim.protocol.errors import UnknownGroup
+from seriatim.protocol.errors import UnknownGroup, Unreachable
 from seriatim.protocol.names import Incarnation, MemberName, QueueId
 
 MEMBERS = ("a", "b")
@@ -52,6 +52,11 @@ class GroupState:
         return own is not None and other is not None and own.peer == other.incarnation
 
 
+def not_ready(awaited: tuple[str, ...]) -> Unreachable:
+    """The error of a coordinator that waits for these members: another one may do what was asked of it."""
+    return Unreachable(f"this coordinator has just come to ZooKeeper, and waits for {', '.join(awaited)}")
+
+
 def unknown_group(name: str) -> UnknownGroup:
     """The error for a name that no group has."""
     return UnknownGroup(f"there is no group {name}", group=name)
@@ -88,31 +93,34 @@ class Registry:
                 return f"{side.name} was started again ({state.incarnation}, the link was made with {side.incarnation})"
         return ""
 
-    def standstill(self, queue_id: QueueId) -> dict[str, str]:
-        """Why nothing is done by a queue's chain: members whose disks know more than it, or that may yet say so; empty otherwise.
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Members that who looks may not see yet, or that may yet say that a chain is older than their disks.
 
         Where ZooKeeper was set back everybody comes to it anew, and the first are not to go on without those who know.
         """
-        return self.set_back(queue_id) or self._awaited()
-
-    def _awaited(self) -> dict[str, str]:
         if not self.is_new:
-            return {}
-        awaited = [
+            return ()
+        return tuple(
             f"{group.name}-{place}"
             for group in self.groups.values()
             for place in MEMBERS
             if place not in group.members or not group.members[place].has_compared
-        ]
-        return {"coordinator": f"it has just come to ZooKeeper, and waits for {', '.join(awaited)}"} if awaited else {}
+        )
 
     def set_back(self, queue_id: QueueId) -> dict[str, str]:
+        """The members whose disks know more of a queue than its chain, and what they say."""
         return {
             f"{group.name}-{place}": state.problem
             for group in self.groups.values()
             for place, state in group.members.items()
             if queue_id in state.set_back
         }
+
+    def standstill(self, queue_id: QueueId) -> dict[str, str]:
+        """Why nothing is done by a queue's chain; empty where there is no reason."""
+        awaited = self.awaited
+        return self.set_back(queue_id) or ({"coordinator": not_ready(awaited).message} if awaited else {})
 
     def send_obstacle(self, name: str) -> str:
         """Why a group of a send list can't take records now, or empty (protocol.md 4, step 4)."""
