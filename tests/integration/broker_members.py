@@ -268,8 +268,9 @@ class Members:
         if not await self.session.exists(path):
             await self.session.create(path, data, parents=True)
         # As new as anything that the members were told: else they take ZooKeeper for one that was set back.
-        while await self.session.set(path, data) < max(self.version, 10):
+        while (written := await self.session.set(path, data)) < max(self.version, 10):
             pass
+        self.version = written
 
     def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
         return Appending(member.stub.Append(), self.name(epoch, member.incarnation), token, next_index)

@@ -158,12 +158,14 @@ class Ensemble:
         return [session for server in self.servers for session in list(server.sessions) if session.process is process]
 
     def watched_in_vain(self) -> list[str]:
-        """Paths of nodes that aren't there, and that somebody watches."""
+        """Paths of nodes that aren't there, and that somebody watches; not where a server has yet to hear that one went."""
         return [
             path
             for server in self.servers
             for (_, path), watches in server.watches.items()
-            if path not in self.leader.nodes and any(_is_on(server, session, number) for session, number, _ in watches)
+            if path not in self.leader.nodes
+            and path not in server.tree.nodes
+            and any(_is_on(server, session, number) for session, number, _ in watches)
         ]
 
     # ---- changes

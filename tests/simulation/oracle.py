@@ -237,7 +237,7 @@ class Oracle:
 
     def put_back(self, nodes: Mapping[str, tuple[bytes, int]]) -> None:
         """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""
-        self.lost.update(self.documents)
+        self.lost = self.documents | self.lost  # those from before the first time
         self.documents.clear()
         for path, (data, _) in nodes.items():
             if path.endswith("/chain") and data:

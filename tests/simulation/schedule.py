@@ -269,7 +269,7 @@ class Schedule(Nemesis):
 
         def goes_on() -> bool:
             new = [one for one in sent.values() if (one.acknowledged_at_s or 0) > now_s]
-            return len(new) > 100 or any(one.at_s > now_s for one in new)
+            return len(new) > 50 or any(one.at_s > now_s for one in new)
 
         self.until(goes_on, "sending goes on", within_s)
 

@@ -432,6 +432,15 @@ def test_h14_sending_goes_on_past_unread_links_where_the_queue_allows_it(world):
     assert readmission.eligible(in_sync, world.registry()) == ("g1",)
 
 
+def test_an_empty_link_behind_one_that_is_still_to_be_read_keeps_no_group_out(world):
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    send_call(world, token=1, failed_epoch=2).finish()
+    assert [(link.group, link.end) for link in world.document.links] == [("g1", 1), ("g2", 0), ("g3", None)]
+    assert world.document.subscriptions[0].consume_list == (1, 3)
+    assert readmission.eligible(world.document, world.registry()) == ("g2",)
+
+
 def test_where_no_group_is_left_only_one_comes_back_whose_members_are_known_to_hold_its_links(world):
     world.append(Epoch(1), 2)
     send_call(world, token=1, failed_epoch=1).finish()

@@ -77,16 +77,17 @@ def with_sender(document: ChainDocument, node: str) -> ChainDocument:
     return replace(document, sender_token=Token(document.sender_token + 1), sender_node=node)
 
 
-def without_empty_heads(document: ChainDocument) -> ChainDocument:
-    """Links of which a subscription has nothing to read leave the head of its consume list.
+def without_empty(document: ChainDocument) -> ChainDocument:
+    """Links of which a subscription has nothing to read leave its consume list.
 
-    Sealed ones without records, and the one in which it starts, where that is at the end: nobody commits a cursor there,
-    so no member would report it as drained.
+    Sealed ones without records, wherever they stand: else their group would count as one with backlog for as long as what comes
+    before them isn't read. And, at the head, the one in which it starts, where that is at the end: nobody commits a
+    cursor there, so no member would report it as drained.
     """
     ends = {link.epoch: link.end for link in document.links if link.end is not None}
     subscriptions = []
     for one in document.subscriptions:
-        consume_list = one.consume_list
+        consume_list = tuple(epoch for epoch in one.consume_list if ends.get(epoch) != 0)
         while consume_list and consume_list[0] in ends:
             start = one.position_index if one.position_epoch == consume_list[0] else 0
             if start < ends[consume_list[0]]:
@@ -240,7 +241,7 @@ def sealed(document: ChainDocument, epoch: Epoch, certificate: Certificate) -> C
     changed = _with_link(document, replace(link, state=LinkState.SEALED, certificate=certificate))
     if link.state is LinkState.CLOSING:
         changed = without_group(changed, link.group)
-    return without_empty_heads(filled(changed))
+    return without_empty(filled(changed))
 
 
 def lost(document: ChainDocument, epoch: Epoch) -> ChainDocument:
@@ -259,7 +260,7 @@ def abandoned(document: ChainDocument, epoch: Epoch, certificate: Certificate, w
     )
     noted = Abandoned(epoch, what, now_ms, _given_up_from(link, certificate))
     links = (_without_given_up(one, noted.from_seqs, link) if one.epoch > epoch else one for one in changed.links)
-    return without_empty_heads(
+    return without_empty(
         filled(replace(changed, links=tuple(map(unsettled, links)), abandoned=(*changed.abandoned, noted)))
     )
 

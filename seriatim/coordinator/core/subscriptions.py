@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seriatim.coordinator.core.chain import without_empty_heads
+from seriatim.coordinator.core.chain import without_empty
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription, Whose
 from seriatim.protocol.errors import (
@@ -119,7 +119,7 @@ def created(document: ChainDocument, name: str, position: QueuePosition, now_ms:
         position_index=position.index,
         created_at_ms=now_ms,
     )
-    return without_empty_heads(
+    return without_empty(
         replace(
             document,
             next_subscription_id=SubscriptionId(document.next_subscription_id + 1),
@@ -139,7 +139,7 @@ def sought(document: ChainDocument, name: str, position: QueuePosition) -> Chain
         position_epoch=position.epoch,
         position_index=position.index,
     )
-    return without_empty_heads(_with(document, changed))
+    return without_empty(_with(document, changed))
 
 
 def deleted(document: ChainDocument, name: str) -> ChainDocument:
@@ -176,7 +176,7 @@ def drained(
             reasons={f"link {epoch}": reason},
         )
     changed = replace(subscription, consume_list=subscription.consume_list[1:])
-    return _without_moot_notes(without_empty_heads(_with(document, changed)))
+    return _without_moot_notes(without_empty(_with(document, changed)))
 
 
 def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, whose: Whose | None) -> ChainDocument:

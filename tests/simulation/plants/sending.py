@@ -122,7 +122,7 @@ PLANTS = (
         changed(seal, "decide", _largest_that_came),
         within=100,
         shape=Shape(kinds=("blank disk", "kill both members"), faults=(3, 5)),
-        finds="4:",
+        finds="[34]:",
     ),
     Plant(
         "H2",
