@@ -13,7 +13,6 @@ from seriatim.broker_group.core.replica_events import (
     BatchArrived,
 )
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.streams import read
 from seriatim.protocol import batch, errors
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
@@ -30,6 +29,7 @@ from seriatim.protocol.errors import (
     WrongIndex,
 )
 from seriatim.protocol.names import Index, Token
+from seriatim.protocol.streams import read
 
 SETTLE_S = 1.0
 """How long the acknowledgements of what came before a refused batch are waited for, and then for the sender to leave."""

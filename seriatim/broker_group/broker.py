@@ -314,7 +314,7 @@ class Broker:
         async with self.lock(key):
             runner = self._opened(key, request)
         if runner.record.role is Role.MASTER:
-            await self._connect_slave(runner, self.peer.stub(request.slave.address))
+            await self._connect_slave(runner, self.peer.stub(request.slave.address), request.slave.direct)
         await runner.kept()
         position = runner.state.tail
         await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
@@ -399,15 +399,15 @@ class Broker:
         if runner.slave is not None or _is_over(runner) or present is None:
             return
         if self.peer.connected == runner.record.peer == present[0]:
-            await self._connect_slave(runner, present[1])
+            await self._connect_slave(runner, present[1], self.peer.direct)
 
-    async def _connect_slave(self, runner: LinkRunner, stub: Any) -> None:
+    async def _connect_slave(self, runner: LinkRunner, stub: Any, direct: str) -> None:
         """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""
         if runner.slave is None:
             peer = runner.record.peer
             if peer is None:
                 raise PeerLost("this link has no other member", epoch=runner.record.epoch)
-            stream = SlaveStream(runner, self.store, stub, self.cluster, self.incarnation, peer)
+            stream = SlaveStream(runner, self.store, stub, direct, self.cluster, self.incarnation, peer)
             runner.slave = stream
             stream.start()
         stream_now: Any = runner.slave

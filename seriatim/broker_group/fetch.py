@@ -11,7 +11,6 @@ from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.streams import read
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage, together
@@ -22,6 +21,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
 )
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+from seriatim.protocol.streams import read
 
 READ_BYTES = 1024 * 1024
 BEAT_S = 0.1

@@ -44,7 +44,10 @@ Sync = Callable[[], tuple[bool, str]]
 
 
 class Membership:
-    """See the module. `sync_state` tells whether the member is in sync and what it lacks; `seal` answers a Seal."""
+    """See the module. `sync_state` tells whether the member is in sync and what it lacks; `seal` answers a Seal.
+
+    `direct`: where batches come without gRPC, if anywhere; set before the session is run.
+    """
 
     def __init__(
         self, broker: Broker, session: ZooKeeperSession, address: str, sync_state: Sync, outside: str = ""
@@ -54,6 +57,7 @@ class Membership:
         self._paths = Paths(broker.cluster)
         self._address = address
         self._outside = outside
+        self.direct = ""
         self._sync_state = sync_state
         self._state_changed = asyncio.Event()
         self._is_dirty = asyncio.Event()
@@ -199,6 +203,7 @@ class Membership:
         registration = Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
+            self.direct,
         )  # fmt: skip
         await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
 
@@ -214,7 +219,7 @@ class Membership:
                 try:
                     data, _ = await self._session.get(path, self._peer_changed.set)
                     registration = Registration.decode(data)
-                    self._broker.peer.register((registration.incarnation, registration.address))
+                    self._broker.peer.register((registration.incarnation, registration.address), registration.direct)
                 except NoNode:
                     self._broker.peer.register(None)
                     if await self._session.exists(path, self._peer_changed.set):

@@ -11,14 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc.aio
-
-from seriatim.broker_group.streams import read, write
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
-from seriatim.protocol.errors import PeerLost
+from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Incarnation
+from seriatim.protocol.streams import read, write
 
 _log = log.logger("broker.peer")
 
@@ -37,6 +35,7 @@ class Peer:
         self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.registered: tuple[Incarnation, str] | None = None
+        self.direct = ""
         self.connected: Incarnation | None = None
         self.changed: Callable[[], None] = lambda: None
 
@@ -52,8 +51,9 @@ class Peer:
         incarnation, address = self.registered
         return incarnation, self.stub(address)
 
-    def register(self, registered: tuple[Incarnation, str] | None) -> None:
-        """What ZooKeeper says of the peer: incarnation and address; None: not registered."""
+    def register(self, registered: tuple[Incarnation, str] | None, direct: str = "") -> None:
+        """What ZooKeeper says of the peer: incarnation and address, None: not registered; where it takes batches without gRPC."""
+        self.direct = direct
         if registered == self.registered:
             return
         self.registered = registered
@@ -74,7 +74,7 @@ class Peer:
         while True:
             try:
                 await self._converse(incarnation, self.stub(address))
-            except (grpc.aio.AioRpcError, PeerLost, TimeoutError) as error:
+            except (SeriatimError, TimeoutError) as error:
                 _log.debug("peer doesn't answer", peer=incarnation, reason=error)
             self._disconnected()
             await asyncio.sleep(RETRY_S)

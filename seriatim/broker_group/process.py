@@ -20,7 +20,7 @@ from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import SEGMENT_BYTES, open_store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import add_broker
+from seriatim.protocol.batch_streams import add_broker, direct_server
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
@@ -39,7 +39,8 @@ class BrokerSettings:
     `advertise_outside`: the one that reaches it from outside of the cluster's network, for clients that ask there.
     `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
     `segment_bytes`: batches from this size on lie in segment files, smaller ones in RocksDB. `scrub_interval_s`: how often all
-    that is stored is read, to find damage; 0: never.
+    that is stored is read, to find damage; 0: never. `direct_port`: where batches come without gRPC around them, on the same
+    host; 0: any free one, -1: nowhere.
     """
 
     zookeeper: str
@@ -54,6 +55,7 @@ class BrokerSettings:
     reserve_mb: int = 256
     segment_bytes: int = SEGMENT_BYTES
     scrub_interval_s: int = 24 * 60 * 60
+    direct_port: int = 0
 
 
 async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
@@ -66,6 +68,8 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
         raise InvalidArgument(f"a member of a group is a or b, not {settings.member!r}")
     if settings.scrub_interval_s < 0:
         raise InvalidArgument(f"a scrub interval is 0 (never) or more seconds, not {settings.scrub_interval_s}")
+    if not -1 <= settings.direct_port <= 65_535:
+        raise InvalidArgument(f"a direct port is 0 (any), -1 (none), or 1 to 65535, not {settings.direct_port}")
     name = MemberName(settings.group, settings.member)
     store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
     try:
@@ -103,6 +107,7 @@ async def _serve(
     service = BrokerService(broker, keeper, membership)
     membership.seal = service.seal
     add_broker(service, server)
+    direct = direct_server(service.append, service.replicate)
 
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease it takes no records."""
@@ -113,6 +118,9 @@ async def _serve(
     await broker.seal_open_links()
     await server.start()
     try:
+        if settings.direct_port >= 0:
+            direct_port = await direct.listen(host, settings.direct_port)
+            membership.direct = f"{address.rsplit(':', 1)[0]}:{direct_port}"
         async with _tasks(
             membership.run_session(),
             membership.watch_peer(),
@@ -125,6 +133,7 @@ async def _serve(
             await stop.wait()
             announcing.cancel()
     finally:
+        await direct.stop()
         await server.stop(STOP_S)
         await broker.peer.close()
         await coordinators.close()

@@ -17,13 +17,13 @@ from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
-from seriatim.broker_group.streams import read, write
-from seriatim.protocol import log, rpc
+from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
+from seriatim.protocol.streams import read, write
 
 _log = log.logger("broker.replication")
 
@@ -34,14 +34,25 @@ PATIENCE_S = 2.0
 
 
 class SlaveStream:
-    """The master's end, as long as the stream lives: it ends by `end`, by `let_go`, or when the slave is lost."""
+    """The master's end, as long as the stream lives: it ends by `end`, by `let_go`, or when the slave is lost.
+
+    `stub`, `direct`: see `batch_streams.replicate`.
+    """
 
     def __init__(
-        self, runner: LinkRunner, store: Store, stub: Any, cluster: str, me: Incarnation, slave: Incarnation
+        self,
+        runner: LinkRunner,
+        store: Store,
+        stub: Any,
+        direct: str,
+        cluster: str,
+        me: Incarnation,
+        slave: Incarnation,
     ) -> None:
         self._runner = runner
         self._store = store
         self._stub = stub
+        self._direct = direct
         self._name = link_name(runner, cluster, slave)
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
         self._outgoing: deque[EncodedBatch] = deque()
@@ -95,7 +106,7 @@ class SlaveStream:
         loop = asyncio.get_running_loop()
         patience_s = loop.time() + PATIENCE_S
         while True:
-            call: Any = self._stub.Replicate()
+            call = await batch_streams.replicate(self._direct, lambda: self._stub)
             try:
                 await write(call, pb.ReplicateRequest(open=self._open()))
                 first = await read(call)
@@ -105,9 +116,9 @@ class SlaveStream:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send(call))
                     tasks.create_task(self._receive(call))
-            except grpc.aio.AioRpcError as error:
+            except UnknownLink:
                 # The slave gets its OpenLink at the same moment; until then it doesn't know the link.
-                if not isinstance(rpc.translated(error), UnknownLink) or loop.time() > patience_s:
+                if loop.time() > patience_s:
                     raise
                 await asyncio.sleep(RETRY_S)
             except ExceptionGroup as group:

@@ -17,7 +17,6 @@ from seriatim.broker_group.fetch import FetchStream
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
-from seriatim.broker_group.streams import read
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
@@ -35,6 +34,7 @@ from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
+from seriatim.protocol.streams import read
 
 _log = log.logger("broker.service")
 
@@ -64,10 +64,18 @@ class BrokerService(BrokerServicer):
 
     @answers_errors
     async def Append(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await self.append(context)
+
+    async def append(self, context: Any) -> None:
+        """Serve an Append, by gRPC or direct."""
         await AppendStream(self._broker, context).run()
 
     @answers_errors
     async def Replicate(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await self.replicate(context)
+
+    async def replicate(self, context: Any) -> None:
+        """Serve a Replicate, by gRPC or direct."""
         message = await read(context)
         if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
             raise MalformedFrame("a Replicate stream starts with what it is for")

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     type=int,
     help="Seconds between reads of all that is stored, to find damage; 0: never. [default: 86400]",
 )
+@click.option(
+    "--direct-port",
+    type=int,
+    help="Port for batches without gRPC around them, on the same host; 0: any free one, -1: none. [default: 0]",
+)
 @log_options
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""

@@ -41,6 +41,7 @@ def link_member(side: ChainMember, registry: Registry) -> pb.LinkMember:
         member=side.name.member,
         incarnation=incarnation(side.incarnation),
         address="" if state is None else state.address,
+        direct="" if state is None else state.direct,
     )
 
 

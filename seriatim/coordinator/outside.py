@@ -19,6 +19,8 @@ from seriatim.protocol.errors import SeriatimError
 
 _ADDRESSES = frozenset({"address", "coordinators", "elected_coordinator", "next_master", "zookeeper"})
 """Fields of the .proto file that hold addresses."""
+_INSIDE_ONLY = "direct"
+"""Holds an address that only reaches inside."""
 
 OutsideAddresses = Callable[[], Awaitable[Mapping[str, str]]]
 """From inside to outside, of all that have one."""
@@ -80,7 +82,9 @@ def outside(reply: Message, addresses: Mapping[str, str]) -> Message:
 
 def _replace(message: Message, addresses: Mapping[str, str]) -> None:
     for field, value in message.ListFields():
-        if field.name in _ADDRESSES:
+        if field.name == _INSIDE_ONLY:
+            message.ClearField(_INSIDE_ONLY)
+        elif field.name in _ADDRESSES:
             if field.is_repeated:
                 value[:] = [addresses.get(one, one) for one in value]
             else:

@@ -553,4 +553,5 @@ def _member_state(registration: Registration) -> MemberState:
         registration.outside,
         registration.has_compared,
         registration.set_back,
+        registration.direct,
     )

@@ -12,6 +12,7 @@ from seriatim.producer.core import events
 from seriatim.producer.transport import AppendStream
 from seriatim.protocol import rpc
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.errors import DeadlineOver, InvariantBroken, SeriatimError, Unreachable
 from seriatim.protocol.names import QueueId
 from seriatim.protocol.seriatim_pb2 import AppendOpen, LinkName, SendGrant
@@ -54,7 +55,11 @@ class Route:
                 self._handle(events.Refused(number, error))
 
         self._stream = AppendStream(
-            channel, opening, lambda next_index: self._handle(events.Acknowledged(number, next_index)), ended
+            route.master.direct,
+            lambda: BatchStub(channel),
+            opening,
+            lambda next_index: self._handle(events.Acknowledged(number, next_index)),
+            ended,
         )
         self._task = self._spawn(self._stream.run())
         if route.next_master:

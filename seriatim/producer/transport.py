@@ -5,33 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
-
-from seriatim.protocol import rpc
+from seriatim.protocol import batch_streams
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.batch_streams import BatchMessage, BatchStub
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest
+from seriatim.protocol.streams import read, send
 
 
 class AppendStream:
     """One stream of batches to a master; many are in flight.
 
-    `on_acknowledged(next_index)` and, once, `on_ended(error)` are called on the loop.
+    `direct` and `stub`: see `batch_streams.append`. `on_acknowledged(next_index)` and, once, `on_ended(error)` are called on
+    the loop.
     """
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        direct: str,
+        stub: Callable[[], Any],
         opening: AppendOpen,
         on_acknowledged: Callable[[Index], None],
         on_ended: Callable[[SeriatimError], None],
     ) -> None:
-        self._channel = channel
+        self._direct = direct
+        self._stub = stub
         self._opening = opening
         self._on_acknowledged = on_acknowledged
         self._on_ended = on_ended
@@ -45,17 +46,17 @@ class AppendStream:
 
     async def run(self) -> None:
         """Send and listen until the stream ends or this task is cancelled."""
-        call: Any = cast(Any, BatchStub(self._channel)).Append()
+        call = await batch_streams.append(self._direct, self._stub)
         writer = asyncio.create_task(self._write(call))
         try:
             error: SeriatimError = Unreachable("the master ended the stream")
-            async for reply in call:
+            while (reply := await read(call)) is not None:
                 self._on_acknowledged(Index(reply.next_index))
                 if reply.refusal:
                     error = from_wire(reply.refusal)
                     break
-        except grpc.aio.AioRpcError as failure:
-            error = rpc.translated(failure)
+        except SeriatimError as failure:
+            error = failure
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
@@ -63,13 +64,9 @@ class AppendStream:
         self._on_ended(error)
 
     async def _write(self, call: Any) -> None:
-        try:
-            await call.write(AppendRequest(open=self._opening))
-            while True:
-                while self._unsent:
-                    batch = self._unsent.popleft()
-                    await call.write(BatchMessage.of(batch))
-                self._has_unsent.clear()
-                await self._has_unsent.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reading side learns of it, with its reason
+        is_open = await send(call, AppendRequest(open=self._opening))
+        while is_open:
+            while self._unsent and is_open:
+                is_open = await send(call, BatchMessage.of(self._unsent.popleft()))
+            self._has_unsent.clear()
+            await self._has_unsent.wait()

@@ -55,9 +55,12 @@ class LinkMember(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member: _builtins.str
     address: _builtins.str
+    direct: _builtins.str
+    """where it takes Append and Replicate straight over TCP (direct.py); empty: nowhere"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation: ...
     def __init__(
@@ -67,10 +70,11 @@ class LinkMember(_message.Message):
         member: _builtins.str = ...,
         incarnation: Global___Incarnation | None = ...,
         address: _builtins.str = ...,
+        direct: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "group", b"group", "incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "direct", b"direct", "group", b"group", "incarnation", b"incarnation", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,7 +132,8 @@ class Registration:
     `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `outside`: the address that reaches it from
     outside of the cluster's network; empty where `address` does. `has_compared`: its disk with the chains,
-    since it was started. `set_back`: queues of which its disk knows more than their chains.
+    since it was started. `set_back`: queues of which its disk knows more than their chains. `direct`: where it takes batches
+    without gRPC; empty: nowhere.
     """
 
     incarnation: Incarnation
@@ -144,6 +145,7 @@ class Registration:
     outside: str = ""
     has_compared: bool = True
     set_back: tuple[QueueId, ...] = ()
+    direct: str = ""
 
     def encode(self) -> bytes:
         content = {
@@ -157,6 +159,7 @@ class Registration:
             "outside": self.outside,
             "has_compared": self.has_compared,
             "set_back": self.set_back,
+            "direct": self.direct,
         }
         return json.dumps(content).encode()
 
@@ -174,6 +177,7 @@ class Registration:
             content.get("outside", ""),
             content.get("has_compared", True),
             tuple(map(QueueId, content.get("set_back", ()))),
+            content.get("direct", ""),
         )
 
 

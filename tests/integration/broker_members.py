@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc.aio
 
-from seriatim.broker_group.streams import read
 from seriatim.coordinator.core import acquire_send
-from seriatim.protocol import batch, chain_json, rpc
+from seriatim.protocol import batch, batch_streams, chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
 from seriatim.protocol.chain import (
@@ -34,6 +33,7 @@ from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, Token
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
+from seriatim.protocol.streams import read, send
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
 from tests.faults.defects import logged_defects
 
@@ -95,6 +95,12 @@ class Member:
     def incarnation(self) -> Incarnation:
         assert self.registration is not None
         return self.registration.incarnation
+
+    @property
+    def direct(self) -> str:
+        """Where it takes batches without gRPC; empty: nowhere."""
+        assert self.registration is not None
+        return self.registration.direct
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -167,7 +173,11 @@ class Members:
     def link_members(self) -> tuple[pb.LinkMember, pb.LinkMember]:
         found = [
             pb.LinkMember(
-                group=GROUP, member=member.member, incarnation=message(member.incarnation), address=member.address
+                group=GROUP,
+                member=member.member,
+                incarnation=message(member.incarnation),
+                address=member.address,
+                direct=member.direct,
             )
             for member in self.both
         ]
@@ -273,7 +283,8 @@ class Members:
         self.version = written
 
     def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
-        return Appending(member.stub.Append(), self.name(epoch, member.incarnation), token, next_index)
+        call = batch_streams.append(member.direct, lambda: member.stub)
+        return Appending(call, self.name(epoch, member.incarnation), token, next_index)
 
     async def fetch(self, member: Member, epoch: int = 1, from_index: int = 0, **fields: Any) -> list[pb.FetchReply]:
         """Everything up to the recorded end."""
@@ -304,10 +315,11 @@ class Members:
 
 
 class Appending:
-    """An Append stream. `acknowledged` is the newest next index that was answered."""
+    """An Append stream, direct unless the member takes none. `acknowledged` is the newest next index that was answered."""
 
-    def __init__(self, call: Any, name: pb.LinkName, token: int, next_index: int) -> None:
-        self._call = call
+    def __init__(self, opening: Awaitable[Any], name: pb.LinkName, token: int, next_index: int) -> None:
+        self._opening = opening
+        self._call: Any = None
         self._open = pb.AppendOpen(link=name, token=token, next_index=next_index)
         self.acknowledged = -1
         self.is_stopped = False
@@ -315,8 +327,11 @@ class Appending:
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> Appending:
+        self._call = await self._opening
         await self._call.write(pb.AppendRequest(open=self._open))
         self._reading = asyncio.ensure_future(self._read())
+        # A test that harms a member needn't ask how its stream ended.
+        self._reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return self
 
     async def send(self, batches: Iterable[EncodedBatch]) -> None:
@@ -325,11 +340,12 @@ class Appending:
                 return
             message = pb.Batch(header=one.header_bytes, payload=one.payload)
             try:
-                await self._call.write(pb.AppendRequest(batch=message))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return
+                if not await send(self._call, pb.AppendRequest(batch=message)):
+                    return
             except asyncio.CancelledError:
-                if self._call.done():  # cancelled by the reading side, which was told why
+                if (
+                    isinstance(self._call, grpc.aio.Call) and self._call.done()
+                ):  # by the reading side, which was told why
                     return
                 raise
             self.sent_index = one.header.end_index
@@ -356,8 +372,6 @@ class Appending:
                 await self._reading
             except SeriatimError as refused:
                 return refused
-            except grpc.aio.AioRpcError as error:
-                return rpc.translated(error)
         raise AssertionError("the stream ended without an error")
 
     async def close(self) -> None:

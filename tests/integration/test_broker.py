@@ -105,9 +105,15 @@ async def has_it(group: Members, end: pb.Position) -> bool:
     return bool((await group.record_end(group.b, end)).has_it)
 
 
-@pytest.mark.parametrize("durability", ["sync", "interval", "async", "memory"])
-def test_many_batches_in_flight_are_acknowledged_and_on_both(run: Callable[..., None], durability: str) -> None:
+@pytest.mark.parametrize(
+    ("durability", "flags"),
+    [("sync", ()), ("sync", ("--direct-port", "-1")), ("interval", ()), ("async", ()), ("memory", ())],
+)
+def test_many_batches_in_flight_are_acknowledged_and_on_both(
+    run: Callable[..., None], durability: str, flags: tuple[str, ...]
+) -> None:
     async def scenario(group: Members) -> None:
+        assert all((member.direct == "") is (flags != ()) for member in group.both)
         position = await filled(group, 200, durability)
         assert position.index == 2000
         assert dict(position.marks) == {"source": 1999}
@@ -120,7 +126,7 @@ def test_many_batches_in_flight_are_acknowledged_and_on_both(run: Callable[..., 
             assert (await group.record_end(member, ends[0].positions[-1])).has_it
             assert sent_batches(await group.fetch(member)) == as_sent(batches(200))
 
-    run(scenario)
+    run(scenario, *flags)
 
 
 def test_a_killed_slave_is_noticed_at_once_and_the_seal_covers_all_acknowledged(run: Callable[..., None]) -> None:

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.streams import read, write
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub, add_broker
-from seriatim.protocol.errors import PeerLost
+from seriatim.protocol.errors import PeerLost, Unreachable
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
+from seriatim.protocol.streams import read, write
 
 ME, OTHER = Incarnation("a" * 32, 1), Incarnation("b" * 32, 1)
 WAIT_S = 30.0
@@ -73,7 +73,7 @@ def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_err
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("with_error", "expected"), [(True, grpc.aio.AioRpcError), (False, PeerLost)])
+@pytest.mark.parametrize(("with_error", "expected"), [(True, Unreachable), (False, PeerLost)])
 def test_who_writes_to_a_stream_that_was_ended_is_told_how(with_error: bool, expected: type[Exception]) -> None:
     async def until_told(call: Any) -> None:
         while True:

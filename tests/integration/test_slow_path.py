@@ -17,7 +17,7 @@ import pytest
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.consumer import Consumer, RangeReader
 from seriatim.producer import Producer
-from seriatim.protocol import rpc
+from seriatim.protocol import direct, rpc
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest
 from tests.clusters import sound_cluster
@@ -95,14 +95,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
         yield started
 
 
-@pytest.fixture
-def slow_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPath]:
-    path, channel = SlowPath(), rpc.channel
+@pytest.fixture(params=["grpc", "direct"])
+def slow_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPath]:
+    """Sending by gRPC, as from outside of the cluster's network, or direct."""
+    path, channel, opened = SlowPath(), rpc.channel, direct.opened
 
     def behind(address: str, *, has_batches: bool = False) -> Any:
         return channel(path.beyond(address) if has_batches else address, has_batches=has_batches)
 
+    async def opened_behind(address: str, *how: Any) -> direct.DirectStream | None:
+        return await opened(path.beyond(address), *how) if request.param == "direct" else None
+
     monkeypatch.setattr(rpc, "channel", behind)
+    monkeypatch.setattr(direct, "opened", opened_behind)
     yield path
     path.close()
 
@@ -146,14 +151,15 @@ def silences_at(reader: RangeReader, caplog: pytest.LogCaptureFixture) -> list[f
 
 @pytest.mark.usefixtures("slow_path")
 def test_what_takes_longer_than_the_first_patience_arrives_all_the_same(
-    cluster: DevelopmentCluster, caplog: pytest.LogCaptureFixture
+    cluster: DevelopmentCluster, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    create(cluster, "slow")
-    offsets = send(cluster, "slow", 120)
+    queue = f"slow-{request.node.callspec.id}"
+    create(cluster, queue)
+    offsets = send(cluster, queue, 120)
     assert all(offset in {None, number} for number, offset in enumerate(offsets))
-    assert read(cluster, "slow", 120) == list(range(RECORDS))
+    assert read(cluster, queue, 120) == list(range(RECORDS))
     caplog.set_level("INFO", "seriatim")
-    with RangeReader(cluster.coordinators, "slow", timeout_s=60) as reader:
+    with RangeReader(cluster.coordinators, queue, timeout_s=60) as reader:
         silences_s = [silences_at(reader, caplog) for _ in range(2)]
     assert min(silences_s[0]) < 1, "the usual patience, on a path that isn't known"
     assert all(silence_s > 1 for silence_s in silences_s[1]), "what a path is like isn't learnt anew by the next read"

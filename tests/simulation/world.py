@@ -210,6 +210,7 @@ class World:
             listen=f"{host.address}:7000",
             reserve_mb=self.reserve_mb,
             scrub_interval_s=SCRUB_S,
+            direct_port=-1,
         )
         await serve_broker(settings, lambda *_: None, asyncio.Event())
 

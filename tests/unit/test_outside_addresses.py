@@ -19,7 +19,7 @@ def test_addresses_of_members_and_only_they_change_deep_inside_a_view() -> None:
         links=[
             pb.LinkView(
                 epoch=1,
-                master=pb.LinkMember(group="g1", member="a", address="g1-a:7000"),
+                master=pb.LinkMember(group="g1", member="a", address="g1-a:7000", direct="g1-a:4711"),
                 slave=pb.LinkMember(group="g1", member="b", address="g1-b:7000"),  # has none from outside
                 marks={"g1-a:7000": 4},
             )
@@ -34,6 +34,7 @@ def test_addresses_of_members_and_only_they_change_deep_inside_a_view() -> None:
     assert isinstance(told, pb.QueueView)
     assert view == before, "what the coordinator keeps was changed"
     assert told.links[0].master.address == "host:7101"
+    assert told.links[0].master.direct == "", "nobody gets there from outside"
     assert told.links[0].slave.address == "g1-b:7000"
     assert told.groups[0].members[0].address == "host:7101"
     assert (told.queue, dict(told.links[0].marks)) == ("g1-a:7000", {"g1-a:7000": 4})
@@ -67,7 +68,7 @@ def test_no_reply_has_a_text_that_nobody_decided_about() -> None:
         "send_list", "reason", "what", "problem", "reader", "subscription", "readmit", "groups", "sending_queues",
         "backlog_queues", "deleted_queues", "answered",
     }  # fmt: skip
-    addresses = {"address", "coordinators", "elected_coordinator", "next_master", "zookeeper"}
+    addresses = {"address", "coordinators", "elected_coordinator", "next_master", "zookeeper", "direct"}
     found = {
         path.rsplit(".", 1)[-1]
         for method in pb.DESCRIPTOR.services_by_name["Coordinator"].methods
@@ -79,4 +80,4 @@ def test_no_reply_has_a_text_that_nobody_decided_about() -> None:
 def test_registrations_of_an_earlier_version_have_no_address_from_outside() -> None:
     assert CoordinatorRegistration.decode(b'{"address": "c1:7000"}') == CoordinatorRegistration("c1:7000")
     earlier = b'{"disk_id": "d", "start": 1, "address": "a:1", "peer": null, "is_in_sync": true, "is_accepting": true, "problem": ""}'
-    assert Registration.decode(earlier).outside == ""
+    assert (Registration.decode(earlier).outside, Registration.decode(earlier).direct) == ("", "")

@@ -20,6 +20,7 @@ class MemberState:
     `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
     `problem`: for a person; empty where there is none. `outside`: its address for clients outside of the cluster's network.
     `has_compared`: its disk with the chains, since it was started. `set_back`: queues of which its disk knows more than those.
+    `direct`: where it takes batches without gRPC; empty: nowhere.
     """
 
     incarnation: Incarnation
@@ -31,6 +32,7 @@ class MemberState:
     outside: str = ""
     has_compared: bool = True
     set_back: tuple[QueueId, ...] = ()
+    direct: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import MasterStream, SlaveStream
-from seriatim.broker_group.streams import read
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
 from seriatim.protocol.errors import DeadlineOver, NotElected, SeriatimError, Unreachable
 from seriatim.protocol.names import Epoch, Index, QueueId
+from seriatim.protocol.streams import read
 from tests.simulation import world as simulated_world
 from tests.simulation.disk import SimulatedWriter
 from tests.simulation.plants.plant import Plant, changed, instead, together

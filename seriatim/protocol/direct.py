@@ -1,0 +1,340 @@
+"""Streams of messages straight over TCP, for what carries the records: Append and Replicate.
+
+Problem: through grpc.aio a message costs each end a quarter of a millisecond of processor time, wakes a thread that wakes the
+loop, and its bytes are copied again at each end. A record passes four such ends before it is acknowledged.
+
+Idea: one connection for a stream, on it the frames of `frames`; the messages are the same bytes as in gRPC. A broker listens for
+them on a port of its own and registers it. All else stays gRPC's, and so do these two calls where that port can't be reached at
+once: from outside of the cluster's network, behind a firewall, from or to an older version.
+
+A stream is opened by a frame that names the format and the method. Who is done writing says *end*; a server that refuses
+says the error. What is read ahead of its reader is bounded, and so is what is written ahead of the network. A connection whose
+other machine is gone ends after SILENCE_S, as gRPC's do; a process that stands still behind a living one is noticed by
+whoever waits for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from seriatim.protocol import errors, frames, log
+from seriatim.protocol.errors import (
+    BugError,
+    IncompatibleVersion,
+    InvalidArgument,
+    MalformedFrame,
+    PeerLost,
+    SeriatimError,
+    Unreachable,
+)
+from seriatim.protocol.frames import Data, FrameReader, Kind
+
+_log = log.logger("direct")
+
+_FORMAT: Final = b"SRS\x01"
+CONNECT_S: Final = 0.1
+"""Who isn't connected within that goes through gRPC, which is patient with paths that are long, or swallow what they don't let by."""
+OPENING_S: Final = 5.0
+"""So long may a connection stand before it says what it is for."""
+SILENCE_S: Final = 5
+LINGER_S: Final = 1.0
+"""So long who was told the end of a stream has for leaving it."""
+UNREAD_BYTES: Final = 1024 * 1024
+"""Beyond so much that nobody has taken, nothing more is read."""
+UNSENT_BYTES: Final = 1024 * 1024
+"""Beyond so much that the network hasn't taken, who writes waits."""
+
+
+Parse = Callable[[Data], Any]
+Serialize = Callable[[Any], Sequence[Data]]
+
+
+class DirectStream(asyncio.BufferedProtocol):
+    """One end of a stream. `write` and `read` take and give messages, which `serialize` makes bytes of, in parts, and `parse` finds in them.
+
+    `opened(stream, method)`: on the side that was connected to, called once. `lost` is called when the connection is gone.
+    """
+
+    def __init__(self, opened: Callable[[DirectStream, str], None] | None = None) -> None:
+        self._opened = opened
+        self._is_caller = opened is None
+        self._reader = FrameReader()
+        self._unread: deque[Data] = deque()
+        self._unread_bytes = 0
+        self._arrived: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._is_full = False
+        self._is_reading = True
+        self._is_ended = False
+        self._is_closing = False
+        self._error: SeriatimError | None = None
+        self._transport: Any = None
+        self.parse: Parse = bytes
+        self.serialize: Serialize = lambda message: (message,)
+        self.lost: Callable[[], None] = lambda: None
+
+    # ---- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        _end_when_silent(transport.get_extra_info("socket"), is_caller=self._is_caller)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._over(Unreachable(f"the connection broke: {exc or 'it was closed'}"))
+        self.lost()
+
+    def eof_received(self) -> None:
+        """See asyncio.Protocol: the transport closes itself."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
+        """See asyncio.BufferedProtocol."""
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        if self._is_closing:
+            return  # thrown away
+        try:
+            for kind, data in self._reader.filled(nbytes):
+                self._take(kind, data)
+        except SeriatimError as error:
+            self.fail(error)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._is_full = False
+        _wake(self._drained)
+
+    # ---- what arrives
+
+    def _take(self, kind: Kind, data: Data) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened(self, _method(kind, bytes(data)))
+        elif kind is Kind.MESSAGE:
+            self._unread.append(data)
+            self._unread_bytes += len(data)
+            self._keep_reading()
+            _wake(self._arrived)
+        elif kind is Kind.END:
+            self._is_ended = True
+            _wake(self._arrived)
+        elif kind is Kind.ERROR:
+            self._over(errors.from_wire(bytes(data).decode()))
+        else:
+            raise MalformedFrame("a stream is opened once")
+
+    def _keep_reading(self) -> None:
+        wanted = self._unread_bytes <= UNREAD_BYTES
+        if wanted is not self._is_reading and not self._transport.is_closing():
+            self._is_reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _over(self, error: SeriatimError) -> None:
+        """Nothing more comes; what came before may still be read."""
+        self._error = self._error or error
+        _wake(self._arrived)
+        _wake(self._drained)
+
+    # ---- for who uses it
+
+    async def read(self) -> Any | None:
+        """The next message; None where the other side is done. Raises the error with which it ended, Unreachable where it is gone."""
+        while not self._unread:
+            if self._is_ended:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        data = self._unread.popleft()
+        self._unread_bytes -= len(data)
+        self._keep_reading()
+        return self.parse(data)
+
+    async def write(self, message: Any) -> None:
+        """Send a message behind those before it; waits where the network is slower. Raises as `read`, and PeerLost where the server is done."""
+        self._send(Kind.MESSAGE, *self.serialize(message))
+        while self._is_full and self._error is None:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    async def done_writing(self) -> None:
+        """Say that nothing more comes. Raises as `write`."""
+        self._send(Kind.END)
+
+    def _send(self, kind: Kind, *parts: Data) -> None:
+        if self._is_ended and self._is_caller:
+            raise PeerLost("the other side ended the stream")
+        if self._error is not None:
+            raise self._error
+        for part in frames.encode(kind, *parts):
+            self._transport.write(part)
+
+    def expect_opened(self) -> None:
+        """It is time that the other side has said what it wants."""
+        if self._opened is not None:
+            self.cancel()
+
+    def open(self, method: str) -> None:
+        """Say what the stream is for."""
+        self._send(Kind.OPEN, _FORMAT + method.encode())
+
+    def cancel(self) -> None:
+        """End it at once, on both sides."""
+        self._transport.abort()
+
+    def finish(self) -> None:
+        """The server is done: what was written before reaches the other side."""
+        self._close(Kind.END)
+
+    def fail(self, error: SeriatimError) -> None:
+        """As `finish`, with an error."""
+        self._close(Kind.ERROR, errors.to_wire(error).encode())
+        self._over(error)
+
+    def _close(self, kind: Kind, data: bytes = b"") -> None:
+        """Say why, and wait for the other side to leave: to close on what it still sends would take back what it was told."""
+        if self._is_closing or self._transport.is_closing():
+            return
+        self._is_closing = True
+        self._transport.writelines(frames.encode(kind, data))
+        self._transport.write_eof()
+        if not self._is_reading:
+            self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+
+
+def _method(kind: Kind, data: bytes) -> str:
+    if kind is not Kind.OPEN or not data.startswith(_FORMAT[:-1]):
+        raise MalformedFrame("a stream begins with what it is for: is it Seriatim that talks?")
+    if not data.startswith(_FORMAT):
+        raise IncompatibleVersion(f"streams of format {data[len(_FORMAT) - 1]} are not known here")
+    return data[len(_FORMAT) :].decode(errors="replace")
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _end_when_silent(connection: socket.socket, *, is_caller: bool) -> None:
+    """Where no packet comes back, the other machine's system is gone.
+
+    What wasn't received for so long ends a server's stream, too, which says little. A caller, who sends the batches, has deadlines
+    of its own, and mustn't take a server for gone that doesn't read while its disk is slow.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S - 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    if not is_caller:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+# ---- calling -------------------------------------------------------------------------------------------------------
+
+
+async def opened(address: str, method: str, serialize: Serialize, parse: Parse) -> DirectStream | None:
+    """A stream to `HOST:PORT` for a method; None where nobody can be reached there within CONNECT_S."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, stream = await asyncio.get_running_loop().create_connection(DirectStream, host, int(port))
+    except (OSError, TimeoutError) as error:
+        _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
+        return None
+    stream.serialize, stream.parse = serialize, parse
+    stream.open(method)
+    return stream
+
+
+# ---- serving -------------------------------------------------------------------------------------------------------
+
+
+Serve = Callable[[DirectStream], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What a stream may be opened for. `serve` reads and writes it, and returns when it is done; a SeriatimError ends it with that."""
+
+    serve: Serve
+    serialize: Serialize
+    parse: Parse
+
+
+class DirectServer:
+    """Listens for streams, and serves each in a task of its own, which is cancelled when the connection is gone."""
+
+    def __init__(self, methods: Mapping[str, Method]) -> None:
+        self._methods = methods
+        self._streams: set[DirectStream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start; `port` 0: any free one. Returns the port. Raises InvalidArgument where it can't be had."""
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._accepted, host, port)
+        except OSError as error:
+            raise InvalidArgument(f"can't listen on {host}:{port}: {error.strerror}") from error
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def stop(self) -> None:
+        """Take no more, and end those that there are."""
+        if self._server is not None:
+            self._server.close()
+        for stream in list(self._streams):
+            stream.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accepted(self) -> DirectStream:
+        stream = DirectStream(self._begin)
+        stream.lost = lambda: self._streams.discard(stream)
+        self._streams.add(stream)
+        asyncio.get_running_loop().call_later(OPENING_S, stream.expect_opened)
+        return stream
+
+    def _begin(self, stream: DirectStream, name: str) -> None:
+        method = self._methods.get(name)
+        if method is None:
+            raise IncompatibleVersion(f"{name!r} is nothing that a stream can be opened for here")
+        stream.serialize, stream.parse = method.serialize, method.parse
+        task = asyncio.get_running_loop().create_task(_serve(stream, name, method), name=f"direct-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def lost() -> None:
+            self._streams.discard(stream)
+            task.cancel()
+
+        stream.lost = lost
+
+
+async def _serve(stream: DirectStream, name: str, method: Method) -> None:
+    try:
+        await method.serve(stream)
+    except SeriatimError as error:
+        stream.fail(error)
+    except Exception as error:
+        _log.exception("call failed", method=name)
+        stream.fail(BugError(f"{type(error).__name__} in {name}: {error}"))
+    else:
+        stream.finish()

@@ -1,0 +1,117 @@
+"""Messages on a stream of bytes, without the socket: what `direct` writes, and how it cuts what arrives.
+
+A frame is its size (u32, little-endian, of what follows the kind), its kind (u8) and so many bytes. A small one is cut out of one
+buffer that all arrives in; the bytes of a large one are received where they stay, so that nothing copies them afterwards.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
+from seriatim.protocol.errors import MalformedFrame
+
+MAX_FRAME_BYTES: Final = 2 * MAX_PAYLOAD_BYTES
+BUFFER_BYTES: Final = 64 * 1024
+"""A frame that doesn't fit into so much has a buffer of its own."""
+_HEAD: Final = struct.Struct("<IB")
+
+
+class Kind(IntEnum):
+    """open: what the stream is for, the first frame of who opens it. end: nothing more comes. error: why it ends, as JSON."""
+
+    OPEN = 1
+    MESSAGE = 2
+    END = 3
+    ERROR = 4
+
+
+Data = bytes | memoryview
+Frame = tuple[Kind, Data]
+
+
+def encode(kind: Kind, *parts: Data) -> list[Data]:
+    """A frame whose content is these parts, to be written in one go; large ones stay by themselves, for joining would copy them.
+
+    Raises MalformedFrame where it is over MAX_FRAME_BYTES.
+    """
+    size_bytes = sum(map(len, parts))
+    small: list[Data] = [_HEAD.pack(_checked(size_bytes), kind)]
+    if size_bytes <= BUFFER_BYTES:
+        return [b"".join((*small, *parts))]
+    written: list[Data] = []
+    for part in parts:
+        if len(part) <= BUFFER_BYTES:
+            small.append(part)
+            continue
+        if small:
+            written.append(b"".join(small))
+        written.append(part)
+        small = []
+    return [*written, b"".join(small)] if small else written
+
+
+def _checked(size_bytes: int) -> int:
+    if size_bytes > MAX_FRAME_BYTES:
+        raise MalformedFrame(f"a frame has at most {MAX_FRAME_BYTES} bytes, not {size_bytes}")
+    return size_bytes
+
+
+class FrameReader:
+    """Cuts bytes into frames: fill `room()`, from its beginning, and say with `filled` how much came."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._used_bytes = 0
+        self._large: memoryview | None = None
+        self._large_kind = Kind.MESSAGE
+        self._large_used_bytes = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes go: at least one."""
+        if self._large is not None:
+            return self._large[self._large_used_bytes :]
+        return self._view[self._used_bytes :]
+
+    def filled(self, size_bytes: int) -> list[Frame]:
+        """What is whole now, in order; a large frame's bytes are nobody else's. Raises MalformedFrame: nothing can be read behind it."""
+        if self._large is not None:
+            self._large_used_bytes += size_bytes
+            if self._large_used_bytes < len(self._large):
+                return []
+            large, self._large = self._large, None
+            return [(self._large_kind, large)]
+        self._used_bytes += size_bytes
+        return self._cut()
+
+    def _cut(self) -> list[Frame]:
+        frames: list[Frame] = []
+        at, used_bytes = 0, self._used_bytes
+        while used_bytes - at >= _HEAD.size:
+            size_bytes, number = _HEAD.unpack_from(self._buffer, at)
+            kind = _kind(number)
+            start, end = at + _HEAD.size, at + _HEAD.size + _checked(size_bytes)
+            if end <= used_bytes:
+                frames.append((kind, bytes(self._view[start:end])))
+                at = end
+                continue
+            if _HEAD.size + size_bytes > BUFFER_BYTES:
+                self._large = memoryview(bytearray(size_bytes))
+                self._large_kind, self._large_used_bytes = kind, used_bytes - start
+                self._large[: used_bytes - start] = self._view[start:used_bytes]
+                at = used_bytes
+            break
+        self._used_bytes = used_bytes - at
+        if at:
+            self._view[: self._used_bytes] = self._view[at:used_bytes]
+        return frames
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind(number)
+    except ValueError as error:
+        raise MalformedFrame(f"a frame of kind {number} is not known here: is it Seriatim that talks?") from error

@@ -1,0 +1,362 @@
+"""What a stream of batches promises to both ends, over gRPC and direct alike; and what only direct ones meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from seriatim.protocol import batch, batch_streams, direct, frames, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch import RecordColumns
+from seriatim.protocol.batch_streams import BatchMessage, BatchStub, add_broker
+from seriatim.protocol.errors import (
+    IncompatibleVersion,
+    MalformedFrame,
+    SeriatimError,
+    UnknownLink,
+    Unreachable,
+    from_wire,
+)
+from seriatim.protocol.frames import Kind
+from seriatim.protocol.names import Index
+from seriatim.protocol.rpc import answers_errors
+from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
+from seriatim.protocol.streams import read, send, write
+
+Serve = Callable[[Any], Awaitable[None]]
+Open = Callable[[], Awaitable[Any]]
+
+WAIT_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def over_grpc(serve: Serve) -> AsyncIterator[Open]:
+    class Servicer(BrokerServicer):
+        @answers_errors
+        async def Append(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
+            await serve(context)
+
+    server = rpc.server(has_batches=True)
+    add_broker(Servicer(), server)
+    address = f"127.0.0.1:{rpc.listen(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with rpc.channel(address, has_batches=True) as channel:
+            yield lambda: batch_streams.append("", lambda: BatchStub(channel))
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def over_tcp(serve: Serve) -> AsyncIterator[Open]:
+    server = batch_streams.direct_server(serve, serve)
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        yield lambda: opened(port)
+    finally:
+        await server.stop()
+
+
+async def opened(port: int) -> Any:
+    """A direct stream; a busy machine may need more than one try."""
+    for _ in range(50):
+        found = await direct.opened(
+            f"127.0.0.1:{port}", "Append", batch_streams.APPEND.parts, pb.AppendReply.FromString
+        )
+        if found is not None:
+            return found
+    raise AssertionError("nobody can be reached")
+
+
+@pytest.fixture(params=[over_grpc, over_tcp], ids=["grpc", "direct"])
+def over(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await scenario
+
+    asyncio.run(in_time())
+
+
+def encoded(size: int, first_index: int) -> BatchMessage:
+    columns = RecordColumns([bytes((first_index % 256,)) * size], [first_index], "s", [0])
+    return BatchMessage.of(batch.encode(columns, Index(first_index)))
+
+
+async def answer_each(call: Any) -> None:
+    """Check each batch, and say where the next one belongs."""
+    while (message := await read(call)) is not None:
+        if isinstance(message, BatchMessage):
+            found = batch.parse(message.header, message.payload)
+            await call.write(pb.AppendReply(next_index=found.header.end_index))
+
+
+def test_messages_of_all_sizes_arrive_whole_and_in_order_both_ways(over: Any) -> None:
+    sizes = [1, 100, 70_000, 10, 65_530, 65_536, 3_000_000, 5, 600_000, 0] * 3
+
+    async def scenario() -> None:
+        async with over(answer_each) as open_call:
+            call = await open_call()
+            sending = asyncio.ensure_future(send_all(call))
+            for number, _ in enumerate(sizes):
+                reply = await read(call)
+                assert reply is not None
+                assert reply.next_index == number + 1
+            await sending
+            await call.done_writing()
+            assert await read(call) is None
+            call.cancel()
+
+    async def send_all(call: Any) -> None:
+        await write(call, pb.AppendRequest(open=pb.AppendOpen(token=3)))
+        for number, size in enumerate(sizes):
+            await write(call, encoded(size, number))
+
+    run(scenario())
+
+
+async def read_to_its_end(call: Any) -> None:
+    while await read(call) is not None:
+        pass
+
+
+async def write_to_its_end(call: Any) -> None:
+    while True:
+        await write(call, encoded(1, 1))
+        await asyncio.sleep(0.01)
+
+
+def test_an_error_of_the_server_reaches_who_reads_also_behind_much_that_it_never_read() -> None:
+    """Over gRPC it needn't: a write that meets the stream's end hides it (`rpc.translated`)."""
+
+    async def refuse(call: Any) -> None:
+        await read(call)
+        raise UnknownLink("this member doesn't know it", epoch=7)
+
+    async def scenario() -> None:
+        async with over_tcp(refuse) as open_call:
+            call = await open_call()
+            writing = asyncio.ensure_future(send_many(call))
+            with pytest.raises(UnknownLink, match="doesn't know") as told:
+                await read_to_its_end(call)
+            assert told.value.details == {"epoch": 7}
+            call.cancel()
+            assert not await writing
+
+    async def send_many(call: Any) -> bool:
+        for number in range(400):
+            if not await send(call, encoded(50_000, number)):
+                return False
+        return await send(call, encoded(1, 400))
+
+    run(scenario())
+
+
+def test_a_defect_of_the_server_is_told_as_one(over: Any) -> None:
+    async def fail(call: Any) -> None:
+        await read(call)
+        raise ZeroDivisionError("oh")
+
+    async def scenario() -> None:
+        async with over(fail) as open_call:
+            call = await open_call()
+            await send(call, encoded(1, 0))
+            with pytest.raises(SeriatimError, match="ZeroDivisionError"):
+                await read(call)
+            call.cancel()
+
+    run(scenario())
+
+
+def test_a_server_that_is_done_says_so_and_writing_to_it_ends(over: Any) -> None:
+    async def one_only(call: Any) -> None:
+        await read(call)
+        await call.write(pb.AppendReply(next_index=5))
+
+    async def scenario() -> None:
+        async with over(one_only) as open_call:
+            call = await open_call()
+            await write(call, encoded(1, 0))
+            reply = await read(call)
+            assert reply is not None
+            assert reply.next_index == 5
+            assert await read(call) is None
+            with pytest.raises(SeriatimError, match="ended"):
+                await write_to_its_end(call)
+            call.cancel()
+
+    run(scenario())
+
+
+def test_a_caller_that_gives_up_ends_the_server_s_task(over: Any) -> None:
+    seen = asyncio.Queue[str]()
+
+    async def wait(call: Any) -> None:
+        await read(call)
+        seen.put_nowait("begun")
+        try:
+            await read(call)
+        finally:
+            seen.put_nowait("over")
+
+    async def scenario() -> None:
+        async with over(wait) as open_call:
+            call = await open_call()
+            await write(call, encoded(1, 0))
+            assert await seen.get() == "begun"
+            call.cancel()
+            assert await seen.get() == "over"
+
+    run(scenario())
+
+
+def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any) -> None:
+    taken = asyncio.Event()
+
+    async def take_late(call: Any) -> None:
+        await taken.wait()
+        await answer_each(call)
+
+    written = 0
+
+    async def scenario() -> None:
+        nonlocal written
+        async with over(take_late) as open_call:
+            call = await open_call()
+            writing = asyncio.ensure_future(write_many(call))
+            before = -1
+            while written != before:  # until nothing goes any more
+                before = written
+                await asyncio.sleep(0.5)
+            assert before < 100
+            taken.set()
+            await writing
+            for number in range(100):
+                reply = await read(call)
+                assert reply is not None
+                assert reply.next_index == number + 1
+            call.cancel()
+
+    async def write_many(call: Any) -> None:
+        nonlocal written
+        for number in range(100):
+            await write(call, encoded(500_000, number))
+            written += 1
+
+    run(scenario())
+
+
+# ---- direct ones only ----------------------------------------------------------------------------------------------
+
+
+def frame(kind: Kind, data: bytes) -> bytes:
+    return b"".join(frames.encode(kind, data))
+
+
+async def until_closed(data: bytes, port: int) -> bytes:
+    """What a server answers to these bytes, to its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def test_a_server_that_goes_away_breaks_its_streams() -> None:
+    async def scenario() -> None:
+        async with over_tcp(answer_each) as open_call:
+            call = await open_call()
+            await write(call, encoded(1, 0))
+            assert await read(call) is not None
+        with pytest.raises(Unreachable):
+            await read(call)
+        with pytest.raises(Unreachable):
+            await write(call, encoded(1, 1))
+        call.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MalformedFrame),
+        (frame(Kind.MESSAGE, b"before it is opened"), MalformedFrame),
+        (frame(Kind.OPEN, b"SRS\x01Append") * 2, MalformedFrame),
+        (frame(Kind.OPEN, b"SRS\x02Append"), IncompatibleVersion),
+        (frame(Kind.OPEN, b"SRS\x01Subtract"), IncompatibleVersion),
+        (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.MESSAGE, b"\xff"), MalformedFrame),
+    ],
+)
+def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expected: type[SeriatimError]) -> None:
+    async def scenario() -> None:
+        server = batch_streams.direct_server(answer_each, answer_each)
+        port = await server.listen("127.0.0.1", 0)
+        try:
+            answer = await until_closed(data, port)
+        finally:
+            await server.stop()
+        reader = frames.FrameReader()
+        reader.room()[: len(answer)] = answer
+        [(kind, told)] = reader.filled(len(answer))
+        assert kind is Kind.ERROR
+        assert type(from_wire(bytes(told).decode())) is expected
+
+    run(scenario())
+
+
+def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "OPENING_S", 0.05)
+
+    async def scenario() -> None:
+        server = batch_streams.direct_server(answer_each, answer_each)
+        port = await server.listen("127.0.0.1", 0)
+        try:
+            with contextlib.suppress(ConnectionError):
+                assert await until_closed(b"", port) == b""
+        finally:
+            await server.stop()
+
+    run(scenario())
+
+
+def test_where_nobody_listens_and_where_packets_are_swallowed_grpc_is_used_instead() -> None:
+    async def scenario() -> None:
+        with socket.socket() as free, socket.socket() as full:
+            free.bind(("127.0.0.1", 0))
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)  # nobody accepts: what comes beyond the backlog is dropped
+            waiting = [socket.create_connection(full.getsockname()) for _ in range(1)]
+            extra = [socket.socket() for _ in range(4)]
+            for one in extra:
+                one.setblocking(False)
+                one.connect_ex(full.getsockname())
+            async with over_grpc(answer_each) as open_call:
+                for port in (free.getsockname()[1], full.getsockname()[1]):
+                    by_grpc = await open_call()
+                    call = await batch_streams.append(f"127.0.0.1:{port}", lambda by_grpc=by_grpc: _Only(by_grpc))
+                    assert call is by_grpc
+                    call.cancel()
+            for one in (*waiting, *extra):
+                one.close()
+
+    run(scenario())
+
+
+class _Only:
+    """A stub with one call in it."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def Append(self) -> Any:  # noqa: N802 - the stub's
+        return self._call
