@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.record import CheckedRecord
@@ -73,9 +75,10 @@ class OpenBatch:
         """Its columns; whoever waits for it knows the identities of its rows from now on."""
         count = len(self.values)
         sources: str | list[str] = identities.name
+        seqs: Sequence[int]
         if self.seqs is None:
             first = identities.automatic(count)
-            self.shared.seqs, seqs = first, list(range(first, first + count))
+            self.shared.seqs, seqs = first, range(first, first + count)
         else:
             self.shared.seqs = seqs = self.seqs
             sources = self.sources[0] if len(self.source_names) == 1 else self.sources

@@ -106,14 +106,14 @@ class EncodedBatch:
 
 @dataclass(slots=True)
 class RecordColumns:
-    """Records by columns: every list has one entry a record.
+    """Records by columns: every list has one entry a record. Consecutive seqs may be a range.
 
     `sources` may be one string for all; `keys` and `headers` may be None where no record has any.
     Seqs of one source must rise.
     """
 
     values: list[bytes]
-    seqs: list[int]
+    seqs: Sequence[int]
     sources: str | list[str]
     timestamps_ms: list[int]
     keys: list[bytes | None] | None = None
@@ -284,8 +284,10 @@ def _spans(columns: RecordColumns) -> tuple[tuple[SourceSpan, ...], bytes | None
     seqs = columns.seqs
     if isinstance(columns.sources, str):
         first, last = seqs[0], seqs[-1]
-        # Consecutive seqs, the usual case, are compared in one go instead of pair by pair.
-        is_consecutive = last - first + 1 == len(seqs) and seqs == list(range(first, last + 1))
+        # Consecutive seqs, the usual case, are compared in one go instead of pair by pair, where that isn't plain to see.
+        is_consecutive = (isinstance(seqs, range) and seqs.step == 1) or (
+            last - first + 1 == len(seqs) and list(seqs) == list(range(first, last + 1))
+        )
         if not is_consecutive and any(later <= earlier for earlier, later in pairwise(seqs)):
             raise ValueError(f"seqs of source {columns.sources!r} don't rise")
         if not 0 <= first <= last <= SEQ_MAX:
