@@ -29,7 +29,7 @@ from seriatim.protocol.errors import (
     WrongIndex,
 )
 from seriatim.protocol.names import Index, Token
-from seriatim.protocol.streams import read
+from seriatim.protocol.streams import read, send_now
 
 SETTLE_S = 1.0
 """How long the acknowledgements of what came before a refused batch are waited for, and then for the sender to leave."""
@@ -52,7 +52,11 @@ class AppendStream:
 
     def acknowledge(self, index: Index) -> None:
         self._acknowledged = index
-        self._wake.set()
+        is_settling = self._reading is None or self._reading.done()
+        if self._error is None and not is_settling and send_now(self._context, pb.AppendReply(next_index=index)):
+            self._told = index
+        else:
+            self._wake.set()
 
     def confirm(self, index: Index, digest: bytes) -> None:
         """The master confirms to nobody."""

@@ -23,7 +23,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
-from seriatim.protocol.streams import read, write
+from seriatim.protocol.streams import read, send_now, write
 
 _log = log.logger("broker.replication")
 
@@ -55,6 +55,7 @@ class SlaveStream:
         self._direct = direct
         self._name = link_name(runner, cluster, slave)
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
+        self._call: Any = None  # while both copies are equal
         self._outgoing: deque[EncodedBatch] = deque()
         self._committed = Index(0)
         self._committed_told = Index(0)
@@ -67,6 +68,9 @@ class SlaveStream:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="slave-stream")
 
     def forward(self, encoded: EncodedBatch) -> None:
+        if not self._outgoing and send_now(self._call, BatchMessage.of(encoded, self._committed)):
+            self._committed_told = self._committed
+            return
         self._outgoing.append(encoded)
         self._wake.set()
 
@@ -113,6 +117,7 @@ class SlaveStream:
                 if first is None:
                     raise PeerLost("the slave ended the stream")
                 await self._equalise(call, Index(first.next_index), first.hash)
+                self._call = call
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send(call))
                     tasks.create_task(self._receive(call))
@@ -126,6 +131,7 @@ class SlaveStream:
             else:
                 return
             finally:
+                self._call = None
                 call.cancel()
 
     def _open(self) -> pb.ReplicateOpen:
@@ -196,6 +202,7 @@ class MasterStream:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._newest: tuple[Index, bytes] | None = None
+        self._is_confirming = False
         self._wake = asyncio.Event()
         self.error: SeriatimError | None = None
 
@@ -203,6 +210,9 @@ class MasterStream:
         """A slave has no sender."""
 
     def confirm(self, index: Index, digest: bytes) -> None:
+        is_due = self._is_confirming and self._newest is None and self.error is None
+        if is_due and send_now(self._context, pb.ReplicateReply(next_index=index, hash=digest)):
+            return
         self._newest = (index, digest)
         self._wake.set()
 
@@ -211,7 +221,8 @@ class MasterStream:
         self._wake.set()
 
     async def write_confirmations(self) -> None:
-        """Until the stream is ended; raises the error with which it was."""
+        """Until the stream is ended; raises the error with which it was. The first one is written before."""
+        self._is_confirming = True
         while True:
             await self._wake.wait()
             self._wake.clear()

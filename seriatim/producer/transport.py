@@ -13,7 +13,7 @@ from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest
-from seriatim.protocol.streams import read, send
+from seriatim.protocol.streams import read, send, send_now
 
 
 class AppendStream:
@@ -36,11 +36,14 @@ class AppendStream:
         self._opening = opening
         self._on_acknowledged = on_acknowledged
         self._on_ended = on_ended
+        self._call: Any = None  # once it was told what it is for
         self._unsent: deque[EncodedBatch] = deque()
         self._has_unsent = asyncio.Event()
 
     def put(self, batch: EncodedBatch) -> None:
         """Send a batch behind those put before."""
+        if not self._unsent and send_now(self._call, BatchMessage.of(batch)):
+            return
         self._unsent.append(batch)
         self._has_unsent.set()
 
@@ -65,6 +68,7 @@ class AppendStream:
 
     async def _write(self, call: Any) -> None:
         is_open = await send(call, AppendRequest(open=self._opening))
+        self._call = call
         while is_open:
             while self._unsent and is_open:
                 is_open = await send(call, BatchMessage.of(self._unsent.popleft()))

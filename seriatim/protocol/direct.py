@@ -174,6 +174,16 @@ class DirectStream(asyncio.BufferedProtocol):
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
+    def write_now(self, message: Any) -> bool:
+        """Send a message behind those before it, where that needs no waiting. False: nothing was sent, `write` says why."""
+        if self._is_full:
+            return False
+        try:
+            self._send(Kind.MESSAGE, *self.serialize(message))
+        except SeriatimError:
+            return False
+        return True
+
     async def done_writing(self) -> None:
         """Say that nothing more comes. Raises as `write`."""
         self._send(Kind.END)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.protocol import rpc
+from seriatim.protocol.direct import DirectStream
 from seriatim.protocol.errors import PeerLost, SeriatimError
 
 _END: Any = vars(grpc.aio)["EOF"]
@@ -23,6 +24,14 @@ async def read(call: Any) -> Any | None:
     except grpc.aio.AioRpcError as error:
         raise rpc.translated(error) from error
     return None if message is _END else message
+
+
+def send_now(call: Any, message: Any) -> bool:
+    """Send a message of a direct stream that has room for it: nobody is woken for that. False: nothing was sent; never by gRPC.
+
+    Whatever was given to `write` or `send` before is on its way before it.
+    """
+    return isinstance(call, DirectStream) and call.write_now(message)
 
 
 async def send(call: Any, message: Any) -> bool:

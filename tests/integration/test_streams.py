@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from seriatim.broker_group.replication import MasterStream
 from seriatim.protocol import batch, batch_streams, direct, frames, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns
@@ -26,7 +27,7 @@ from seriatim.protocol.frames import Kind
 from seriatim.protocol.names import Index
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
-from seriatim.protocol.streams import read, send, write
+from seriatim.protocol.streams import read, send, send_now, write
 
 Serve = Callable[[Any], Awaitable[None]]
 Open = Callable[[], Awaitable[Any]]
@@ -282,6 +283,65 @@ def test_a_server_that_goes_away_breaks_its_streams() -> None:
         with pytest.raises(Unreachable):
             await write(call, encoded(1, 1))
         call.cancel()
+
+    run(scenario())
+
+
+def test_what_is_sent_at_once_and_what_waits_keep_their_order() -> None:
+    taken = asyncio.Event()
+    found: list[int] = []
+
+    async def take_late(call: Any) -> None:
+        await read(call)
+        await taken.wait()
+        while (message := await read(call)) is not None:
+            found.append(batch.parse(message.header, message.payload).header.first_index)
+
+    async def scenario() -> None:
+        at_once = 0
+        async with over_tcp(take_late) as open_call:
+            call = await open_call()
+            assert await send(call, pb.AppendRequest(open=pb.AppendOpen()))
+            for number in range(200):
+                if send_now(call, encoded(100_000, number)):
+                    at_once += 1
+                else:
+                    taken.set()
+                    await write(call, encoded(100_000, number))
+            await call.done_writing()
+            assert await read(call) is None
+            call.cancel()
+            assert not send_now(call, encoded(1, 200))
+        assert found == list(range(200))
+        assert 0 < at_once < 200
+
+    run(scenario())
+
+
+def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_just_then() -> None:
+    async def confirm(call: Any) -> None:
+        stream = MasterStream(call)
+        stream.confirm(Index(7), b"later")
+        await asyncio.sleep(0.05)
+        await call.write(pb.ReplicateReply(next_index=5, hash=b"first"))
+        writing = asyncio.ensure_future(stream.write_confirmations())
+        await asyncio.sleep(0.05)
+        stream.confirm(Index(9), b"at once")
+        await asyncio.sleep(0.05)
+        writing.cancel()
+
+    async def scenario() -> None:
+        server = batch_streams.direct_server(confirm, confirm)
+        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+        call = None
+        while call is None:
+            call = await direct.opened(
+                address, "Replicate", batch_streams.REPLICATE.parts, pb.ReplicateReply.FromString
+            )
+        assert [(await call.read()).next_index for _ in range(3)] == [5, 7, 9]
+        assert await call.read() is None
+        call.cancel()
+        await server.stop()
 
     run(scenario())
 
