@@ -106,7 +106,11 @@ class DirectStream(asyncio.BufferedProtocol):
             for kind, data in self._reader.filled(nbytes):
                 self._take(kind, data)
         except SeriatimError as error:
-            self.fail(error)
+            if self._is_caller:  # nothing is wrong with what it asked: somebody else has the port
+                self._over(Unreachable(f"who answers there makes no sense: {error.message}"))
+                self.cancel()
+            else:
+                self.fail(error)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -132,7 +136,7 @@ class DirectStream(asyncio.BufferedProtocol):
             self._is_ended = True
             _wake(self._arrived)
         elif kind is Kind.ERROR:
-            self._over(errors.from_wire(bytes(data).decode()))
+            self._over(_told(bytes(data)))
         else:
             raise MalformedFrame("a stream is opened once")
 
@@ -231,11 +235,18 @@ class DirectStream(asyncio.BufferedProtocol):
 
 
 def _method(kind: Kind, data: bytes) -> str:
-    if kind is not Kind.OPEN or not data.startswith(_FORMAT[:-1]):
+    if kind is not Kind.OPEN or not data.startswith(_FORMAT[:-1]) or len(data) < len(_FORMAT):
         raise MalformedFrame("a stream begins with what it is for: is it Seriatim that talks?")
     if not data.startswith(_FORMAT):
         raise IncompatibleVersion(f"streams of format {data[len(_FORMAT) - 1]} are not known here")
     return data[len(_FORMAT) :].decode(errors="replace")
+
+
+def _told(data: bytes) -> SeriatimError:
+    try:
+        return errors.from_wire(data.decode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise MalformedFrame("an error that can't be read") from error
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:
@@ -257,6 +268,11 @@ def _end_when_silent(connection: socket.socket, *, is_caller: bool) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
 
 
+def _bare(host: str) -> str:
+    """Of an address of IPv6 without its brackets."""
+    return host.removeprefix("[").removesuffix("]")
+
+
 # ---- calling -------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +281,11 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, stream = await asyncio.get_running_loop().create_connection(DirectStream, host, int(port))
+            to, stream = await asyncio.get_running_loop().create_connection(DirectStream, _bare(host), int(port))
+        if to.get_extra_info("sockname") == to.get_extra_info("peername"):
+            # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
+            stream.cancel()
+            raise ConnectionRefusedError("nobody listens there")
     except (OSError, TimeoutError) as error:
         _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
         return None
@@ -301,7 +321,7 @@ class DirectServer:
     async def listen(self, host: str, port: int) -> int:
         """Start; `port` 0: any free one. Returns the port. Raises InvalidArgument where it can't be had."""
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._accepted, host, port)
+            self._server = await asyncio.get_running_loop().create_server(self._accepted, _bare(host), port)
         except OSError as error:
             raise InvalidArgument(f"can't listen on {host}:{port}: {error.strerror}") from error
         found: int = self._server.sockets[0].getsockname()[1]

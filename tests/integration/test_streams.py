@@ -83,6 +83,8 @@ def run(scenario: Awaitable[None]) -> None:
     async def in_time() -> None:
         async with asyncio.timeout(WAIT_S):
             await scenario
+        for _ in range(10):  # what was given up is closed in the loop's next turns
+            await asyncio.sleep(0.001)
 
     asyncio.run(in_time())
 
@@ -90,6 +92,10 @@ def run(scenario: Awaitable[None]) -> None:
 def encoded(size: int, first_index: int) -> BatchMessage:
     columns = RecordColumns([bytes((first_index % 256,)) * size], [first_index], "s", [0])
     return BatchMessage.of(batch.encode(columns, Index(first_index)))
+
+
+def frame(kind: Kind, data: bytes) -> bytes:
+    return b"".join(frames.encode(kind, data))
 
 
 async def answer_each(call: Any) -> None:
@@ -258,10 +264,6 @@ def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any) -> None:
 # ---- direct ones only ----------------------------------------------------------------------------------------------
 
 
-def frame(kind: Kind, data: bytes) -> bytes:
-    return b"".join(frames.encode(kind, data))
-
-
 async def until_closed(data: bytes, port: int) -> bytes:
     """What a server answers to these bytes, to its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -352,6 +354,8 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MalformedFrame),
         (frame(Kind.MESSAGE, b"before it is opened"), MalformedFrame),
         (frame(Kind.OPEN, b"SRS\x01Append") * 2, MalformedFrame),
+        (frame(Kind.OPEN, b"SRS"), MalformedFrame),
+        (frame(Kind.ERROR, b"\xff"), MalformedFrame),
         (frame(Kind.OPEN, b"SRS\x02Append"), IncompatibleVersion),
         (frame(Kind.OPEN, b"SRS\x01Subtract"), IncompatibleVersion),
         (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.MESSAGE, b"\xff"), MalformedFrame),
@@ -385,6 +389,73 @@ def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pyte
                 assert await until_closed(b"", port) == b""
         finally:
             await server.stop()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Kind.OPEN, b"SRS\x01Append"), frame(Kind.ERROR, b"no JSON")]
+)
+def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def scenario() -> None:
+        other = await asyncio.start_server(talk, "127.0.0.1", 0)
+        call = await opened(other.sockets[0].getsockname()[1])
+        with pytest.raises(Unreachable, match="makes no sense"):
+            await read(call)
+        call.cancel()
+        other.close()
+
+    run(scenario())
+
+
+def test_a_connection_to_itself_is_none() -> None:
+    """The system may give a connection the very port that it is made to, where that is free."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = free.getsockname()
+        found = direct.DirectStream()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(loop), "create_connection", connected_to_itself(found, address))
+            how = batch_streams.APPEND.parts, pb.AppendReply.FromString
+            assert await direct.opened(f"127.0.0.1:{address[1]}", "Append", *how) is None
+
+    def connected_to_itself(stream: direct.DirectStream, address: tuple[str, int]) -> Any:
+        async def create_connection(loop: Any, *_: Any) -> tuple[Any, Any]:
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            connection.bind(address)
+            connection.connect(address)  # both ends are this one
+            connection.setblocking(False)
+            return await loop._create_connection_transport(connection, lambda: stream, None, "")
+
+        return create_connection
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
+    async def scenario() -> None:
+        server = batch_streams.direct_server(answer_each, answer_each)
+        port = await server.listen(host, 0)
+        call = None
+        while call is None:
+            how = batch_streams.APPEND.parts, pb.AppendReply.FromString
+            call = await direct.opened(f"{host}:{port}", "Append", *how)
+        await write(call, encoded(1, 0))
+        assert (await read(call)).next_index == 1
+        call.cancel()
+        await server.stop()
 
     run(scenario())
 
