@@ -266,16 +266,12 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[[Data], Any]:
     return parsed
 
 
-def _reply(message: Any) -> Sequence[Data]:
-    return (message.SerializeToString(),)
-
-
 def direct_server(append: direct.Serve, replicate: direct.Serve) -> direct.DirectServer:
     """Serves both as a servicer's methods of these names do, but that they are given the stream in the place of the call."""
     return direct.DirectServer(
         {
-            "Append": direct.Method(append, _reply, _parsed_by(APPEND.parse)),
-            "Replicate": direct.Method(replicate, _reply, _parsed_by(REPLICATE.parse)),
+            "Append": direct.Method(append, APPEND.parts, _parsed_by(APPEND.parse)),
+            "Replicate": direct.Method(replicate, REPLICATE.parts, _parsed_by(REPLICATE.parse)),
         }
     )
 
