@@ -29,7 +29,7 @@ from seriatim.protocol.errors import (
     WrongIndex,
 )
 from seriatim.protocol.names import Index, Token
-from seriatim.protocol.streams import read, send_now
+from seriatim.protocol.streams import each, read, send_now
 
 SETTLE_S = 1.0
 """How long the acknowledgements of what came before a refused batch are waited for, and then for the sender to leave."""
@@ -118,22 +118,28 @@ class AppendStream:
 
     async def _read(self, runner: LinkRunner, token: Token) -> SeriatimError | None:
         """Feed what arrives, as long as the bounds allow. Returns the error of the batch that was refused, None at the end."""
-        while True:
-            if runner.is_full:
-                await runner.until(lambda: not runner.is_full)
-            message = await read(self._context)
-            if message is None:
+        refused: SeriatimError | None = None
+
+        def feed(message: Any) -> bool:
+            nonlocal refused
+            if self._error is None:  # once it is ended nothing more is taken
+                refused = self._refusal(runner, message, token)
+            return refused is None and not runner.is_full
+
+        while refused is None:
+            await runner.until(lambda: not runner.is_full)
+            if not await each(self._context, feed):
                 return None
-            if self._error is not None:
-                continue  # ended: nothing more is taken
-            try:
-                if not isinstance(message, BatchMessage):
-                    raise MalformedFrame("an Append stream goes on with batches")
-                error = take(self._broker, runner, message, token)
-            except SeriatimError as malformed:
-                error = malformed
-            if error is not None:
-                return error
+        return refused
+
+    def _refusal(self, runner: LinkRunner, message: Any, token: Token) -> SeriatimError | None:
+        """Take a batch; the error with which it was refused."""
+        if not isinstance(message, BatchMessage):
+            return MalformedFrame("an Append stream goes on with batches")
+        try:
+            return take(self._broker, runner, message, token)
+        except SeriatimError as malformed:
+            return malformed
 
     async def _write(self, runner: LinkRunner, reading: asyncio.Future[SeriatimError | None]) -> None:
         """Acknowledge until nothing more comes. What came before a harmless refusal is acknowledged before it."""

@@ -23,7 +23,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
-from seriatim.protocol.streams import read, send_now, write
+from seriatim.protocol.streams import each, read, send_now, write
 
 _log = log.logger("broker.replication")
 
@@ -190,8 +190,11 @@ class SlaveStream:
                 return
 
     async def _receive(self, call: Any) -> None:
-        while (reply := await read(call)) is not None:
+        def confirmed(reply: pb.ReplicateReply) -> bool:
             self._runner.apply(replica_events.PeerConfirmed(Index(reply.next_index), reply.hash))
+            return True
+
+        await each(call, confirmed)
         if not self._is_let_go:
             raise PeerLost("the slave ended the stream")
 

@@ -34,7 +34,7 @@ from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
-from seriatim.protocol.streams import read
+from seriatim.protocol.streams import each, read
 
 _log = log.logger("broker.service")
 
@@ -102,16 +102,18 @@ class BrokerService(BrokerServicer):
             runner.detach(stream)
 
     async def _replicated(self, runner: LinkRunner, stream: MasterStream, context: Any) -> None:
-        while True:
-            message = await read(context)
-            if message is None or stream.error is not None:
-                return
+        def feed(message: Any) -> bool:
+            if stream.error is not None:
+                return False
             if isinstance(message, BatchMessage):
                 error = take(self._broker, runner, message, None)
                 if error is not None:
                     raise error
             if message.committed_index > runner.state.committed.index:
                 runner.learn_committed(Index(message.committed_index))
+            return True
+
+        await each(context, feed)
 
     @answers_errors
     async def Seal(self, request: pb.SealRequest, context: Any) -> pb.SealReply:

@@ -12,8 +12,8 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
-from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendRequest
-from seriatim.protocol.streams import read, send, send_now
+from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendReply, AppendRequest
+from seriatim.protocol.streams import each, send, send_now
 
 
 class AppendStream:
@@ -53,11 +53,15 @@ class AppendStream:
         writer = asyncio.create_task(self._write(call))
         try:
             error: SeriatimError = Unreachable("the master ended the stream")
-            while (reply := await read(call)) is not None:
+
+            def told(reply: AppendReply) -> bool:
+                nonlocal error
                 self._on_acknowledged(Index(reply.next_index))
                 if reply.refusal:
                     error = from_wire(reply.refusal)
-                    break
+                return not reply.refusal
+
+            await each(call, told)
         except SeriatimError as failure:
             error = failure
         finally:

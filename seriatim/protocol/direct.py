@@ -50,6 +50,8 @@ UNSENT_BYTES: Final = 1024 * 1024
 """Beyond so much that the network hasn't taken, who writes waits."""
 
 
+Take = Callable[[Any], bool]
+"""Is given a message; says whether another one may come."""
 Parse = Callable[[Data], Any]
 Serialize = Callable[[Any], Sequence[Data]]
 
@@ -66,8 +68,9 @@ class DirectStream(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self._unread: deque[Data] = deque()
         self._unread_bytes = 0
-        self._arrived: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self._arrived: asyncio.Future[bool] | None = None
+        self._taker: Take | None = None
+        self._drained: asyncio.Future[bool] | None = None
         self._is_full = False
         self._is_reading = True
         self._is_ended = False
@@ -128,10 +131,11 @@ class DirectStream(asyncio.BufferedProtocol):
             opened, self._opened = self._opened, None
             opened(self, _method(kind, bytes(data)))
         elif kind is Kind.MESSAGE:
-            self._unread.append(data)
-            self._unread_bytes += len(data)
-            self._keep_reading()
-            _wake(self._arrived)
+            if self._taker is None or not self._handed(self._taker, data):
+                self._unread.append(data)
+                self._unread_bytes += len(data)
+                self._keep_reading()
+                _wake(self._arrived)
         elif kind is Kind.END:
             self._is_ended = True
             _wake(self._arrived)
@@ -139,6 +143,22 @@ class DirectStream(asyncio.BufferedProtocol):
             self._over(_told(bytes(data)))
         else:
             raise MalformedFrame("a stream is opened once")
+
+    def _handed(self, taker: Take, data: Data) -> bool:
+        """Whether `each` still waits, and so has it now."""
+        waiting = self._arrived
+        if waiting is None or waiting.done():
+            return False
+        try:
+            goes_on = taker(self.parse(data))
+        except Exception as error:
+            if waiting.done():  # given up by what it led to
+                raise
+            waiting.set_exception(error)
+        else:
+            if not goes_on and not waiting.done():
+                waiting.set_result(True)
+        return True
 
     def _keep_reading(self) -> None:
         wanted = self._unread_bytes <= UNREAD_BYTES
@@ -160,12 +180,38 @@ class DirectStream(asyncio.BufferedProtocol):
     async def read(self) -> Any | None:
         """The next message; None where the other side is done. Raises the error with which it ended, Unreachable where it is gone."""
         while not self._unread:
-            if self._is_ended:
+            if self._is_over():
                 return None
-            if self._error is not None:
-                raise self._error
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
+        return self._next()
+
+    async def each(self, take: Take) -> bool:
+        """Give messages to `take` where they arrive, waking nobody for each, until it says no (True) or the other side is done (False).
+
+        Raises as `read`, and what `take` raises.
+        """
+        while True:
+            while self._unread:
+                if not take(self._next()):
+                    return True
+            if self._is_over():
+                return False
+            self._arrived = asyncio.get_running_loop().create_future()
+            self._taker = take
+            try:
+                if await self._arrived:
+                    return True
+            finally:
+                self._taker = None
+
+    def _is_over(self) -> bool:
+        """Whether the other side is done. Raises the error with which it ended."""
+        if not self._is_ended and self._error is not None:
+            raise self._error
+        return self._is_ended
+
+    def _next(self) -> Any:
         data = self._unread.popleft()
         self._unread_bytes -= len(data)
         self._keep_reading()
@@ -249,9 +295,9 @@ def _told(data: bytes) -> SeriatimError:
         raise MalformedFrame("an error that can't be read") from error
 
 
-def _wake(future: asyncio.Future[None] | None) -> None:
+def _wake(future: asyncio.Future[bool] | None) -> None:
     if future is not None and not future.done():
-        future.set_result(None)
+        future.set_result(False)
 
 
 def _end_when_silent(connection: socket.socket, *, is_caller: bool) -> None:

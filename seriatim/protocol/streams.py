@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.protocol import rpc
-from seriatim.protocol.direct import DirectStream
+from seriatim.protocol.direct import DirectStream, Take
 from seriatim.protocol.errors import PeerLost, SeriatimError
 
 _END: Any = vars(grpc.aio)["EOF"]
@@ -24,6 +24,19 @@ async def read(call: Any) -> Any | None:
     except grpc.aio.AioRpcError as error:
         raise rpc.translated(error) from error
     return None if message is _END else message
+
+
+async def each(call: Any, take: Take) -> bool:
+    """Give each message to `take` until it says no (True), or the other side is done (False); of a direct stream where it arrives.
+
+    Raises as `read`, and what `take` raises.
+    """
+    if isinstance(call, DirectStream):
+        return await call.each(take)
+    while (message := await read(call)) is not None:
+        if not take(message):
+            return True
+    return False
 
 
 def send_now(call: Any, message: Any) -> bool:

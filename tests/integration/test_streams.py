@@ -27,7 +27,7 @@ from seriatim.protocol.frames import Kind
 from seriatim.protocol.names import Index
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
-from seriatim.protocol.streams import read, send, send_now, write
+from seriatim.protocol.streams import each, read, send, send_now, write
 
 Serve = Callable[[Any], Awaitable[None]]
 Open = Callable[[], Awaitable[Any]]
@@ -261,6 +261,39 @@ def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any) -> None:
     run(scenario())
 
 
+def test_each_message_is_given_until_no_more_is_wanted_and_the_rest_is_kept(over: Any) -> None:
+    async def answer_many(call: Any) -> None:
+        await read(call)
+        for number in range(60):
+            await call.write(pb.AppendReply(next_index=number))
+
+    async def scenario() -> None:
+        found: list[int] = []
+
+        def ten(reply: Any) -> bool:
+            found.append(reply.next_index)
+            return len(found) % 10 != 0
+
+        def refused(reply: Any) -> bool:
+            found.append(reply.next_index)
+            raise UnknownLink("not this one")
+
+        async with over(answer_many) as open_call:
+            call = await open_call()
+            await write(call, encoded(1, 0))
+            for _ in range(3):
+                assert await each(call, ten)
+            assert found == list(range(30))
+            with pytest.raises(UnknownLink):
+                await each(call, refused)
+            assert (await read(call)).next_index == 31
+            assert not await each(call, lambda reply: bool(found.append(reply.next_index) or True))
+            assert found == [*range(31), *range(32, 60)]
+            call.cancel()
+
+    run(scenario())
+
+
 # ---- direct ones only ----------------------------------------------------------------------------------------------
 
 
@@ -272,6 +305,28 @@ async def until_closed(data: bytes, port: int) -> bytes:
         return await reader.read()
     finally:
         writer.close()
+
+
+def test_what_comes_when_nobody_waits_any_more_is_kept() -> None:
+    async def scenario() -> None:
+        async with over_tcp(answer_each) as open_call:
+            call = await open_call()
+            waiting = asyncio.ensure_future(each(call, lambda _: pytest.fail("given up")))
+            await write(call, encoded(1, 0))
+            waiting.cancel()
+            await asyncio.sleep(0.05)  # the answer arrives meanwhile
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert (await read(call)).next_index == 1
+            given_up = asyncio.ensure_future(each(call, lambda _: not given_up.cancel()))
+            await write(call, encoded(1, 1))
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            await write(call, encoded(1, 2))
+            assert (await read(call)).next_index == 3
+            call.cancel()
+
+    run(scenario())
 
 
 def test_a_server_that_goes_away_breaks_its_streams() -> None:
