@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from seriatim.protocol import values
+
 
 @contextmanager
 def until_signalled() -> Iterator[None]:
@@ -35,6 +37,7 @@ def until_signalled() -> Iterator[None]:
 
 def run_server(main: Coroutine[Any, Any, object]) -> None:
     """Run a server to its end. What it has imported stays: else each full collection looks through it, 10 ms in which nobody is answered."""
+    values.make_faster()
     gc.freeze()
     asyncio.run(main)
 

@@ -18,7 +18,7 @@ from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
-from seriatim.protocol import log
+from seriatim.protocol import log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCE_BYTES
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
@@ -72,6 +72,7 @@ class Producer:
         on_elected: Callable[[Elected], None] | None = None,
         on_deposed: Callable[[str], None] | None = None,
     ) -> None:
+        values.make_faster()
         if coordinators is None:
             coordinators = os.environ.get(COORDINATOR_VARIABLE, "")
         any_coordinator = Coordinators(coordinators)

@@ -41,6 +41,10 @@ class _Window:
         self._unread = 0
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def is_full(self) -> bool:
+        return self._unread >= self._most
+
     def sent(self) -> None:
         self._unread += 1
 
@@ -57,7 +61,7 @@ class _Window:
     async def room(self, is_over: Callable[[], bool]) -> bool:
         """Wait for it. False: the call was over first."""
         await _next_step()
-        while self._unread >= self._most:
+        while self.is_full:
             if is_over():
                 return False
             self._waiter = asyncio.get_running_loop().create_future()
@@ -169,6 +173,14 @@ class ServerContext:
         self.window.sent()
         self._send(message)
         await self.window.room(lambda: self.is_gone)
+
+    def write_now(self, message: Any) -> bool:
+        """As that of a direct stream."""
+        if self.is_gone or self._is_finished or self.window.is_full:
+            return False
+        self.window.sent()
+        self._send(message)
+        return True
 
     async def read(self) -> Any:
         while not self._incoming:
@@ -323,6 +335,14 @@ class ClientCall:
             raise
         if not is_written and self._status is not None:
             raise _error(*self._status)
+
+    def write_now(self, message: Any) -> bool:
+        """As that of a direct stream."""
+        if self._status is not None or self.window.is_full:
+            return False
+        self.window.sent()
+        self._to_server(self.context.arrived, self.network.carried(message))
+        return True
 
     async def done_writing(self) -> None:
         self._to_server(self.context.half_closed)

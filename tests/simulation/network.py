@@ -143,6 +143,8 @@ class Network:
         self.has_cuts = False
         self.window = MANY
         """So many messages of a stream may be on their way, or unread, before who writes has to wait."""
+        self.is_direct = False
+        """Whether batches go over direct streams: what `send_now` is given is sent at once, where the window has room."""
         self.slow_s: dict[tuple[str, str], float] = {}
         """By how much every message from one host to another is late."""
         self._connections: dict[tuple[Process, Process], Connection] = {}

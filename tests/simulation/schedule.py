@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
@@ -61,7 +61,7 @@ class Shape:
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     `pause_s`: between records of a sender.
     `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
-    `limits`: None for any.
+    `limits`: None for any. `direct`: how often batches go over direct streams.
     """
 
     kinds: tuple[str, ...] = ()
@@ -75,6 +75,11 @@ class Shape:
     pause_s: float = 0.1
     replays: float = 0.2
     limits: Limits | None = None
+    direct: float = 0.0
+
+
+ANY: Final = Shape(direct=0.5)
+"""Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams."""
 
 
 class Stuck(Violation):
@@ -123,6 +128,7 @@ class Schedule(Nemesis):
         world.ensemble.lag_s = chance.choice((0.001, 0.004, 0.02))
         world.ensemble.cut_off_server_s = random.Random(f"cut off {self.seed}").choice(CUT_OFF_SERVER_S)
         world.network.window = random.Random(f"window {self.seed}").choice(WINDOWS)
+        world.network.is_direct = random.Random(f"direct {self.seed}").random() < self.shape.direct
         self._add_applications()
         self._start()
         self.until(lambda: QUEUE in {one.name for one in world.oracle.documents.values()}, "the queue is made", START_S)
@@ -365,7 +371,7 @@ def run(seed: int, shape: Shape | None = None, *, is_traced: bool = False) -> Ou
     gc.disable()
     ignoring, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        return _outcome(seed, shape or Shape(), is_traced=is_traced)
+        return _outcome(seed, shape or ANY, is_traced=is_traced)
     finally:
         sys.unraisablehook = ignoring
 

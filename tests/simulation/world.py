@@ -23,6 +23,7 @@ import seriatim.coordinator.process
 import seriatim.coordinator.service
 import seriatim.producer.buffer
 import seriatim.producer.loop
+from seriatim.broker_group import append, replication
 from seriatim.broker_group.core import invariants, link_record, replica
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.process import BrokerSettings
@@ -34,7 +35,8 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import chain_json, clock, log, rpc
+from seriatim.producer import transport
+from seriatim.protocol import chain_json, clock, log, rpc, values
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
@@ -46,8 +48,8 @@ from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.limits import Limits
 from tests.simulation.loop import Host, Process, SimulatedLoop
 from tests.simulation.network import Network
+from tests.simulation.once import once_described, once_viewed
 from tests.simulation.oracle import Oracle
-from tests.simulation.values import make_faster, once_described, once_viewed
 from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
@@ -378,7 +380,7 @@ class World:
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
     """Put the world in the place of what production finds outside, while the block runs."""
-    make_faster()
+    values.make_faster()
     loop, network = world.loop, world.network
     clocks = _Clocks(loop)
     right_step, right_run, right_eligible = replica.step, Execution.run, readmission.eligible
@@ -413,6 +415,9 @@ def installed(world: World) -> Iterator[None]:
             world.told(world.oracle.send_granted, queue_id, result.link.epoch, result.token)
         return result
 
+    def send_now(call: Any, message: Any) -> bool:
+        return network.is_direct and call is not None and bool(call.write_now(message))
+
     causes = itertools.count()
     replaced: list[tuple[Any, str, Any]] = [
         (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
@@ -426,6 +431,7 @@ def installed(world: World) -> Iterator[None]:
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
         (rpc, "listen", network.listen),
+        *((module, "send_now", send_now) for module in (append, replication, transport)),
         (seriatim.broker_group.process, "ZooKeeperSession", session),
         (seriatim.coordinator.process, "ZooKeeperSession", session),
         (seriatim.producer.loop, "ZooKeeperSession", session),
