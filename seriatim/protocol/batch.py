@@ -44,6 +44,8 @@ _SPAN = struct.Struct("<QQI")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
+_U64S, _I64S = ("L", "l") if struct.calcsize("l") == 8 else ("Q", "q")
+"""As columns have them, a `long` where it is as long: half the time of a `long long`."""
 
 Payload = bytes | memoryview
 """A broker leaves it where it arrived, in the message around it; a client has it as bytes."""
@@ -146,6 +148,11 @@ def _checksum(data: Payload) -> int:
     return crc32c(data, gil_release_mode=0)
 
 
+def _column(typecode: str, numbers: Sequence[int]) -> bytes:
+    """As `array` of them, which reads each number by a format string, at three times the cost."""
+    return struct.pack(f"{len(numbers)}{typecode}", *numbers)
+
+
 def encode_header(header: BatchHeader) -> bytes:
     """The bytes of a header, checksum included."""
     parts: list[bytes] = []
@@ -245,27 +252,27 @@ def encode(columns: RecordColumns, first_index: Index, *, compress: bool = False
     parts: list[bytes] = [b""]
     if not (len(spans) == 1 and spans[0].last_seq - spans[0].first_seq + 1 == count):
         flags |= _HAS_SEQS
-        parts.append(array("Q", columns.seqs).tobytes())
+        parts.append(_column(_U64S, columns.seqs))
     if source_numbers is not None:
         flags |= _HAS_SOURCES
         parts.append(source_numbers)
     first_timestamp = columns.timestamps_ms[0]
-    if columns.timestamps_ms.count(first_timestamp) == count:
+    if columns.timestamps_ms[-1] == first_timestamp and columns.timestamps_ms.count(first_timestamp) == count:
         parts.append(_I64.pack(first_timestamp))
     else:
         flags |= _HAS_TIMESTAMPS
-        parts.append(array("q", columns.timestamps_ms).tobytes())
-    parts.append(array("I", map(len, columns.values)).tobytes())
+        parts.append(_column(_I64S, columns.timestamps_ms))
+    parts.append(_column("I", [len(value) for value in columns.values]))
     bodies = columns.values
     keys = columns.keys
     if keys is not None and keys.count(None) < count:
         flags |= _HAS_KEYS
-        parts.append(array("i", [-1 if key is None else len(key) for key in keys]).tobytes())
+        parts.append(_column("i", [-1 if key is None else len(key) for key in keys]))
         bodies = bodies + [key for key in keys if key is not None]
     if columns.headers is not None and any(columns.headers):
         flags |= _HAS_HEADERS
         encoded = [_encode_headers(headers) for headers in columns.headers]
-        parts.append(array("I", map(len, encoded)).tobytes())
+        parts.append(_column("I", [len(one) for one in encoded]))
         bodies = bodies + encoded
     parts[0] = bytes((flags,))
     parts += bodies

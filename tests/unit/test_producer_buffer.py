@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -280,6 +283,67 @@ def test_a_full_buffer_holds_the_sender_back_until_there_is_room() -> None:
     # There is room a moment before the batch is done.
     timer.join()
     assert shared.is_done
+
+
+def test_whoever_sends_while_a_batch_is_being_closed_waits() -> None:
+    buffer = new()
+    send(buffer, b"before")
+    found: list[Handle] = []
+    sender = threading.Thread(target=lambda: found.append(send(buffer, b"meanwhile")))
+    with buffer._lock:
+        sender.start()
+        sender.join(0.05)
+        assert sender.is_alive()
+        assert buffer._values == [b"before"]
+    sender.join(60)
+    assert [columns.values for columns in taken(buffer)] == [[b"before", b"meanwhile"]]
+    assert found[0].row == 1
+
+
+class _Interrupting:
+    """Garbage: when the collector finds it, another thread runs."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_that_send_at_once_lose_no_record_and_share_no_row() -> None:
+    buffer = new(max_block_s=60)
+    batches: dict[SharedBatch, list[bytes]] = {}
+    sent: list[tuple[bytes, Handle]] = []
+    is_over = False
+
+    def take() -> None:
+        while not is_over or buffer._open is not None:
+            while (one := buffer.take(0)) is not None:
+                batches[one[0]] = one[1].values
+                buffer.complete(one[0])
+
+    def send_many(name: int) -> None:
+        for number in range(5000):
+            _Interrupting()
+            value = b"%d %d" % (name, number)
+            sent.append((value, buffer.send(value)))
+
+    taker, senders = threading.Thread(target=take), [threading.Thread(target=send_many, args=(n,)) for n in range(3)]
+    before, collected = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(20)
+    try:
+        for thread in (taker, *senders):
+            thread.start()
+        for thread in senders:
+            thread.join()
+        is_over = True
+        taker.join()
+    finally:
+        sys.setswitchinterval(before)
+        gc.set_threshold(*collected)
+    assert [batches[handle.batch][handle.row] for _, handle in sent] == [value for value, _ in sent]
+    assert len({(handle.batch.number, handle.row) for _, handle in sent}) == sum(map(len, batches.values())) == 15_000
 
 
 def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
