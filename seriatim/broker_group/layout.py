@@ -11,6 +11,7 @@ from seriatim.broker_group.core.link_record import LinkKey, Position
 from seriatim.protocol.names import Epoch, Index, QueueId
 
 _POSITION: Final = struct.Struct(">QQ32s")
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def key(kind: bytes, link: LinkKey, number: int | None = None) -> bytes:
@@ -45,7 +46,7 @@ class StoredPosition:
 
 def encode_position(stored: StoredPosition) -> bytes:
     """The value of `P`, whose key says the index."""
-    marks = json.dumps(dict(stored.position.marks), separators=(",", ":")).encode()
+    marks = _COMPACT(dict(stored.position.marks)).encode()
     return _POSITION.pack(stored.committed_index, stored.size_bytes, stored.position.hash) + marks
 
 

@@ -399,6 +399,8 @@ class _Sink:
             for key, value in write.puts:
                 changes.put(key, value)
         self._database.write(changes, None if uses_log else self._unlogged)
+        if uses_log:
+            self._logs.wrote()
 
     def flush(self) -> None:
         self._logs.sync()

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Final, overload
 
 from seriatim.producer.acknowledged import Acknowledged
 from seriatim.protocol import log
@@ -18,6 +18,8 @@ from seriatim.protocol.errors import DeadlineOver, SeriatimError
 from seriatim.protocol.names import Epoch, Index, Offset
 
 _log = log.logger("producer")
+_FOR_EVER: Final = -1.0
+"""As a lock's timeout."""
 
 
 class SharedBatch:
@@ -27,7 +29,7 @@ class SharedBatch:
     `resumed`: rows that turned out to be stored already, rising.
     """
 
-    __slots__ = ("_callbacks", "_event", "_lock", "base", "count", "epoch", "error", "first_index", "is_done", "number", "resumed",
+    __slots__ = ("_callbacks", "_lock", "_waiting", "base", "count", "epoch", "error", "first_index", "is_done", "number", "resumed",
                  "seqs", "size_bytes", "source")  # fmt: skip
 
     def __init__(self, number: int, lock: threading.Lock) -> None:
@@ -44,7 +46,9 @@ class SharedBatch:
         self.size_bytes = 0
         self.count = 0
         self._callbacks: list[Callable[[], None]] = []
-        self._event: threading.Event | None = None
+        self._waiting: list[
+            threading.Lock
+        ] = []  # one held for each thread: an Event would be three objects and six calls
 
     def identity(self, row: int) -> tuple[str, int]:
         """Source and seq of a row. Known once the batch is closed."""
@@ -66,9 +70,9 @@ class SharedBatch:
             self.error = error
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
-            event = self._event
-        if event is not None:
-            event.set()
+            waiting, self._waiting = self._waiting, []
+        for held in waiting:
+            held.release()
         for callback in callbacks:
             _run(callback)
 
@@ -77,10 +81,15 @@ class SharedBatch:
         with self._lock:
             if self.is_done:
                 return True
-            event = self._event
-            if event is None:
-                event = self._event = threading.Event()
-        return event.wait(timeout_s)
+            held = threading.Lock()
+            held.acquire()
+            self._waiting.append(held)
+        if held.acquire(timeout=_FOR_EVER if timeout_s is None else max(0.0, timeout_s)):
+            return True
+        with self._lock:
+            if not self.is_done:
+                self._waiting.remove(held)
+            return self.is_done
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call once at the end, on the producer's thread; at once, here, where that was before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -517,6 +518,8 @@ def test_every_log_that_can_hold_unsynced_bytes_is_synced(tmp_path: Path, monkey
         (["000004.log", "000007.log"], ["000007.log"], 2),
         (["000004.log", "000007.log", "000009.log", "000010.log"], ["000007.log", "000009.log", "000010.log"], 3),
         (["000010.log"], ["000010.log"], 3),
+        (["000010.log", "000011.log"], ["000010.log", "000011.log"], 4),
+        (["000011.log"], ["000011.log"], 4),
     ]
     for present, expected, directory_syncs in steps:
         for path in tmp_path.iterdir():
@@ -524,11 +527,62 @@ def test_every_log_that_can_hold_unsynced_bytes_is_synced(tmp_path: Path, monkey
                 path.unlink()
         for name in present:
             (tmp_path / name).touch()
+        with (tmp_path / present[-1]).open("ab") as newest:
+            newest.write(b"a write")
+        logs.wrote()
         synced.clear()
         logs.sync()
         assert synced == expected
         assert len(directories) == directory_syncs
     logs.close()
+
+
+def test_the_log_that_a_write_went_to_is_synced_whenever_the_database_begins_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(64 * 1024)
+    database = rocksdict.Rdict(str(tmp_path), options)
+    logs = LogFiles(tmp_path)
+    synced: set[str] = set()
+    listings: list[object] = []
+    real_sync, real_list = os.fdatasync, os.listdir
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink().name.removesuffix(" (deleted)"))
+        real_sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    monkeypatch.setattr(os, "listdir", lambda path: listings.append(path) or real_list(path))
+    found: set[str] = set()
+    for number in range(600):
+        written: set[str] = set()
+        if number % 97 == 0:
+            database.flush(True)
+        for part in range(number % 3 + 1):  # of some groups of writes, too
+            before = sizes(tmp_path)
+            database.put(b"%d %d" % (number, part), b"v" * (1 + number * 7 % 900))
+            logs.wrote()
+            written |= {name for name, size in sizes(tmp_path).items() if size > before.get(name, 0)}
+        assert written
+        logs.sync()
+        assert written & sizes(tmp_path).keys() <= synced, "or a table file has superseded it"
+        synced.clear()
+        found |= written
+    assert len(found) > 5
+    assert len(listings) < 100
+    logs.close()
+    database.close()
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Of the logs in it."""
+    found = {}
+    for path in directory.glob("*.log"):
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+            found[path.name] = path.stat().st_size
+    return found
 
 
 @pytest.mark.parametrize(("failure", "is_defect"), [(OSError("broken"), False), (KeyError("a defect"), True)])
