@@ -398,8 +398,8 @@ class Broker:
         present = self.peer.present
         if runner.slave is not None or _is_over(runner) or present is None:
             return
-        if self.peer.connected == runner.record.peer == present[0]:
-            await self._connect_slave(runner, present[1], self.peer.direct)
+        if self.peer.connected == runner.record.peer == present.incarnation:
+            await self._connect_slave(runner, present.stub, present.direct)
 
     async def _connect_slave(self, runner: LinkRunner, stub: Any, direct: str) -> None:
         """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""

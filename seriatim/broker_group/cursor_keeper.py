@@ -143,11 +143,10 @@ class CursorKeeper:
 
     async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str, *, is_copied: bool = False) -> None:
         present = self._broker.peer.present
-        if present is None or self._broker.peer.connected != present[0]:
+        if present is None or self._broker.peer.connected != present.incarnation:
             raise Unreachable("the other member can't be reached")
-        incarnation, stub = present
         request = pb.CommitCursorRequest(
-            link=link_name(runner, self._broker.cluster, incarnation),
+            link=link_name(runner, self._broker.cluster, present.incarnation),
             subscription_id=record.subscription_id,
             generation=record.generation,
             token=record.token,
@@ -156,7 +155,7 @@ class CursorKeeper:
             is_copied=is_copied,
             cause_id=cause_id,
         )
-        await rpc.call(stub.CommitCursor, request, RELAY_TIMEOUT_S)
+        await rpc.call(present.stub.CommitCursor, request, RELAY_TIMEOUT_S)
 
     async def _note_stale(self, runner: LinkRunner, record: CursorRecord) -> None:
         """Note that the peer's cursors are stale, once per outage and generation of a subscription.
@@ -227,10 +226,9 @@ class CursorKeeper:
         present = self._broker.peer.present
         if present is None:
             raise Unreachable("the other member isn't registered")
-        incarnation, stub = present
         async with self._lock(runner.key):
-            name = link_name(runner, self._broker.cluster, incarnation)
-            reply = await rpc.call(stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
+            name = link_name(runner, self._broker.cluster, present.incarnation)
+            reply = await rpc.call(present.stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
                 theirs = CursorRecord(
                     SubscriptionId(cursor.subscription_id),

@@ -15,6 +15,7 @@ from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
+from seriatim.broker_group.peer import Registered
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
@@ -219,7 +220,9 @@ class Membership:
                 try:
                     data, _ = await self._session.get(path, self._peer_changed.set)
                     registration = Registration.decode(data)
-                    self._broker.peer.register((registration.incarnation, registration.address), registration.direct)
+                    self._broker.peer.register(
+                        Registered(registration.incarnation, registration.address, registration.direct)
+                    )
                 except NoNode:
                     self._broker.peer.register(None)
                     if await self._session.exists(path, self._peer_changed.set):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -25,6 +25,22 @@ SILENCE_S = 1.5
 RETRY_S = 0.1
 
 
+class Registered(NamedTuple):
+    """What ZooKeeper says of the peer. `direct`: where it takes batches without gRPC; empty: nowhere."""
+
+    incarnation: Incarnation
+    address: str
+    direct: str = ""
+
+
+class Present(NamedTuple):
+    """The peer as it can be called. `direct`: as in `Registered`."""
+
+    incarnation: Incarnation
+    stub: Any
+    direct: str
+
+
 class Peer:
     """See the module. `changed` is called when `connected` changed."""
 
@@ -32,10 +48,8 @@ class Peer:
         self._cluster = cluster
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
         self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub)
-        self._found = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.registered: tuple[Incarnation, str] | None = None
-        self.direct = ""
+        self.registered: Registered | None = None
         self.connected: Incarnation | None = None
         self.changed: Callable[[], None] = lambda: None
 
@@ -44,16 +58,15 @@ class Peer:
         return self._connections.stub(address)
 
     @property
-    def present(self) -> tuple[Incarnation, Any] | None:
+    def present(self) -> Present | None:
         """The peer that is registered now, connected or not."""
         if self.registered is None:
             return None
-        incarnation, address = self.registered
-        return incarnation, self.stub(address)
+        incarnation, address, direct = self.registered
+        return Present(incarnation, self.stub(address), direct)
 
-    def register(self, registered: tuple[Incarnation, str] | None, direct: str = "") -> None:
-        """What ZooKeeper says of the peer: incarnation and address, None: not registered; where it takes batches without gRPC."""
-        self.direct = direct
+    def register(self, registered: Registered | None) -> None:
+        """Follow what ZooKeeper says of the peer; None: it isn't registered."""
         if registered == self.registered:
             return
         self.registered = registered
@@ -62,7 +75,8 @@ class Peer:
             self._task = None
         self._disconnected()
         if registered is not None:
-            self._task = asyncio.get_running_loop().create_task(self._keep_connected(*registered), name="peer")
+            keeping = self._keep_connected(registered.incarnation, registered.address)
+            self._task = asyncio.get_running_loop().create_task(keeping, name="peer")
 
     def _disconnected(self) -> None:
         if self.connected is not None:

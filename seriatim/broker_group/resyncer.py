@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from itertools import starmap
-from typing import Any
 
 import grpc.aio
 
@@ -21,6 +20,7 @@ from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import Present
 from seriatim.broker_group.replication import link_name
 from seriatim.protocol import chain_json, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -208,17 +208,17 @@ class Resyncer:
 
     # ---- copying
 
-    def _peer(self) -> tuple[Any, Any]:
+    def _peer(self) -> Present:
         present = self._broker.peer.present
         if present is None:
             raise Unreachable("the other member isn't registered")
         return present
 
     async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
-        incarnation, stub = self._peer()
-        name = link_name(runner, self._broker.cluster, incarnation)
+        peer = self._peer()
+        name = link_name(runner, self._broker.cluster, peer.incarnation)
         request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
-        async for message in stub.CopyLink(request):
+        async for message in peer.stub.CopyLink(request):
             for encoded in message.batches():
                 yield encoded
 
@@ -248,9 +248,9 @@ class Resyncer:
         _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
 
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
-        incarnation, stub = self._peer()
-        name = link_name(runner, self._broker.cluster, incarnation)
-        reply = await rpc.call(stub.DescribeLink, pb.DescribeLinkRequest(link=name), DESCRIBE_TIMEOUT_S)
+        peer = self._peer()
+        name = link_name(runner, self._broker.cluster, peer.incarnation)
+        reply = await rpc.call(peer.stub.DescribeLink, pb.DescribeLinkRequest(link=name), DESCRIBE_TIMEOUT_S)
         if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
             raise MemberBehind("the peer doesn't hold what the certificate names either", epoch=runner.record.epoch)
 

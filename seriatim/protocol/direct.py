@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from seriatim.protocol import errors, frames, log
 from seriatim.protocol.errors import (
-    BugError,
     IncompatibleVersion,
     InvalidArgument,
     MalformedFrame,
@@ -411,6 +410,6 @@ async def _serve(stream: DirectStream, name: str, method: Method) -> None:
         stream.fail(error)
     except Exception as error:
         _log.exception("call failed", method=name)
-        stream.fail(BugError(f"{type(error).__name__} in {name}: {error}"))
+        stream.fail(errors.defect(error, name))
     else:
         stream.finish()

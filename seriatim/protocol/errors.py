@@ -101,6 +101,11 @@ class BugError(SeriatimError):
     grpc_status = "INTERNAL"
 
 
+def defect(error: Exception, where: str) -> BugError:
+    """What nobody foresaw, for who called it."""
+    return BugError(f"{type(error).__name__} in {where}: {error}")
+
+
 class InvalidArgument(CallerError):
     code = "invalid-argument"
 

@@ -14,6 +14,7 @@ from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.errors import MalformedFrame
 
 MAX_FRAME_BYTES: Final = 2 * MAX_PAYLOAD_BYTES
+"""Of a message by gRPC, too."""
 BUFFER_BYTES: Final = 64 * 1024
 """A frame that doesn't fit into so much has a buffer of its own."""
 _HEAD: Final = struct.Struct("<IB")

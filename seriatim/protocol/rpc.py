@@ -16,17 +16,16 @@ import grpc
 import grpc.aio
 
 from seriatim.protocol import errors, log, patience
-from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.frames import MAX_FRAME_BYTES
 
 _log = log.logger("rpc")
 
-MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 _POLLER = "PollerCompletionQueue"
 
 _COMMON_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     # Where no packet comes back the connection is given up after 5 s (TCP_USER_TIMEOUT); a broken one is seen at once.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 2000),
@@ -183,7 +182,7 @@ def answers_errors(
             raise  # gRPC's own: the call, or the whole server, is over
         except Exception as error:
             _log.exception("call failed", method=method.__name__)
-            await abort(context, BugError(f"{type(error).__name__} in {method.__name__}: {error}"))
+            await abort(context, errors.defect(error, method.__name__))
             raise
 
     return answer
@@ -205,6 +204,6 @@ def stream_answers_errors(
             raise
         except Exception as error:
             _log.exception("call failed", method=method.__name__)
-            await abort(context, BugError(f"{type(error).__name__} in {method.__name__}: {error}"))
+            await abort(context, errors.defect(error, method.__name__))
 
     return answer

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.peer import Peer, Registered
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub, add_broker
@@ -63,7 +63,7 @@ def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_err
         seen: list[Incarnation | None] = []
         peer.changed = lambda: seen.append(peer.connected)
         async with serving(other) as address:
-            peer.register((OTHER, address))
+            peer.register(Registered(OTHER, address))
             try:
                 await other.third.wait()
             finally:

@@ -55,9 +55,9 @@ async def _as_the_peer(right: Any, self: Resyncer) -> str:
         if record.end is None:
             continue
         runner = broker.link(record.key)
-        incarnation, stub = self._peer()
-        asked = pb.DescribeLinkRequest(link=link_name(runner, broker.cluster, incarnation))
-        reply = await rpc.call(stub.DescribeLink, asked, 1.0)
+        peer = self._peer()
+        asked = pb.DescribeLinkRequest(link=link_name(runner, broker.cluster, peer.incarnation))
+        reply = await rpc.call(peer.stub.DescribeLink, asked, 1.0)
         if reply.next_index < runner.state.durable:
             await broker.store.cut(record, Index(reply.next_index))
             runner.reload(record)
