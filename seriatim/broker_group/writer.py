@@ -7,9 +7,9 @@ loop, one call a group. A disk that failed once is not trusted again: everything
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -81,9 +81,7 @@ class Writer:
     def __init__(self, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
         self._sink = sink
         self._loop = loop
-        self._ready = threading.Condition()
-        self._queue: deque[Write] = deque()
-        self._is_closing = False
+        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()  # None: that was all
         self._unflushed: list[Write] = []
         self._due_s: float | None = None
         self._failure: DiskFailed | None = None
@@ -93,27 +91,17 @@ class Writer:
 
     def submit(self, write: Write) -> None:
         self.pending_bytes += write.size_bytes
-        with self._ready:
-            self._queue.append(write)
-            self._ready.notify()
+        self._queue.put(write)
 
     def close(self) -> None:
         """Finish what was submitted, flush, and end the thread. Blocks."""
-        with self._ready:
-            self._is_closing = True
-            self._ready.notify()
+        self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._ready:
-                while not self._queue and not self._is_closing:
-                    timeout_s = None if self._due_s is None else max(0.0, self._due_s - time.monotonic())
-                    if timeout_s == 0.0 or not self._ready.wait(timeout_s):
-                        break
-                writes = list(self._queue)
-                self._queue.clear()
-                is_closing = self._is_closing
+        is_closing = False
+        while not is_closing:
+            writes, is_closing = self._waiting()
             for run in _runs(writes):
                 try:
                     self._serve(run, is_last=is_closing)
@@ -123,8 +111,19 @@ class Writer:
                     else:
                         _log.exception("write failed")
                     self._fail(run, error)
-            if is_closing:
-                return
+
+    def _waiting(self) -> tuple[list[Write], bool]:
+        """All that waits, and whether it is the last; nothing where a flush is due before something comes."""
+        found: list[Write] = []
+        try:
+            timeout_s = None if self._due_s is None else max(0.0, self._due_s - time.monotonic())
+            one = self._queue.get(timeout=timeout_s)
+            while one is not None:
+                found.append(one)
+                one = self._queue.get_nowait()
+        except queue.Empty:
+            return found, False
+        return found, True
 
     def _serve(self, writes: list[Write], *, is_last: bool) -> None:
         if self._failure is not None:

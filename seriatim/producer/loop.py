@@ -298,7 +298,7 @@ class SendingLoop:
                 return
             shared, columns = taken
             self._batches[shared.number] = shared
-            batch = encode(columns, Index(0), compress=self._settings.is_compressing)
+            batch = encode(columns, self._state.next_index, compress=self._settings.is_compressing)  # where it will go
             self._step(events.BatchClosed(shared.number, batch))
 
     # ---- effects -----------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ class EncodedBatch:
 
     def at(self, first_index: Index) -> EncodedBatch:
         """The same records at another index: a new header, the same payload."""
+        if first_index == self.header.first_index:
+            return self
         header = BatchHeader(
             first_index,
             self.header.count,
