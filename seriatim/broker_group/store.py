@@ -34,11 +34,11 @@ from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, P
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import MAGIC, SUFFIX, LargeBatch, Place, SegmentFiles
-from seriatim.broker_group.writer import Deletion, Done, Write, Writer
+from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
-from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame, SeriatimError
+from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, SubscriptionId
 
 FORMAT: Final = 2
@@ -434,9 +434,10 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
     except Exception as error:
         os.close(lock)
         raise DiskFailed(f"can't open the data in {directory}: {error}") from error
-    found = database.get(b"Midentity")
-    identity: dict[str, Any] = json.loads(found) if found else {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
     try:
+        found = database.get(b"Midentity")
+        new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
+        identity: dict[str, Any] = json.loads(found) if found else new
         _check_identity(directory, identity, place)
         identity |= {"start": identity["start"] + 1, "format": FORMAT}
         synced = rocksdict.WriteOptions()
@@ -445,9 +446,12 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         incarnation = Incarnation(identity["disk_id"], identity["start"])
         store = Store(directory, database, _segments(directory), lock, incarnation, segment_bytes)
         store.forget_orphans()
-    except SeriatimError:
-        database.close()
+    except Exception as error:
+        with contextlib.suppress(Exception):  # what it says then, it said before
+            database.close()
         os.close(lock)
+        if is_the_disk_s(error):
+            raise DiskFailed(f"can't open the data in {directory}: {error}") from error
         raise
     return store
 

@@ -106,7 +106,7 @@ class Writer:
                 try:
                     self._serve(run, is_last=is_closing)
                 except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
-                    if _is_the_disk_s(error):
+                    if is_the_disk_s(error):
                         _log.error("write failed", reason=error)
                     else:
                         _log.exception("write failed")
@@ -170,7 +170,7 @@ class Writer:
             done(tag, error)
 
 
-def _is_the_disk_s(error: Exception) -> bool:
+def is_the_disk_s(error: Exception) -> bool:
     """And no defect of ours. What RocksDB says comes as a plain Exception."""
     return isinstance(error, OSError) or type(error) is Exception
 

@@ -273,6 +273,7 @@ class DiskFailed(WorldError):
     code = "disk-failed"
     asks_route = True
     grpc_status = "DATA_LOSS"
+    next_step = "start this member again, on a disk that works; with an empty directory where files are damaged: the other member fills it"
 
 
 class PeerLost(WorldError):

@@ -121,6 +121,7 @@ class Nemesis:
 
         def is_whole() -> bool:
             self._note_deaths(scene, fault)
+            self._replace_failed_disks(scene, fault)
             self._start_servers(fault)
             for name in scene.clients:
                 scene.start_client(name)
@@ -387,6 +388,17 @@ class Nemesis:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(start, stopped))
         self._distrusted.clear()
+
+    def _replace_failed_disks(self, scene: Round, fault: Fault) -> None:
+        """Damage in a table of RocksDB's ends all writing where that table is rewritten, also long after the batch in it was mended.
+
+        A member that says so of a disk that we damaged is given a blank one, as operations.md has it.
+        """
+        failed = self._damaged & scene.members_that_say("Corruption")
+        for name in sorted(failed - self._killed - self._paused):
+            fault.note += f"{name}'s disk failed, and was replaced by a blank one; "
+            self._cluster.supervisor.stop(name)
+            self._wipe((name,))
 
     def bring_back_what_left(self, scene: Round) -> None:
         """The disks of a group that was removed are kept until the round is judged: then they are looked at, too."""

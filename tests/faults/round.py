@@ -235,6 +235,11 @@ class Round:
         }
         return members <= found and groups <= set(self.view().send_list)
 
+    def members_that_say(self, what: str) -> set[str]:
+        """Whose problem, as people are told it, has this in it. Raises SeriatimError."""
+        groups = self.ask("ListGroups", pb.ListGroupsRequest()).groups
+        return {f"{group.group}-{one.member}" for group in groups for one in group.members if what in one.problem}
+
     def note_positions(self) -> None:
         """Keep where each subscription's present generation started. Raises SeriatimError."""
         view = self.view()

@@ -498,6 +498,46 @@ def test_a_disk_that_fails_is_told_in_a_line_when_it_writes_and_when_it_closes(t
     assert not defects(ended.stderr)
 
 
+def test_damage_in_a_table_ends_writing_when_that_is_rewritten_also_after_its_batch_was_mended(tmp_path: Path) -> None:
+    """RocksDB trusts no table that it can't read, and so does the member: it says what to do."""
+    sent = batches(60)
+
+    def reopened(scenario: Callable[[Store], Awaitable[None]]) -> None:
+        async def opened() -> None:
+            store = open_store(tmp_path, "c/g1-a", segment_bytes=1 << 30)
+            try:
+                await scenario(store)
+            finally:
+                with contextlib.suppress(DiskFailed):
+                    await store.close()
+
+        asyncio.run(opened())
+
+    async def mended(store: Store) -> None:
+        store.repair(RECORD.key, sent[0], lambda *_: None)
+        await store.flushed()
+
+    async def rewritten(store: Store) -> None:
+        for _ in range(50):  # a table is rewritten by a thread of RocksDB's
+            await store.keep_link(RECORD)
+            await asyncio.sleep(0.02)
+
+    reopened(filled)
+    reopened(mended)
+    table = min(path for path in (tmp_path / "data").glob("*.sst") if sent[0].payload in path.read_bytes())
+    damaged = bytearray(table.read_bytes())
+    damaged[damaged.index(sent[0].payload) + 5] ^= 4
+    table.write_bytes(damaged)
+    told = ""
+    for _ in range(12):
+        try:
+            reopened(rewritten)
+        except DiskFailed as error:
+            told = str(error)
+    assert "Corruption" in told
+    assert "empty directory" in told
+
+
 def test_every_log_that_can_hold_unsynced_bytes_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fdatasync
