@@ -42,14 +42,13 @@ class LogFiles:
 
     def sync(self) -> None:
         """Everything that was written before the call is durable after it. Raises OSError; then nothing is known."""
-        is_newest_known, self._is_newest_known = self._is_newest_known, False
-        if is_newest_known:
+        if self._is_newest_known:
             os.fdatasync(self._open[self._newest])
-        else:
-            self._sync_all()
-        if self._newest in self._open:
+            return
+        self._sync_all()
+        self._is_newest_known = self._newest in self._open
+        if self._is_newest_known:
             self._size_bytes = os.fstat(self._open[self._newest]).st_size
-            self._is_newest_known = True
 
     def _sync_all(self) -> None:
         names = {int(name[:-4]): name for name in os.listdir(self._directory) if name.endswith(".log")}  # noqa: PTH208 - per flush

@@ -48,7 +48,7 @@ class SharedBatch:
         self._callbacks: list[Callable[[], None]] = []
         self._waiting: list[
             threading.Lock
-        ] = []  # one held for each thread: an Event would be three objects and six calls
+        ] = []  # a held one for each thread; an Event would be three objects, six calls
 
     def identity(self, row: int) -> tuple[str, int]:
         """Source and seq of a row. Known once the batch is closed."""

@@ -121,8 +121,8 @@ class Nemesis:
 
         def is_whole() -> bool:
             self._note_deaths(scene, fault)
-            self._replace_failed_disks(scene, fault)
             self._start_servers(fault)
+            self._replace_failed_disks(scene, fault)
             for name in scene.clients:
                 scene.start_client(name)
             return len(self._cluster.zookeeper_modes()) == len(ZOOKEEPERS) and scene.is_whole(members, groups)
@@ -381,9 +381,7 @@ class Nemesis:
                 if name not in self._damaged:
                     raise
                 fault.note += f"{name}'s disk was refused at the start, and replaced by a blank one; "
-                self._cluster.supervisor.stop(name)
-                self._wipe((name,))
-                self._cluster.start_servers([name])
+                self._replace_disk(name)
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(start, stopped))
@@ -394,11 +392,15 @@ class Nemesis:
 
         A member that says so of a disk that we damaged is given a blank one, as operations.md has it.
         """
-        failed = self._damaged & scene.members_that_say("Corruption")
-        for name in sorted(failed - self._killed - self._paused):
+        failed = self._damaged & scene.members_that_say("Corruption") if self._damaged else set()
+        for name in sorted(failed):
             fault.note += f"{name}'s disk failed, and was replaced by a blank one; "
-            self._cluster.supervisor.stop(name)
-            self._wipe((name,))
+            self._replace_disk(name)
+
+    def _replace_disk(self, name: str) -> None:
+        self._cluster.supervisor.stop(name)
+        self._wipe((name,))
+        self._cluster.start_servers([name])
 
     def bring_back_what_left(self, scene: Round) -> None:
         """The disks of a group that was removed are kept until the round is judged: then they are looked at, too."""
