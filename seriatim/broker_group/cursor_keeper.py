@@ -223,12 +223,10 @@ class CursorKeeper:
     @uninterrupted
     async def take_from_peer(self, runner: LinkRunner) -> None:
         """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""
-        present = self._broker.peer.present
-        if present is None:
-            raise Unreachable("the other member isn't registered")
+        peer = self._broker.peer.to_call()
         async with self._lock(runner.key):
-            name = link_name(runner, self._broker.cluster, present.incarnation)
-            reply = await rpc.call(present.stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
+            name = link_name(runner, self._broker.cluster, peer.incarnation)
+            reply = await rpc.call(peer.stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
                 theirs = CursorRecord(
                     SubscriptionId(cursor.subscription_id),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
-from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.errors import SeriatimError, Unreachable
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.streams import read, write
 
@@ -64,6 +64,13 @@ class Peer:
             return None
         incarnation, address, direct = self.registered
         return Present(incarnation, self.stub(address), direct)
+
+    def to_call(self) -> Present:
+        """The peer that is registered now. Raises Unreachable where it isn't."""
+        present = self.present
+        if present is None:
+            raise Unreachable("the other member isn't registered")
+        return present
 
     def register(self, registered: Registered | None) -> None:
         """Follow what ZooKeeper says of the peer; None: it isn't registered."""

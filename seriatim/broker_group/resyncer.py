@@ -20,14 +20,13 @@ from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.peer import Present
 from seriatim.broker_group.replication import link_name
 from seriatim.protocol import chain_json, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError, Unreachable
+from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
@@ -103,9 +102,7 @@ class Resyncer:
                 await self._do(action)
             except (SeriatimError, grpc.aio.AioRpcError) as error:
                 found = rpc.translated(error) if isinstance(error, grpc.aio.AioRpcError) else error
-                problem = (
-                    f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found.message}"
-                )
+                problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
                 if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
                 if problem != self.problem:
@@ -208,14 +205,8 @@ class Resyncer:
 
     # ---- copying
 
-    def _peer(self) -> Present:
-        present = self._broker.peer.present
-        if present is None:
-            raise Unreachable("the other member isn't registered")
-        return present
-
     async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
-        peer = self._peer()
+        peer = self._broker.peer.to_call()
         name = link_name(runner, self._broker.cluster, peer.incarnation)
         request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
         async for message in peer.stub.CopyLink(request):
@@ -248,7 +239,7 @@ class Resyncer:
         _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
 
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
-        peer = self._peer()
+        peer = self._broker.peer.to_call()
         name = link_name(runner, self._broker.cluster, peer.incarnation)
         reply = await rpc.call(peer.stub.DescribeLink, pb.DescribeLinkRequest(link=name), DESCRIBE_TIMEOUT_S)
         if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
