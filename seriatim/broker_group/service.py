@@ -205,6 +205,10 @@ class BrokerService(BrokerServicer):
 
     @answers_errors
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await self.fetch(context)
+
+    async def fetch(self, context: Any) -> None:
+        """Serve a Fetch, by gRPC or direct."""
         await FetchStream(self._broker, self._keeper, context).run()
 
     @answers_errors

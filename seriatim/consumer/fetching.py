@@ -150,41 +150,40 @@ class Fetcher:
             takes_several=True,
         )
         _log.debug("fetch", queue=view.queue, epoch=order.epoch, from_index=order.from_index, member=order.side)
-        stream = FetchStream(self._members.stub(order.side.address), order.side.address, opening)
+        stream = FetchStream(self._members, order.side, opening)
         self._streams[order.fetch_id] = stream, asyncio.create_task(self._follow(order.fetch_id, stream))
 
     async def _follow(self, fetch_id: int, stream: FetchStream) -> None:
+        def take(reply: pb.FetchReply | BatchMessage) -> bool:
+            if fetch_id in self._streams:
+                self.happened(_event(fetch_id, reply))
+            return fetch_id in self._streams
+
         reason = "the member ended the stream"
         try:
-            async for reply in stream.replies():
-                self.happened(_event(fetch_id, reply))
-                if fetch_id not in self._streams:
-                    return
+            await stream.run(take)
         except SeriatimError as error:
             reason = f"{error.code}: {error.message}"
             if error.code in {Fenced.code, OlderGeneration.code}:
                 self._on_refused(error)
-        finally:
-            stream.close()
-        self._streams.pop(fetch_id, None)
-        self.happened(FetchFailed(fetch_id, reason))
+        if self._streams.pop(fetch_id, None) is not None:
+            self.happened(FetchFailed(fetch_id, reason))
 
     def _close(self, fetch_id: int) -> None:
         found = self._streams.pop(fetch_id, None)
         if found is not None:
-            found[0].close()
+            found[1].cancel()
 
     async def stop(self) -> None:
         """Close every stream and the timer."""
         for timer in (self._timer, self._silence):
             if timer is not None:
                 timer.cancel()
-        streams = list(self._streams.values())
+        tasks = [task for _, task in self._streams.values()]
         self._streams.clear()
-        for stream, task in streams:
-            stream.close()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(task for _, task in streams), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchesArrived | EndReached | Heard:

@@ -1,16 +1,17 @@
-"""The reader's calls over gRPC to members."""
+"""The reader's calls to members."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import Iterable
 
-import grpc.aio
-
-from seriatim.protocol import rpc
+from seriatim.consumer.core.view import Side
+from seriatim.protocol import batch_streams, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchMessage, BatchStub
+from seriatim.protocol.batch_streams import BatchStub
+from seriatim.protocol.direct import Take
+from seriatim.protocol.errors import IncompatibleVersion
+from seriatim.protocol.streams import Outgoing, each
 
 
 class Members:
@@ -32,33 +33,32 @@ class Members:
 
 
 class FetchStream:
-    """One Fetch at one member: credit goes there, batches come back.
+    """One Fetch at one member: credit goes there, batches come back."""
 
-    Iterate it for the replies. Raises SeriatimErrors.
-    """
-
-    def __init__(self, stub: BatchStub, address: str, opening: pb.FetchOpen) -> None:
-        self._address = address
-        self._requests: asyncio.Queue[pb.FetchRequest | None] = asyncio.Queue()
-        self._requests.put_nowait(pb.FetchRequest(open=opening))
-        self._call: Any = stub.Fetch(self._outgoing())  # type: ignore[arg-type] # grpc-stubs knows sync calls only
-
-    async def _outgoing(self) -> AsyncIterator[pb.FetchRequest]:
-        while (request := await self._requests.get()) is not None:
-            yield request
+    def __init__(self, members: Members, side: Side, opening: pb.FetchOpen) -> None:
+        self._members = members
+        self._side = side
+        self._opening = pb.FetchRequest(open=opening)
+        self._outgoing = Outgoing()
 
     def give_credit(self, size_bytes: int) -> None:
-        self._requests.put_nowait(pb.FetchRequest(credit_bytes=size_bytes))
+        self._outgoing.put(pb.FetchRequest(credit_bytes=size_bytes))
 
-    def close(self) -> None:
-        self._requests.put_nowait(None)
-        self._call.cancel()
-
-    async def replies(self) -> AsyncIterator[pb.FetchReply | BatchMessage]:
+    async def run(self, take: Take) -> None:
+        """Give each reply to `take`, where it arrives, until it says no or the member is done. Raises SeriatimErrors, and what `take` raises."""
         try:
-            async for reply in self._call:
-                yield reply
-        except grpc.aio.AioRpcError as error:
-            raise rpc.translated(error, self._address) from error
+            await self._run(self._side.direct, take)
+        except IncompatibleVersion:
+            if not self._side.direct:
+                raise
+            await self._run("", take)  # a member of an earlier version
+
+    async def _run(self, direct: str, take: Take) -> None:
+        call = await batch_streams.fetch(direct, lambda: self._members.stub(self._side.address))
+        self._outgoing = Outgoing()
+        writing = asyncio.create_task(self._outgoing.run(call, self._opening))
+        try:
+            await each(call, take, self._side.address)
         finally:
-            self.close()
+            writing.cancel()
+            call.cancel()

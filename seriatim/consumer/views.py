@@ -68,9 +68,8 @@ def _read_link(link: pb.LinkView) -> LinkView:
 
 
 def _side(member: pb.LinkMember, now: pb.Incarnation) -> Side:
-    return Side(
-        member.group, member.member, member.address, Incarnation(now.disk_id, now.start) if now.disk_id else None
-    )
+    incarnation = Incarnation(now.disk_id, now.start) if now.disk_id else None
+    return Side(member.group, member.member, member.address, incarnation, member.direct)
 
 
 def _subscription(one: pb.SubscriptionView) -> SubscriptionView:

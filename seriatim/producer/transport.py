@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import SeriatimError, Unreachable, from_wire
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2 import AppendOpen, AppendReply, AppendRequest
-from seriatim.protocol.streams import each, send, send_now
+from seriatim.protocol.streams import Outgoing, each
 
 
 class AppendStream:
@@ -36,21 +35,16 @@ class AppendStream:
         self._opening = opening
         self._on_acknowledged = on_acknowledged
         self._on_ended = on_ended
-        self._call: Any = None  # once it was told what it is for
-        self._unsent: deque[EncodedBatch] = deque()
-        self._has_unsent = asyncio.Event()
+        self._outgoing = Outgoing()
 
     def put(self, batch: EncodedBatch) -> None:
         """Send a batch behind those put before."""
-        if not self._unsent and send_now(self._call, BatchMessage.of(batch)):
-            return
-        self._unsent.append(batch)
-        self._has_unsent.set()
+        self._outgoing.put(BatchMessage.of(batch))
 
     async def run(self) -> None:
         """Send and listen until the stream ends or this task is cancelled."""
         call = await batch_streams.append(self._direct, self._stub)
-        writer = asyncio.create_task(self._write(call))
+        writer = asyncio.create_task(self._outgoing.run(call, AppendRequest(open=self._opening)))
         try:
             error: SeriatimError = Unreachable("the master ended the stream")
 
@@ -69,12 +63,3 @@ class AppendStream:
             await asyncio.gather(writer, return_exceptions=True)
             call.cancel()
         self._on_ended(error)
-
-    async def _write(self, call: Any) -> None:
-        is_open = await send(call, AppendRequest(open=self._opening))
-        self._call = call
-        while is_open:
-            while self._unsent and is_open:
-                is_open = await send(call, BatchMessage.of(self._unsent.popleft()))
-            self._has_unsent.clear()
-            await self._has_unsent.wait()

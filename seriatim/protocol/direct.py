@@ -1,10 +1,10 @@
-"""Streams of messages straight over TCP, for what carries the records: Append and Replicate.
+"""Streams of messages straight over TCP, for what carries the records: Append, Replicate and Fetch.
 
 Problem: through grpc.aio a message costs each end a quarter of a millisecond of processor time, wakes a thread that wakes the
 loop, and its bytes are copied again at each end. A record passes four such ends before it is acknowledged.
 
 Idea: one connection for a stream, on it the frames of `frames`; the messages are the same bytes as in gRPC. A broker listens for
-them on a port of its own and registers it. All else stays gRPC's, and so do these two calls where that port can't be reached at
+them on a port of its own and registers it. All else stays gRPC's, and so do these calls where that port can't be reached at
 once: from outside of the cluster's network, behind a firewall, from or to an older version.
 
 A stream is opened by a frame that names the format and the method. Who is done writing says *end*; a server that refuses

@@ -1,7 +1,8 @@
 """Messages on a stream of bytes, without the socket: what `direct` writes, and how it cuts what arrives.
 
 A frame is its size (u32, little-endian, of what follows the kind), its kind (u8) and so many bytes. A small one is cut out of one
-buffer that all arrives in; the bytes of a large one are received where they stay, so that nothing copies them afterwards.
+buffer that all arrives in; the bytes of a large one are received where they stay, so that nothing copies them afterwards. That buffer
+is small until it has been full: a thousand readers that wait would else keep 64 MB for what they never say.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ MAX_FRAME_BYTES: Final = 2 * MAX_PAYLOAD_BYTES
 """Of a message by gRPC, too."""
 BUFFER_BYTES: Final = 64 * 1024
 """A frame that doesn't fit into so much has a buffer of its own."""
+FIRST_BUFFER_BYTES: Final = 4 * 1024
 _HEAD: Final = struct.Struct("<IB")
 
 
@@ -64,12 +66,15 @@ class FrameReader:
     """Cuts bytes into frames: fill `room()`, from its beginning, and say with `filled` how much came."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
+        self._use(bytearray(FIRST_BUFFER_BYTES))
         self._used_bytes = 0
         self._large: memoryview | None = None
         self._large_kind = Kind.MESSAGE
         self._large_used_bytes = 0
+
+    def _use(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
 
     def room(self) -> memoryview:
         """Where the next bytes go: at least one."""
@@ -86,6 +91,8 @@ class FrameReader:
             large, self._large = self._large, None
             return [(self._large_kind, large)]
         self._used_bytes += size_bytes
+        if self._used_bytes == len(self._buffer) < BUFFER_BYTES:  # there is more, likely
+            self._use(self._buffer + bytes(BUFFER_BYTES - len(self._buffer)))
         return self._cut()
 
     def _cut(self) -> list[Frame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 import grpc.aio
@@ -14,26 +15,26 @@ from seriatim.protocol.errors import PeerLost, SeriatimError
 _END: Any = vars(grpc.aio)["EOF"]
 
 
-async def read(call: Any) -> Any | None:
+async def read(call: Any, peer: str = "") -> Any | None:
     """The next message of a call, a servicer's context or a direct stream; None where the other side is done.
 
-    Raises the SeriatimError with which the server ended the call, Unreachable where its connection is broken.
+    Raises the SeriatimError with which the server ended the call, Unreachable where its connection is broken. `peer`: who that is, for people.
     """
     try:
         message = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise rpc.translated(error) from error
+        raise rpc.translated(error, peer) from error
     return None if message is _END else message
 
 
-async def each(call: Any, take: Take) -> bool:
+async def each(call: Any, take: Take, peer: str = "") -> bool:
     """Give each message to `take` until it says no (True), or the other side is done (False); of a direct stream where it arrives.
 
     Raises as `read`, and what `take` raises.
     """
     if isinstance(call, DirectStream):
         return await call.each(take)
-    while (message := await read(call)) is not None:
+    while (message := await read(call, peer)) is not None:
         if not take(message):
             return True
     return False
@@ -67,3 +68,29 @@ async def write(call: Any, message: Any) -> None:
         while await read(call) is not None:
             pass
         raise PeerLost("the other side ended the stream") from over
+
+
+class Outgoing:
+    """What one end has to say on a stream, in order: sent where it arises if that needs no waiting, else by `run`."""
+
+    def __init__(self) -> None:
+        self._call: Any = None  # once it was told what it is for
+        self._unsent: deque[Any] = deque()
+        self._has_unsent = asyncio.Event()
+
+    def put(self, message: Any) -> None:
+        """Send a message behind those put before."""
+        if not self._unsent and send_now(self._call, message):
+            return
+        self._unsent.append(message)
+        self._has_unsent.set()
+
+    async def run(self, call: Any, opening: Any) -> None:
+        """Send `opening`, and behind it what is put, until the call is over: its reader learns why."""
+        is_open = await send(call, opening)
+        self._call = call
+        while is_open:
+            while self._unsent and is_open:
+                is_open = await send(call, self._unsent.popleft())
+            self._has_unsent.clear()
+            await self._has_unsent.wait()

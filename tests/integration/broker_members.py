@@ -14,9 +14,10 @@ from typing import Any
 import grpc.aio
 
 from seriatim.coordinator.core import acquire_send
-from seriatim.protocol import batch, batch_streams, chain_json, rpc
+from seriatim.protocol import batch, batch_streams, chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
+from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import (
     Certificate,
     ChainDocument,
@@ -33,7 +34,7 @@ from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, Token
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
-from seriatim.protocol.streams import read, send
+from seriatim.protocol.streams import read, send, write
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
 from tests.faults.defects import logged_defects
 
@@ -293,17 +294,17 @@ class Members:
     async def fetching(
         self, member: Member, epoch: int = 1, from_index: int = 0, credit_bytes: int = 1 << 30, **fields: Any
     ) -> AsyncIterator[pb.FetchReply]:
-        call = member.stub.Fetch()
+        call = await batch_streams.fetch(member.direct, lambda: member.stub)
         try:
             opened = pb.FetchOpen(
                 link=self.name(epoch, member.incarnation), from_index=from_index, credit_bytes=credit_bytes, **fields
             )
-            await call.write(pb.FetchRequest(open=opened))
+            await write(call, pb.FetchRequest(open=opened))
             while (reply := await read(call)) is not None:
-                if reply.WhichOneof("kind") is not None:  # else only to be heard
+                if isinstance(reply, BatchMessage):
+                    yield as_generated(reply)
+                elif reply.WhichOneof("kind") is not None:  # else only to be heard
                     yield reply
-        except grpc.aio.AioRpcError as error:
-            raise rpc.translated(error) from error
         finally:
             call.cancel()
 
@@ -312,6 +313,16 @@ class Members:
             await member.close()
         await self.session.stop()
         assert not logged_defects(member.log_path for member in self.both)
+
+
+def as_generated(message: BatchMessage) -> pb.FetchReply:
+    """What a direct stream brings, as the generated stubs have it."""
+    first, *others = (
+        pb.Batch(header=header, payload=bytes(payload))
+        for header, payload in ((message.header, message.payload), *message.following)
+    )
+    first.following.extend(others)
+    return pb.FetchReply(batch=first, committed_index=message.committed_index)
 
 
 class Appending:

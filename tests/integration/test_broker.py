@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.broker_group.store import open_store
+from seriatim.protocol import batch_streams
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import TOGETHER_BYTES
@@ -40,6 +41,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
+from seriatim.protocol.streams import read
 from tests.integration.broker_members import (
     CALL_S,
     QUEUE,
@@ -319,14 +321,15 @@ def test_a_new_token_fences_the_old_sender_and_finds_equal_copies(run: Callable[
     run(scenario)
 
 
-def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None]) -> None:
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "grpc"])
+def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None], *, is_direct: bool) -> None:
     async def scenario(group: Members) -> None:
         await filled(group)
-        call = group.b.stub.Fetch()
+        call = await batch_streams.fetch(group.b.direct if is_direct else "", lambda: group.b.stub)
         name = group.name(1, group.b.incarnation)
         await call.write(pb.FetchRequest(open=pb.FetchOpen(link=name, from_index=200, credit_bytes=1 << 20)))
         async with asyncio.timeout(CALL_S):
-            replies = [await call.read() for _ in range(4)]
+            replies = [await read(call) for _ in range(4)]
         assert [reply.WhichOneof("kind") for reply in replies] == ["start", None, None, None]
         assert [reply.committed_index for reply in replies] == [200] * 4
         call.cancel()

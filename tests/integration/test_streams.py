@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from seriatim.broker_group.replication import MasterStream
+from seriatim.consumer.core.view import Side
+from seriatim.consumer.transport import FetchStream, Members
 from seriatim.protocol import batch, batch_streams, direct, frames, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns
@@ -24,7 +26,7 @@ from seriatim.protocol.errors import (
     from_wire,
 )
 from seriatim.protocol.frames import Kind
-from seriatim.protocol.names import Index
+from seriatim.protocol.names import Incarnation, Index
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 from seriatim.protocol.streams import each, read, send, send_now, write
@@ -55,7 +57,7 @@ async def over_grpc(serve: Serve) -> AsyncIterator[Open]:
 
 @contextlib.asynccontextmanager
 async def over_tcp(serve: Serve) -> AsyncIterator[Open]:
-    server = batch_streams.direct_server(serve, serve)
+    server = batch_streams.direct_server(serve, serve, serve)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield lambda: opened(port)
@@ -388,7 +390,7 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
         writing.cancel()
 
     async def scenario() -> None:
-        server = batch_streams.direct_server(confirm, confirm)
+        server = batch_streams.direct_server(confirm, confirm, confirm)
         address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
         call = None
         while call is None:
@@ -418,7 +420,7 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
 )
 def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expected: type[SeriatimError]) -> None:
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each)
+        server = batch_streams.direct_server(answer_each, answer_each, answer_each)
         port = await server.listen("127.0.0.1", 0)
         try:
             answer = await until_closed(data, port)
@@ -437,7 +439,7 @@ def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pyte
     monkeypatch.setattr(direct, "OPENING_S", 0.05)
 
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each)
+        server = batch_streams.direct_server(answer_each, answer_each, answer_each)
         port = await server.listen("127.0.0.1", 0)
         try:
             with contextlib.suppress(ConnectionError):
@@ -501,7 +503,7 @@ def test_a_connection_to_itself_is_none() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each)
+        server = batch_streams.direct_server(answer_each, answer_each, answer_each)
         port = await server.listen(host, 0)
         call = None
         while call is None:
@@ -511,6 +513,34 @@ def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
         assert (await read(call)).next_index == 1
         call.cancel()
         await server.stop()
+
+    run(scenario())
+
+
+def test_a_member_that_takes_no_fetch_there_is_read_from_by_grpc() -> None:
+    """One of an earlier version has a port for what it takes without gRPC."""
+
+    class Servicer(BrokerServicer):
+        @answers_errors
+        async def Fetch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
+            opened = await read(context)
+            await context.write(pb.FetchReply(end=opened.open.from_index))
+
+    async def scenario() -> None:
+        earlier = direct.DirectServer({})
+        port = await earlier.listen("127.0.0.1", 0)
+        server = rpc.server(has_batches=True)
+        add_broker(Servicer(), server)
+        address = f"127.0.0.1:{rpc.listen(server, '127.0.0.1:0')}"
+        await server.start()
+        members = Members()
+        side = Side("g1", "a", address, Incarnation("disk", 1), f"127.0.0.1:{port}")
+        found: list[int] = []
+        await FetchStream(members, side, pb.FetchOpen(from_index=7)).run(lambda reply: not found.append(reply.end))
+        assert found == [7]
+        await members.close()
+        await server.stop(0)
+        await earlier.stop()
 
     run(scenario())
 

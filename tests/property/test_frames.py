@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from seriatim.protocol import frames
 from seriatim.protocol.errors import MalformedFrame
-from seriatim.protocol.frames import BUFFER_BYTES, MAX_FRAME_BYTES, Frame, FrameReader, Kind
+from seriatim.protocol.frames import BUFFER_BYTES, FIRST_BUFFER_BYTES, MAX_FRAME_BYTES, Frame, FrameReader, Kind
 
 sizes = st.one_of(
     st.integers(0, 300),
+    st.integers(FIRST_BUFFER_BYTES - 20, FIRST_BUFFER_BYTES + 20),
     st.integers(BUFFER_BYTES - 20, BUFFER_BYTES + 20),
     st.integers(BUFFER_BYTES, 4 * BUFFER_BYTES),
 )
@@ -49,6 +50,15 @@ def test_frames_arrive_as_they_were_sent_however_they_are_cut(
         most = [max(one, 1_000) for one in most]  # byte by byte only where there are few
     found = fed(FrameReader(), data, most)
     assert [(kind, bytes(content)) for kind, content in found] == whole
+
+
+def test_who_says_little_keeps_little() -> None:
+    reader = FrameReader()
+    for _ in range(100):
+        fed(reader, written(b"credit" * 10), [10])
+    assert len(reader.room()) == FIRST_BUFFER_BYTES
+    assert len(fed(reader, written(b"x" * FIRST_BUFFER_BYTES), [BUFFER_BYTES])) == 1
+    assert len(reader.room()) == BUFFER_BYTES, "who says much is read in large pieces"
 
 
 def test_the_bytes_of_a_large_frame_stay_while_others_arrive() -> None:

@@ -35,8 +35,7 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.producer import transport
-from seriatim.protocol import chain_json, clock, log, rpc, values
+from seriatim.protocol import chain_json, clock, log, rpc, streams, values
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
@@ -431,7 +430,7 @@ def installed(world: World) -> Iterator[None]:
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
         (rpc, "listen", network.listen),
-        *((module, "send_now", send_now) for module in (append, replication, transport)),
+        *((module, "send_now", send_now) for module in (append, replication, streams)),
         (seriatim.broker_group.process, "ZooKeeperSession", session),
         (seriatim.coordinator.process, "ZooKeeperSession", session),
         (seriatim.producer.loop, "ZooKeeperSession", session),

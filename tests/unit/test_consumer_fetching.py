@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
+
 from seriatim.consumer.core.reading_events import Heard, ReadFrom, StartArrived
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
@@ -21,12 +23,12 @@ class SilentCall:
     def __init__(self) -> None:
         self._is_over = asyncio.Event()
 
-    def __aiter__(self) -> SilentCall:
-        return self
+    async def write(self, message: Any) -> None:
+        """Taken."""
 
-    async def __anext__(self) -> Any:
+    async def read(self) -> Any:
         await self._is_over.wait()
-        raise StopAsyncIteration
+        return grpc.aio.EOF  # type: ignore[attr-defined] # grpc-stubs doesn't know it
 
     def cancel(self) -> None:
         """Told to whoever waits; a task that nobody wakes any more may be freed while it waits."""
@@ -41,7 +43,7 @@ def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_spea
     async def scenario() -> None:
         calls = asyncio.Queue[SilentCall]()
 
-        def fetch(_: object) -> SilentCall:
+        def fetch() -> SilentCall:
             calls.put_nowait(SilentCall())
             return SilentCall()
 

@@ -29,13 +29,15 @@ START = Place(Epoch(0), Index(0))
 class Side:
     """A member of a link, as it can be reached now.
 
-    `incarnation`: who answers at `address`; None where nobody is registered there.
+    `incarnation`: who answers at `address`; None where nobody is registered there. `direct`: where it takes Fetch without gRPC;
+    empty: nowhere.
     """
 
     group: str
     member: str
     address: str
     incarnation: Incarnation | None
+    direct: str = ""
 
     @property
     def is_registered(self) -> bool:
