@@ -39,6 +39,8 @@ class FetchStream:
         self._failure: SeriatimError | None = None
         self._is_over = False
         self._wake = asyncio.Event()
+        self._said_at_s = 0.0
+        self._is_beat_due = False
         self._read_ahead: deque[EncodedBatch] = deque()
 
     async def run(self) -> None:
@@ -52,14 +54,31 @@ class FetchStream:
         self._credit_bytes = opened.credit_bytes
         wake = self._wake.set
         runner.readers[wake] = None
+        self._said_at_s = asyncio.get_running_loop().time()
         reading = asyncio.ensure_future(self._read_credit())
+        beating = asyncio.ensure_future(self._beat())
         try:
             start = self._start(runner, Index(opened.from_index))
-            await self._context.write(pb.FetchReply(start=start, committed_index=runner.state.committed.index))
+            await self._say(pb.FetchReply(start=start, committed_index=runner.state.committed.index))
             await self._push(runner, opened, Index(start.index))
         finally:
             runner.readers.pop(wake, None)
             reading.cancel()
+            beating.cancel()
+
+    async def _say(self, reply: pb.FetchReply | BatchMessage) -> None:
+        await self._context.write(reply)
+        self._said_at_s = asyncio.get_running_loop().time()
+
+    async def _beat(self) -> None:
+        """One timer, however much is said."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = self._said_at_s + BEAT_S - loop.time()
+            if left_s <= 0:
+                self._is_beat_due = True
+                self._wake.set()
+            await asyncio.sleep(left_s if left_s > 0 else BEAT_S)
 
     def _check(self, runner: LinkRunner, opened: pb.FetchOpen) -> None:
         """Whether this reader may have this link from here. Raises why not."""
@@ -109,23 +128,17 @@ class FetchStream:
                 several = next(together(self._waiting(runner, encoded, end))) if opened.takes_several else [encoded]
                 self._credit_bytes -= sum(one.size_bytes for one in several)
                 index = several[-1].header.end_index
-                await self._context.write(BatchMessage.of_several(several, runner.state.committed.index))
+                self._is_beat_due = False
+                await self._say(BatchMessage.of_several(several, runner.state.committed.index))
             if runner.record.end is not None and index >= runner.record.end:
-                await self._context.write(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
+                await self._say(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
-            if index >= runner.readable_end or self._credit_bytes <= 0:
-                await self._until_woken(runner)
-
-    async def _until_woken(self, runner: LinkRunner) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(BEAT_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                await self._context.write(pb.FetchReply(committed_index=runner.state.committed.index))
-            else:
+            if self._is_beat_due:
+                self._is_beat_due = False
+                await self._say(pb.FetchReply(committed_index=runner.state.committed.index))
+            elif index >= runner.readable_end or self._credit_bytes <= 0:
+                await self._wake.wait()
                 self._wake.clear()
-                return
 
     async def _next(self, runner: LinkRunner, index: Index, end: Index) -> EncodedBatch:
         found = self._at_hand(runner, index)

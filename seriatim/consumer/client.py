@@ -14,7 +14,7 @@ from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
-from seriatim.protocol import log
+from seriatim.protocol import log, values
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
@@ -64,6 +64,7 @@ class Consumer:
         on_deposed: Callable[[], object] | None = None,
         name: str = "",
     ) -> None:
+        values.make_faster()
         if prefetch_bytes < 1 or session_timeout_s <= 0 or (auto_commit_ms is not None and auto_commit_ms < 1):
             raise InvalidArgument("prefetch_bytes, session_timeout_s and auto_commit_ms must be above 0")
         self.queue = queue

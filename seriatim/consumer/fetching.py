@@ -73,14 +73,18 @@ class Fetcher:
         self._silence: asyncio.TimerHandle | None = None
         self._silence_at_s = 0.0
         self._taken_bytes = 0
+        self._told_bytes = max(1, reading.asked_for_bytes(limit_bytes) // 2)
         self._taken_lock = threading.Lock()
 
     def taken(self, size_bytes: int) -> bool:
-        """The application took so much, on whatever thread. True: `tell_taken` is to be called on the loop; else that is on its way."""
+        """The application took so much, on whatever thread.
+
+        True: `tell_taken` is to be called on the loop; else that is on its way, or nothing would follow from it yet.
+        """
         with self._taken_lock:
             before = self._taken_bytes
             self._taken_bytes += size_bytes
-        return not before
+            return before < self._told_bytes <= self._taken_bytes
 
     def tell_taken(self) -> None:
         """What the application took since the last time."""

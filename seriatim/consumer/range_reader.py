@@ -16,6 +16,7 @@ from seriatim.consumer.fetching import Fetcher, Identity
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
+from seriatim.protocol import values
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
@@ -58,6 +59,7 @@ class RangeReader:
         timeout_s: float = 30.0,
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
+        values.make_faster()
         self.queue = queue
         self.duplicates_dropped = 0
         self._timeout_s = timeout_s

@@ -60,3 +60,21 @@ def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_spea
         await fetcher.stop()
 
     asyncio.run(scenario())
+
+
+def test_what_the_application_takes_is_told_when_something_can_follow_from_it() -> None:
+    """Half of what is asked for at once: each time wakes the loop. Untold it stays below that, so that there is always something to ask for."""
+    nobody: Any = SimpleNamespace()
+    fetcher = Fetcher(nobody, 800, lambda _: None, lambda: None, lambda _: None)
+    assert [fetcher.taken(size_bytes) for size_bytes in (60, 60, 500)] == [False, True, False]
+
+    async def told() -> int:
+        fetcher.state = replace(fetcher.state, buffered_bytes=700)
+        fetcher.tell_taken()
+        return fetcher.state.buffered_bytes
+
+    assert asyncio.run(told()) == 80
+    assert [fetcher.taken(size_bytes) for size_bytes in (99, 1)] == [False, True]
+    assert Fetcher(nobody, 1, lambda _: None, lambda: None, lambda _: None).taken(1), (
+        "where there is no room to spare, at once"
+    )

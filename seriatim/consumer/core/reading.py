@@ -132,6 +132,11 @@ class Reading:
 Step = tuple[Reading, list[Effect]]
 
 
+def asked_for_bytes(limit_bytes: int) -> int:
+    """Room for less isn't asked for, batch by batch: a message costs more than a late one does."""
+    return max(1, limit_bytes // 4)
+
+
 def decide(state: Reading, event: Event, now_s: float) -> Step:
     """What follows from `event`."""
     match event:
@@ -430,7 +435,7 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
                 progress_at_s=now_s if fetch.credit_bytes <= 0 else state.progress_at_s,
             )
         return _waiting(state, ""), effects
-    if state.room_bytes < max(1, state.limit_bytes // 4):
+    if state.room_bytes < asked_for_bytes(state.limit_bytes):
         return _waiting(state, ""), effects
     side = _choice(link, state.avoid)
     if side is None:
@@ -444,8 +449,7 @@ def _more_credit(state: Reading, fetch: Fetch) -> int:
     """What the member may send besides. After silences for one batch, and when it has answered: see `Patience`."""
     if state.patience.is_tried:
         return 1 - fetch.credit_bytes if fetch.is_answered and fetch.credit_bytes <= 0 else 0
-    # Not for each batch: a message costs more than a late one does.
-    return state.room_bytes if state.room_bytes >= max(1, state.limit_bytes // 4) else 0
+    return state.room_bytes if state.room_bytes >= asked_for_bytes(state.limit_bytes) else 0
 
 
 def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
