@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from seriatim.protocol import log, rpc
+from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
-from seriatim.protocol.errors import SeriatimError, Unreachable
+from seriatim.protocol.errors import IncompatibleVersion, SeriatimError, Unreachable
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.streams import read, write
 
@@ -82,8 +82,7 @@ class Peer:
             self._task = None
         self._disconnected()
         if registered is not None:
-            keeping = self._keep_connected(registered.incarnation, registered.address)
-            self._task = asyncio.get_running_loop().create_task(keeping, name="peer")
+            self._task = asyncio.get_running_loop().create_task(self._keep_connected(registered), name="peer")
 
     def _disconnected(self) -> None:
         if self.connected is not None:
@@ -91,17 +90,19 @@ class Peer:
             self.connected = None
             self.changed()
 
-    async def _keep_connected(self, incarnation: Incarnation, address: str) -> None:
+    async def _keep_connected(self, registered: Registered) -> None:
+        incarnation, address, direct = registered
         while True:
             try:
-                await self._converse(incarnation, self.stub(address))
+                await self._converse(incarnation, await batch_streams.connect(direct, lambda: self.stub(address)))
+            except IncompatibleVersion:
+                direct = ""  # one of an earlier version takes no Connect there
             except (SeriatimError, TimeoutError) as error:
                 _log.debug("peer doesn't answer", peer=incarnation, reason=error)
             self._disconnected()
             await asyncio.sleep(RETRY_S)
 
-    async def _converse(self, incarnation: Incarnation, stub: Any) -> None:
-        call = stub.Connect()
+    async def _converse(self, incarnation: Incarnation, call: Any) -> None:
         to = pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)
         message = pb.ConnectRequest(cluster=self._cluster, to=to, **{"from": self._me})
         try:

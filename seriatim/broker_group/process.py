@@ -107,7 +107,7 @@ async def _serve(
     service = BrokerService(broker, keeper, membership)
     membership.seal = service.seal
     add_broker(service, server)
-    direct = direct_server(service.append, service.replicate, service.fetch)
+    direct = direct_server(service.append, service.replicate, service.fetch, service.connect)
 
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease it takes no records."""

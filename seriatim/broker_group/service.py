@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
@@ -312,7 +311,11 @@ class BrokerService(BrokerServicer):
         return reply
 
     @answers_errors
-    async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # reads and writes
+    async def Connect(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # reads and writes
+        await self.connect(context)
+
+    async def connect(self, context: Any) -> None:
+        """Serve a Connect, by gRPC or direct."""
         broker = self._broker
         while (message := await read(context)) is not None:
             broker.check_cluster(message.cluster)

@@ -60,7 +60,7 @@ class LinkMember(_message.Message):
     member: _builtins.str
     address: _builtins.str
     direct: _builtins.str
-    """where it takes Append, Replicate and Fetch straight over TCP (direct.py); empty: nowhere"""
+    """where it takes streams straight over TCP (direct.py); empty: nowhere"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation: ...
     def __init__(

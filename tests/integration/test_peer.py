@@ -1,4 +1,4 @@
-"""The stream by which the members of a group know that they reach each other, over real gRPC."""
+"""The stream by which the members of a group know that they reach each other, over real gRPC and direct."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from seriatim.broker_group.peer import Peer, Registered
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchStub, add_broker
+from seriatim.protocol.batch_streams import BatchStub, add_broker, direct_server
+from seriatim.protocol.direct import DirectServer
 from seriatim.protocol.errors import PeerLost, Unreachable
 from seriatim.protocol.names import Incarnation
+from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 from seriatim.protocol.streams import read, write
 
@@ -31,7 +32,11 @@ class Ending(BrokerServicer):
         self._begun = 0
         self.third = asyncio.Event()
 
-    async def Connect(self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Any) -> None:  # type: ignore[override] # noqa: N802 - gRPC's name
+    @answers_errors
+    async def Connect(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802 - gRPC's name
+        await self.converse(context)
+
+    async def converse(self, context: Any) -> None:
         self._begun += 1
         if self._begun == 3:
             self.third.set()
@@ -39,31 +44,36 @@ class Ending(BrokerServicer):
         await context.write(pb.ConnectReply())
         await asyncio.sleep(0.1)  # the other has heard it, and has nothing to say for a while
         if self._with_error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "ended")
+            raise Unreachable("ended")
 
 
 @contextlib.asynccontextmanager
-async def serving(other: Ending) -> AsyncIterator[str]:
-    """The address of `other`; all within `WAIT_S`."""
+async def serving(other: Ending, takes: str = "grpc") -> AsyncIterator[Registered]:
+    """`other` as it is registered; all within `WAIT_S`. `takes`: direct streams, gRPC only, or direct ones but not this (earlier)."""
     server = rpc.server()
     add_broker(other, server)
     port = rpc.listen(server, "127.0.0.1:0")
     await server.start()
+    streams = direct_server(*[other.converse] * 4) if takes == "direct" else DirectServer({})
+    direct_port = await streams.listen("127.0.0.1", 0)
     try:
         async with asyncio.timeout(WAIT_S):
-            yield f"127.0.0.1:{port}"
+            direct = "" if takes == "grpc" else f"127.0.0.1:{direct_port}"
+            yield Registered(OTHER, "127.0.0.1:1" if takes == "direct" else f"127.0.0.1:{port}", direct)
     finally:
+        await streams.stop()
         await server.stop(None)
 
 
+@pytest.mark.parametrize("takes", ["direct", "grpc", "earlier"])
 @pytest.mark.parametrize("with_error", [True, False])
-def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_error: bool) -> None:
+def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_error: bool, takes: str) -> None:
     async def scenario() -> None:
         other, peer = Ending(with_error=with_error), Peer("test", ME)
         seen: list[Incarnation | None] = []
         peer.changed = lambda: seen.append(peer.connected)
-        async with serving(other) as address:
-            peer.register(Registered(OTHER, address))
+        async with serving(other, takes) as registered:
+            peer.register(registered)
             try:
                 await other.third.wait()
             finally:
@@ -81,7 +91,7 @@ def test_who_writes_to_a_stream_that_was_ended_is_told_how(with_error: bool, exp
             await asyncio.sleep(0.02)
 
     async def scenario() -> None:
-        async with serving(Ending(with_error=with_error)) as address, rpc.channel(address) as channel:
+        async with serving(Ending(with_error=with_error)) as registered, rpc.channel(registered.address) as channel:
             call = BatchStub(channel).Connect()
             await write(call, pb.ConnectRequest())
             assert await read(call) is not None
