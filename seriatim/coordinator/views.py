@@ -10,7 +10,7 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core import status
 from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
-from seriatim.coordinator.core.registry import MEMBERS, MemberState, Registry
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.names import ChainVersion
@@ -18,6 +18,8 @@ from seriatim.protocol.names import ChainVersion
 KNOWN_LINKS: Final = 4096
 FEW_SOURCES: Final = 100
 """Bounds on what is kept of links that were shown."""
+KNOWN_GROUPS: Final = 1024
+"""As many groups' views are kept."""
 
 
 def read_grant(grant: ReadGrant, registry: Registry) -> pb.ReadGrant:
@@ -130,6 +132,20 @@ class _Links:
 
 
 _links = _Links(KNOWN_LINKS)
+_groups: dict[str, tuple[GroupState, pb.GroupView]] = {}
+
+
+def _shown_group(name: str, registry: Registry) -> pb.GroupView:
+    """As `group_view`, made once for each state; for reading only: everybody who watches a queue is told of all, at each change."""
+    state = registry.group(name)
+    known = _groups.get(name)
+    if known is not None and known[0] is state:
+        return known[1]
+    if len(_groups) >= KNOWN_GROUPS:
+        _groups.clear()
+    view = group_view(name, registry)
+    _groups[name] = state, view
+    return view
 
 
 def queue_view(document: ChainDocument, version: ChainVersion, registry: Registry) -> pb.QueueView:
@@ -161,7 +177,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         waits=messages.reasons(status.waits(document, registry)),
         switches_left=status.switches_left(document, registry),
         abandoned=[pb.AbandonedView(epoch=one.epoch, what=one.what, at_ms=one.at_ms) for one in document.abandoned],
-        groups=[group_view(name, registry) for name in groups],
+        groups=[_shown_group(name, registry) for name in groups],
         created_at_ms=document.created_at_ms,
         is_deleted=document.is_deleted,
     )
