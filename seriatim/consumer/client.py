@@ -23,6 +23,8 @@ from seriatim.protocol.record import Record
 _log = log.logger("consumer")
 
 PREFETCH_BYTES = 16 * 1024 * 1024
+RECORDS_AT_ONCE = 100
+"""So many records are made at a time for who iterates."""
 _CLOSE_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 30.0
 
@@ -244,7 +246,7 @@ class Consumer:
         while hand_over.is_open:
             chunk = self._chunk
             if chunk is not None and chunk.term == hand_over.term:
-                if chunk.row < len(chunk.records):
+                if chunk.row < chunk.count:
                     return chunk
                 if chunk.passed == chunk.row:
                     # Passed are also the re-sends at its end, and a batch of nothing else.
@@ -310,12 +312,13 @@ class Consumer:
     def _handed_out(self, chunk: Chunk) -> Iterator[Record]:
         """The rest of a batch, as long as the term and the lease go on; the clock is asked for each record."""
         hand_over, term, clock, row = self._hand_over, chunk.term, time.clock_gettime, chunk.row
-        for record in chunk.records[row:]:
-            if chunk.row != row or hand_over.term != term or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s:
-                return
-            chunk.passed = row
-            chunk.row = row = row + 1
-            yield record
+        while row < chunk.count:
+            for record in chunk.records(row, row + RECORDS_AT_ONCE):
+                if chunk.row != row or hand_over.term != term or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s:
+                    return
+                chunk.passed = row
+                chunk.row = row = row + 1
+                yield record
 
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
         """Up to `max_records` records, as soon as there are any; none where none came within `timeout_s`.
@@ -339,8 +342,8 @@ class Consumer:
         while following is not None and len(found) < max_records:
             if following.term != term:
                 found, term = [], following.term  # what was found will be handed out again
-            end = min(len(following.records), following.row + max_records - len(found))
-            found += following.records[following.row : end]
+            end = min(following.count, following.row + max_records - len(found))
+            found += following.records(following.row, end)
             following.row = end
             following = self._take() if len(found) < max_records else None
         return found

@@ -21,25 +21,31 @@ from seriatim.protocol.record import Record
 class Chunk:
     """The records of one batch, as far as they are handed out.
 
-    `term` as in HandOver. 0 <= passed <= row <= len(records): so many records the application is done with, and so
+    `term` as in HandOver. 0 <= passed <= row <= count: so many records the application is done with, and so
     many were handed out. `before`: the place before the first; `behind`: behind the last, re-sends included.
     """
 
-    __slots__ = ("before", "behind", "passed", "records", "row", "term")
+    __slots__ = ("_queue", "_rows", "before", "behind", "count", "passed", "row", "term")
 
     def __init__(self, term: int, rows: Rows, queue: str, before: Place) -> None:
+        self._rows = rows
+        self._queue = queue
         self.term = term
-        self.records: list[Record] = rows.records(queue)
+        self.count = len(rows.indexes)
         self.row = 0
         self.passed = 0
         self.before = before
         self.behind = Place(rows.epoch, rows.next_index)
 
+    def records(self, start: int, stop: int) -> list[Record]:
+        """Made when they are asked for: Python's collector looks again and again through thousands that nobody is done with."""
+        return self._rows.records(self._queue, start, stop)
+
     def place_after(self, count: int) -> Place:
         """The place behind the first `count` records."""
-        if count == len(self.records):
+        if count == self.count:
             return self.behind
-        return self.before if count == 0 else Place(self.behind.epoch, Index(self.records[count - 1].index + 1))
+        return self.before if count == 0 else Place(self.behind.epoch, Index(self._rows.indexes[count - 1] + 1))
 
 
 class HandOver:
