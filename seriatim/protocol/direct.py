@@ -38,6 +38,8 @@ _log = log.logger("direct")
 _FORMAT: Final = b"SRS\x01"
 CONNECT_S: Final = 0.1
 """Who isn't connected within that goes through gRPC, which is patient with paths that are long, or swallow what they don't let by."""
+AVOIDED_S: Final = 10.0
+"""An address that didn't answer within CONNECT_S isn't tried again for so long: who reads a thousand links there opens a thousand streams."""
 OPENING_S: Final = 5.0
 """So long may a connection stand before it says what it is for."""
 SILENCE_S: Final = 5
@@ -321,9 +323,16 @@ def _bare(host: str) -> str:
 # ---- calling -------------------------------------------------------------------------------------------------------
 
 
+_avoided_until_s: dict[str, float] = {}
+"""By address; the clock is that of all loops."""
+
+
 async def opened(address: str, method: str, serialize: Serialize, parse: Parse) -> DirectStream | None:
-    """A stream to `HOST:PORT` for a method; None where nobody can be reached there within CONNECT_S."""
+    """A stream to `HOST:PORT` for a method; None where nobody can be reached there within CONNECT_S, or could be a moment ago."""
     host, _, port = address.rpartition(":")
+    now_s = asyncio.get_running_loop().time()
+    if now_s < _avoided_until_s.get(address, 0.0):
+        return None
     try:
         async with asyncio.timeout(CONNECT_S):
             to, stream = await asyncio.get_running_loop().create_connection(DirectStream, _bare(host), int(port))
@@ -333,7 +342,10 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
             raise ConnectionRefusedError("nobody listens there")
     except (OSError, TimeoutError) as error:
         _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
+        if type(error) is TimeoutError:  # and not the system's, which is an OSError with a number
+            _avoided_until_s[address] = now_s + AVOIDED_S
         return None
+    _avoided_until_s.pop(address, None)
     stream.serialize, stream.parse = serialize, parse
     stream.open(method)
     return stream

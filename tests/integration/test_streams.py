@@ -65,12 +65,15 @@ async def over_tcp(serve: Serve) -> AsyncIterator[Open]:
         await server.stop()
 
 
-async def opened(port: int) -> Any:
+APPENDING = "Append", batch_streams.APPEND.parts, pb.AppendReply.FromString
+REPLICATING = "Replicate", batch_streams.REPLICATE.parts, pb.ReplicateReply.FromString
+
+
+async def opened(port: int, how: Any = APPENDING, host: str = "127.0.0.1") -> Any:
     """A direct stream; a busy machine may need more than one try."""
     for _ in range(50):
-        found = await direct.opened(
-            f"127.0.0.1:{port}", "Append", batch_streams.APPEND.parts, pb.AppendReply.FromString
-        )
+        direct._avoided_until_s.clear()
+        found = await direct.opened(f"{host}:{port}", *how)
         if found is not None:
             return found
     raise AssertionError("nobody can be reached")
@@ -391,12 +394,7 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
 
     async def scenario() -> None:
         server = batch_streams.direct_server(confirm, confirm, confirm, confirm)
-        address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
-        call = None
-        while call is None:
-            call = await direct.opened(
-                address, "Replicate", batch_streams.REPLICATE.parts, pb.ReplicateReply.FromString
-            )
+        call = await opened(await server.listen("127.0.0.1", 0), REPLICATING)
         assert [(await call.read()).next_index for _ in range(3)] == [5, 7, 9]
         assert await call.read() is None
         call.cancel()
@@ -483,8 +481,7 @@ def test_a_connection_to_itself_is_none() -> None:
         found = direct.DirectStream()
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(type(loop), "create_connection", connected_to_itself(found, address))
-            how = batch_streams.APPEND.parts, pb.AppendReply.FromString
-            assert await direct.opened(f"127.0.0.1:{address[1]}", "Append", *how) is None
+            assert await direct.opened(f"127.0.0.1:{address[1]}", *APPENDING) is None
 
     def connected_to_itself(stream: direct.DirectStream, address: tuple[str, int]) -> Any:
         async def create_connection(loop: Any, *_: Any) -> tuple[Any, Any]:
@@ -505,10 +502,7 @@ def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
     async def scenario() -> None:
         server = batch_streams.direct_server(answer_each, answer_each, answer_each, answer_each)
         port = await server.listen(host, 0)
-        call = None
-        while call is None:
-            how = batch_streams.APPEND.parts, pb.AppendReply.FromString
-            call = await direct.opened(f"{host}:{port}", "Append", *how)
+        call = await opened(port, host=host)
         await write(call, encoded(1, 0))
         assert (await read(call)).next_index == 1
         call.cancel()
@@ -545,7 +539,11 @@ def test_a_member_that_takes_no_fetch_there_is_read_from_by_grpc() -> None:
     run(scenario())
 
 
-def test_where_nobody_listens_and_where_packets_are_swallowed_grpc_is_used_instead() -> None:
+def test_where_nobody_listens_and_where_packets_are_swallowed_grpc_is_used_instead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "seriatim")
+
     async def scenario() -> None:
         with socket.socket() as free, socket.socket() as full:
             free.bind(("127.0.0.1", 0))
@@ -557,11 +555,14 @@ def test_where_nobody_listens_and_where_packets_are_swallowed_grpc_is_used_inste
                 one.setblocking(False)
                 one.connect_ex(full.getsockname())
             async with over_grpc(answer_each) as open_call:
-                for port in (free.getsockname()[1], full.getsockname()[1]):
+                for port, tried in [(free.getsockname()[1], 2), (full.getsockname()[1], 1)] * 2:
                     by_grpc = await open_call()
                     call = await batch_streams.append(f"127.0.0.1:{port}", lambda by_grpc=by_grpc: _Only(by_grpc))
                     assert call is by_grpc
                     call.cancel()
+                    swallowed = f"address=127.0.0.1:{port}"
+                    assert caplog.text.count(swallowed) <= tried, "who waited in vain doesn't wait again at once"
+            assert caplog.text.count("no direct stream") == 3
             for one in (*waiting, *extra):
                 one.close()
 
