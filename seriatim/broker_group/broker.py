@@ -270,7 +270,8 @@ class Broker:
         self.damaged -= {(link, index) for link, index in self.damaged if link == key and index >= from_index}
 
     async def cut(self, runner: LinkRunner, record: LinkRecord, end: Index) -> None:
-        """Forget what a link has from `end` on, and keep this record of it. Raises DiskFailed."""
+        """Forget what a link has from `end` on, and keep this record of it. Raises DiskFailed, UnknownLink for one that was let go."""
+        self.check_kept(runner.key)
         await self.store.cut(record, end)
         self._forget_damage(runner.key, end)
         runner.reload(record)

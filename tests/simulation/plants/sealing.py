@@ -140,7 +140,9 @@ PLANTS = (
         "a member registers in a new session while a seal that somebody asked for is still being written",
         instead(broker, "_has_seal_on_disk", lambda link: getattr(link, "record", link).is_sealed),
         within=150,
-        shape=Shape(kinds=("expire session", "slow disk", "slow disk"), groups=(2,), coordinators=(2,), faults=(6, 9)),
+        shape=Shape(
+            kinds=("expire session", "slow disk", "slow disk"), groups=(2,), coordinators=(2,), faults=(12, 16)
+        ),
         finds="5.5",
     ),
     Plant(
