@@ -38,11 +38,13 @@ class FetchStream:
     def __init__(self, members: Members, side: Side, opening: pb.FetchOpen) -> None:
         self._members = members
         self._side = side
-        self._opening = pb.FetchRequest(open=opening)
-        self._outgoing = Outgoing()
+        self._opening = opening  # with all credit that was given: also before the stream is open, or a second time
+        self._outgoing: Outgoing | None = None
 
     def give_credit(self, size_bytes: int) -> None:
-        self._outgoing.put(pb.FetchRequest(credit_bytes=size_bytes))
+        self._opening.credit_bytes += size_bytes
+        if self._outgoing is not None:
+            self._outgoing.put(pb.FetchRequest(credit_bytes=size_bytes))
 
     async def run(self, take: Take) -> None:
         """Give each reply to `take`, where it arrives, until it says no or the member is done. Raises SeriatimErrors, and what `take` raises."""
@@ -56,9 +58,10 @@ class FetchStream:
     async def _run(self, direct: str, take: Take) -> None:
         call = await batch_streams.fetch(direct, lambda: self._members.stub(self._side.address))
         self._outgoing = Outgoing()
-        writing = asyncio.create_task(self._outgoing.run(call, self._opening))
+        writing = asyncio.create_task(self._outgoing.run(call, pb.FetchRequest(open=self._opening)))
         try:
             await each(call, take, self._side.address)
         finally:
+            self._outgoing = None
             writing.cancel()
             call.cancel()

@@ -12,6 +12,8 @@ import grpc.aio
 from seriatim.consumer.core.reading_events import Heard, ReadFrom, StartArrived
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
+from seriatim.consumer.transport import FetchStream
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
 from seriatim.protocol.patience import Patience
@@ -78,3 +80,27 @@ def test_what_the_application_takes_is_told_when_something_can_follow_from_it() 
     assert Fetcher(nobody, 1, lambda _: None, lambda: None, lambda _: None).taken(1), (
         "where there is no room to spare, at once"
     )
+
+
+def test_credit_that_is_given_before_the_stream_is_open_comes_with_its_opening() -> None:
+    """Connecting takes a while, in which the application may take what lies there: else the member would wait for ever."""
+    written: list[pb.FetchRequest] = []
+
+    class Call(SilentCall):
+        async def write(self, message: Any) -> None:
+            written.append(message)
+
+    async def scenario() -> None:
+        members: Any = SimpleNamespace(stub=lambda _: SimpleNamespace(Fetch=Call))
+        side = Side("g1", "a", "a:1", Incarnation("a", 1))
+        stream = FetchStream(members, side, pb.FetchOpen(credit_bytes=5))
+        running = asyncio.create_task(stream.run(lambda _: True))
+        stream.give_credit(7)
+        await asyncio.sleep(0)
+        stream.give_credit(11)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(scenario())
+    assert [(one.open.credit_bytes, one.credit_bytes) for one in written] == [(12, 0), (0, 11)]
