@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,22 @@ from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.store import open_store
+from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol.errors import UnknownLink
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName, QueueId
 
 OPENED = LinkRecord(QueueId(1), Epoch(2), chain_version=ChainVersion(3), opened_start=1)
+
+
+@contextlib.asynccontextmanager
+async def member(directory: Path) -> AsyncIterator[tuple[Store, Broker]]:
+    """One that has a link, as it is when its process starts."""
+    store = open_store(directory, "c/g1-a", segment_bytes=1)
+    try:
+        await store.keep_link(OPENED)
+        yield store, Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+    finally:
+        await store.close()
 
 
 def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
@@ -24,10 +37,7 @@ def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
     """A registration in a new session says that everything is sealed (protocol.md 5.5); it comes behind this."""
 
     async def scenario() -> None:
-        store = open_store(tmp_path, "c/g1-a", segment_bytes=1)
-        try:
-            await store.keep_link(OPENED)
-            broker = Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+        async with member(tmp_path) as (store, broker):
             runner = broker.link(OPENED.key)
             on_their_way = []
             put_link = store.put_link
@@ -44,8 +54,6 @@ def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
             assert runner.state.phase is SealPhase.SEALED
             assert await asked is None
             assert len(on_their_way) == 1
-        finally:
-            await store.close()
 
     asyncio.run(scenario())
 
@@ -54,16 +62,11 @@ def test_a_link_that_was_let_go_meanwhile_is_not_cut(tmp_path: Path) -> None:
     """Who records an end on a slow disk may come to the cut behind the deletion; its record would be left, and nobody would remove it."""
 
     async def scenario() -> None:
-        store = open_store(tmp_path, "c/g1-a", segment_bytes=1)
-        try:
-            await store.keep_link(OPENED)
-            broker = Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+        async with member(tmp_path) as (store, broker):
             runner = broker.link(OPENED.key)
             await broker.drop(OPENED.key)
             with pytest.raises(UnknownLink):
                 await broker.cut(runner, runner.record, Index(0))
             assert store.links() == []
-        finally:
-            await store.close()
 
     asyncio.run(scenario())
