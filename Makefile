@@ -1,7 +1,8 @@
 # `make` alone lists the targets. Every target that needs .venv makes or completes it first (tools/setup: quick when current).
 
 SHELL := /bin/bash
-PYTHON := .venv/bin/python
+# Not PYTHON: that is the caller's word for what .venv is made with, and make would hand this one on to tools/setup.
+RUN := .venv/bin/python
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak check bench proto
 
@@ -16,24 +17,24 @@ demo: setup ## the main job on this machine, with faults, and a verdict (SECONDS
 
 test: setup ## all tests (ARGS="-k chain" …)
 	@tools/setup --faults
-	$(PYTHON) -m pytest $(ARGS)
+	$(RUN) -m pytest $(ARGS)
 
 soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long; EXHAUSTIVE=1
 	$(if $(FAULTS)$(MINUTES)$(EXHAUSTIVE),,$(error say FAULTS=N, MINUTES=N, EXHAUSTIVE=1, or several))
-	$(if $(MINUTES),$(PYTHON) -m tests.simulation --minutes $(MINUTES))
-	$(if $(EXHAUSTIVE),$(PYTHON) -m tests.simulation.exhaustive --each)
+	$(if $(MINUTES),$(RUN) -m tests.simulation --minutes $(MINUTES))
+	$(if $(EXHAUSTIVE),$(RUN) -m tests.simulation.exhaustive --each)
 	$(if $(FAULTS),@tools/setup --faults)
-	$(if $(FAULTS),$(PYTHON) -m tests.faults.campaign --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report))
+	$(if $(FAULTS),$(RUN) -m tests.faults.campaign --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report))
 
 check: setup ## formatting, lint, types, import contracts, stubs up to date
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
 	.venv/bin/lint-imports
 	tools/generate-stubs --check
 
 bench: setup ## Seriatim beside Kafka, NATS and a floor, in turn (ARGS="--only seriatim,kafka --cases throughput --rounds 5")
-	$(PYTHON) -m bench $(ARGS)
+	$(RUN) -m bench $(ARGS)
 
 proto: setup ## make the gRPC stubs again from the .proto files
 	tools/generate-stubs
