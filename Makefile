@@ -9,7 +9,7 @@ RUN := .venv/bin/python
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make or complete .venv with pinned packages; find or install Java 17
+setup: ## make or complete .venv (PYTHON=python3.12) with pinned packages; find or install Java 17
 	@tools/setup
 
 demo: setup ## the main job on this machine, with faults, and a verdict (SECONDS=30; ARGS="--keep" …)
