@@ -7,6 +7,7 @@ once, a machine that lost its power is only found out by silence.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from seriatim.protocol import direct
 from seriatim.protocol.batch_streams import BatchMessage
 from tests.simulation.loop import Host, Process, SimulatedLoop
 
@@ -169,6 +171,11 @@ class Network:
         if random() < self.late_share:
             delay_s += random() * 0.1
         return delay_s
+
+    async def connected(self, *_: Any) -> None:
+        """A direct stream takes a round trip to connect, or is given up; what stands for it is made by the stub, as one of gRPC's is."""
+        if self.is_direct:
+            await asyncio.sleep(min(self.delay_s() + self.delay_s(), direct.CONNECT_S))
 
     # ---- cuts
 

@@ -35,7 +35,7 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import chain_json, clock, log, rpc, streams, values
+from seriatim.protocol import batch_streams, chain_json, clock, log, rpc, streams, values
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
@@ -431,6 +431,7 @@ def installed(world: World) -> Iterator[None]:
         (rpc, "connect", lambda _: None),
         (rpc, "listen", network.listen),
         *((module, "send_now", send_now) for module in (append, replication, streams)),
+        (batch_streams, "_direct", network.connected),
         (seriatim.broker_group.process, "ZooKeeperSession", session),
         (seriatim.coordinator.process, "ZooKeeperSession", session),
         (seriatim.producer.loop, "ZooKeeperSession", session),
