@@ -42,6 +42,19 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """The sender was told by the resume point of an election that all these are kept: read as one Acknowledged each.
+
+    A fact of its own, because who has just been elected mustn't stand still to write down an hour of records.
+    """
+
+    source: str
+    first_seq: int
+    last_seq: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The sender was told that the record is not kept, and never will be."""
 
@@ -75,7 +88,9 @@ class Positioned:
 
 
 Event = Sent | Acknowledged | Refused | Delivered | Positioned
-_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (Sent, Acknowledged, Refused, Delivered, Positioned)}
+_TYPES: dict[str, type[Event | Resumed]] = {
+    cls.__name__: cls for cls in (Sent, Acknowledged, Resumed, Refused, Delivered, Positioned)
+}
 _FIELDS: dict[str, tuple[str, ...]] = {name: tuple(field.name for field in fields(cls)) for name, cls in _TYPES.items()}
 
 
@@ -85,7 +100,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def write(self, events: Iterable[Event]) -> None:
+    def write(self, events: Iterable[Event | Resumed]) -> None:
         """One line for each run of events of one type."""
         for _, run in groupby(events, type):
             os.write(self._file, _line(list(run)).encode())
@@ -94,7 +109,7 @@ class Recorder:
         os.close(self._file)
 
 
-def _line(events: Sequence[Event]) -> str:
+def _line(events: Sequence[Event | Resumed]) -> str:
     name = type(events[0]).__name__
     columns: dict[str, object] = {"type": name, "count": len(events)}
     for field in _FIELDS[name]:
@@ -104,7 +119,7 @@ def _line(events: Sequence[Event]) -> str:
     return json.dumps(columns, separators=(",", ":")) + "\n"
 
 
-def write(events: Iterable[Event], path: Path) -> None:
+def write(events: Iterable[Event | Resumed], path: Path) -> None:
     """Append events to a file."""
     recorder = Recorder(path)
     recorder.write(events)
@@ -144,4 +159,10 @@ def _events(columns: dict[str, object]) -> Iterator[Event]:
     name, count = str(columns["type"]), columns["count"]
     values = [columns[field] for field in _FIELDS[name]]
     rows = zip(*(value if isinstance(value, list) else repeat(value, count) for value in values), strict=False)
-    yield from (_TYPES[name](*row) for row in rows)
+    for row in rows:
+        event = _TYPES[name](*row)
+        if isinstance(event, Resumed):
+            for seq in range(event.first_seq, event.last_seq + 1):
+                yield Acknowledged(event.source, seq, None, event.at_s, is_resumed=True)
+        else:
+            yield event

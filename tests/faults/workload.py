@@ -24,7 +24,7 @@ from seriatim.consumer.session import Grant
 from seriatim.producer import Handle, Producer
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
-from tests.faults.history import Acknowledged, Delivered, Recorder, Sent
+from tests.faults.history import Acknowledged, Delivered, Recorder, Resumed, Sent
 
 SOURCE = "log"
 SESSION_VARIABLE = "SERIATIM_WORKLOAD_SESSION_S"
@@ -91,10 +91,9 @@ class Sender:
             return False
         stored = elected.resume_point.get(SOURCE, -1)
         now_s = time.monotonic()
-        self._history.write(
-            Acknowledged(SOURCE, seq, None, now_s, is_resumed=True) for seq in range(self._stored_seq + 1, stored + 1)
-        )
-        self._stored_seq = max(self._stored_seq, stored)
+        if stored > self._stored_seq:
+            self._history.write([Resumed(SOURCE, self._stored_seq + 1, stored, now_s)])
+            self._stored_seq = stored
         self._token, self._next_seq, self._due_at_s = elected.token, stored + 1, now_s
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.checker import check
-from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Refused, Sent, Tail, read, write
+from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Refused, Resumed, Sent, Tail, read, write
 
 
 def good() -> list[Event]:
@@ -109,3 +109,13 @@ def test_a_history_survives_a_file_and_a_cut_line(tmp_path):
     with path.open("a") as file:
         file.write('{"type": "Sent", "sou')
     assert list(read(path)) == good()
+
+
+def test_what_a_resume_point_told_counts_as_told_record_by_record(tmp_path):
+    path = tmp_path / "history.jsonl"
+    write([*good(), Resumed("p", 1, 2, 7.0)], path)
+    events = list(read(path))
+    assert events[-2:] == [Acknowledged("p", seq, None, 7.0, is_resumed=True) for seq in (1, 2)]
+    assert check(events).is_clean
+    write([Sent("p", 3, "v3", 8.0), Resumed("p", 3, 3, 9.0)], path)
+    assert {one.kind for one in check(list(read(path))).anomalies} == {"lost-write"}
