@@ -50,8 +50,6 @@ AGAIN_S = 0.01
 """Where more was due than may be under way, a look follows so much after something was done."""
 SLICE = 16
 """So many queues are looked at before calls have their turn."""
-GIVE_WAY_S = 0.1
-"""So long a look waits for the switches under way here; one that waits for members is not to hold up the others' work."""
 FORGET_EVERY_S = 60.0
 
 
@@ -115,7 +113,7 @@ class BackgroundWork:
             self._forgot_at_s = now_s
             self._forget_told()
         self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
-        await self._execution.give_way(GIVE_WAY_S)
+        await self._execution.give_way()
         self._is_more_due = False
         # On from where the last look stopped: all have their turn.
         ordered = sorted(self._store.chains)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from seriatim.coordinator.core import acquire_send
+from seriatim.coordinator.core import acquire_send, chain
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
     Answer,
@@ -52,6 +52,8 @@ from seriatim.protocol.names import Epoch, Index, QueueId, Token
 from seriatim.protocol.sharing import shared
 
 _log = log.logger("coordinator")
+GIVE_WAY_S = 0.1
+"""So long what nobody waits for gives way to a switch; one that waits for members is not to hold it up."""
 State = TypeVar("State")
 Result = SendGrant | ReadGrant | LinkClosed | Wait | Refused
 
@@ -73,10 +75,27 @@ class Execution:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def give_way(self, timeout_s: float) -> None:
-        """Wait until the switches that senders wait for here are done, but no longer than this."""
+    async def give_way(self) -> None:
+        """Wait until the switches that senders wait for here are done, but no longer than GIVE_WAY_S."""
         if self._switches:
-            await asyncio.wait(set(self._switches.values()), timeout=timeout_s)
+            await asyncio.wait(set(self._switches.values()), timeout=GIVE_WAY_S)
+
+    async def give_way_in(self, queue_id: QueueId) -> None:
+        """Wait until this queue is in no switch, whoever makes it, as far as its chain is known here; no longer than GIVE_WAY_S.
+
+        A write between two of a switch's own costs it a compare-and-set, and the sender that waits a reading, a decision and a write.
+        """
+        changed = asyncio.Event()
+        stop = self._store.on_change(changed.set)
+        try:
+            async with asyncio.timeout(GIVE_WAY_S):
+                while (seen := self._store.chains.get(queue_id)) is not None and chain.is_switching(seen.document):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            stop()
 
     async def acquire_send(self, queue_id: QueueId, request: SendRequest, cause_id: str) -> Result:
         """Run AcquireSend. Raises as `run`.

@@ -190,6 +190,7 @@ class CoordinatorService(CoordinatorServicer):
         """A subscription has read a link to its end: the link leaves the head of its consume list."""
         del context
         self._check_cluster(request.cluster)
+        await self._execution.give_way_in(QueueId(request.queue_id))
         await self._operations.change(
             QueueId(request.queue_id),
             lambda document: subscriptions.drained(
@@ -224,6 +225,7 @@ class CoordinatorService(CoordinatorServicer):
                 return subscriptions.with_stale_cursors(document, epoch, member, whose)
             return subscriptions.without_stale_cursors(document, epoch, member)
 
+        await self._execution.give_way_in(QueueId(request.queue_id))
         await self._operations.change(
             QueueId(request.queue_id),
             noted,

@@ -9,9 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from seriatim.coordinator import execution
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
+from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
+from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
@@ -198,3 +202,85 @@ def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
     found = asyncio.run(operations.list_groups()).groups
     assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}
+
+
+# ---- a switch goes first
+
+
+class Listened:
+    """What a coordinator knows of the one chain, and tells whoever listens."""
+
+    cluster = "c"
+
+    def __init__(self, document: ChainDocument) -> None:
+        self.chains = {document.queue_id: SeenChain(document, ChainVersion(1), since_ms=0)}
+        self.listeners: list[Any] = []
+
+    def on_change(self, listener: Any) -> Any:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def now_is(self, document: ChainDocument) -> None:
+        self.chains[document.queue_id] = SeenChain(document, ChainVersion(2), since_ms=0)
+        for listener in list(self.listeners):
+            listener()
+
+
+class Changes:
+    """Counts what is to be written."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def change(self, *_: Any, **__: Any) -> None:
+        self.count += 1
+
+
+DRAINED = pb.DrainedReport(cluster="c", queue_id=1, subscription_id=1, generation=1, epoch=1)
+STALE = pb.StaleCursorsNote(cluster="c", queue_id=1, epoch=1, member="a", is_stale=True)
+
+
+async def reported(store: Listened, changes: Changes, report: Any) -> None:
+    execution = Execution(cast("Store", store), cast("Any", None), 1.0)
+    parts = Parts(cast("Store", store), cast("Any", None), execution, cast("Any", None), cast("Any", changes))
+    service = CoordinatorService(parts)
+    method = service.ReportDrained if report is DRAINED else service.NoteStaleCursors
+    await method(report, cast("Any", None))
+
+
+def in_a_switch() -> tuple[ChainDocument, ChainDocument]:
+    """A chain whose only link is being sealed, and the same behind it."""
+    world = World()
+    send_call(world).finish()
+    is_open = world.document
+    return chain.closing(is_open, Epoch(1)), is_open
+
+
+@pytest.mark.parametrize("report", [DRAINED, STALE])
+def test_what_a_member_reports_in_a_switch_is_written_behind_it(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "GIVE_WAY_S", 30.0)
+    switching, settled = in_a_switch()
+
+    async def main() -> None:
+        store, changes = Listened(switching), Changes()
+        task = asyncio.ensure_future(reported(store, changes, report))
+        for document in (switching, switching):
+            store.now_is(document)
+            await asyncio.sleep(0.01)
+        assert changes.count == 0
+        store.now_is(settled)
+        await asyncio.wait_for(task, 5)
+        assert changes.count == 1
+        assert not store.listeners
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("report", [DRAINED, STALE])
+def test_a_switch_that_comes_to_no_end_holds_up_no_report(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "GIVE_WAY_S", 0.01)
+    switching, _ = in_a_switch()
+    store, changes = Listened(switching), Changes()
+    asyncio.run(asyncio.wait_for(reported(store, changes, report), 5))
+    assert changes.count == 1
+    assert not store.listeners

@@ -36,6 +36,12 @@ def serving(document: ChainDocument) -> str:
     return last.group if last is not None and last.state in LIVE else ""
 
 
+def is_switching(document: ChainDocument) -> bool:
+    """Whether its last link is being sealed, or the next one opened: sending waits for the writes that do it (AcquireSend)."""
+    last = document.last_link
+    return last is not None and last.state in (LinkState.OPENING, LinkState.CLOSING)
+
+
 def created(
     *, cluster: str, queue_id: QueueId, name: str, settings: QueueSettings, groups: tuple[str, ...], now_ms: int
 ) -> ChainDocument:
