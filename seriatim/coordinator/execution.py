@@ -45,7 +45,7 @@ from seriatim.coordinator.core.seal import Wholeness
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
-from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import BugError, DeadlineOver, InvariantBroken, SeriatimError
 from seriatim.protocol.names import Epoch, Index, QueueId, Token
@@ -67,6 +67,7 @@ class Execution:
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
+        self._slow_switches: dict[QueueId, tuple[Epoch, LinkState]] = {}
 
     async def close(self) -> None:
         """Give up what is still on its way to members."""
@@ -84,18 +85,27 @@ class Execution:
         """Wait until this queue is in no switch, whoever makes it, as far as its chain is known here; no longer than GIVE_WAY_S.
 
         A write between two of a switch's own costs it a compare-and-set, and the sender that waits a reading, a decision and a write.
+        A switch that was waited for in vain holds up nothing more: it waits for members.
         """
         changed = asyncio.Event()
         stop = self._store.on_change(changed.set)
         try:
             async with asyncio.timeout(GIVE_WAY_S):
-                while (seen := self._store.chains.get(queue_id)) is not None and chain.is_switching(seen.document):
+                while self._switch(queue_id) not in (None, self._slow_switches.get(queue_id)):
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            pass
+            if (switch := self._switch(queue_id)) is not None:
+                self._slow_switches[queue_id] = switch
         finally:
             stop()
+
+    def _switch(self, queue_id: QueueId) -> tuple[Epoch, LinkState] | None:
+        seen = self._store.chains.get(queue_id)
+        switch = None if seen is None else chain.switch_of(seen.document)
+        if switch is None:
+            self._slow_switches.pop(queue_id, None)
+        return switch
 
     async def acquire_send(self, queue_id: QueueId, request: SendRequest, cause_id: str) -> Result:
         """Run AcquireSend. Raises as `run`.

@@ -36,10 +36,11 @@ def serving(document: ChainDocument) -> str:
     return last.group if last is not None and last.state in LIVE else ""
 
 
-def is_switching(document: ChainDocument) -> bool:
-    """Whether its last link is being sealed, or the next one opened: sending waits for the writes that do it (AcquireSend)."""
+def switch_of(document: ChainDocument) -> tuple[Epoch, LinkState] | None:
+    """Which link is being sealed, or opened: sending waits for the writes that do it (AcquireSend). None: no switch is under way."""
     last = document.last_link
-    return last is not None and last.state in (LinkState.OPENING, LinkState.CLOSING)
+    is_switching = last is not None and last.state in (LinkState.OPENING, LinkState.CLOSING)
+    return (last.epoch, last.state) if last is not None and is_switching else None
 
 
 def created(
