@@ -67,7 +67,7 @@ class Execution:
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
-        self._slow_switches: dict[QueueId, tuple[Epoch, LinkState]] = {}
+        self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
         """Give up what is still on its way to members."""
@@ -95,17 +95,14 @@ class Execution:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            if (switch := self._switch(queue_id)) is not None:
-                self._slow_switches[queue_id] = switch
+            kept = {one: slow for one, slow in self._slow_switches.items() if one in self._store.chains}
+            self._slow_switches = {**kept, queue_id: self._switch(queue_id)}
         finally:
             stop()
 
     def _switch(self, queue_id: QueueId) -> tuple[Epoch, LinkState] | None:
         seen = self._store.chains.get(queue_id)
-        switch = None if seen is None else chain.switch_of(seen.document)
-        if switch is None:
-            self._slow_switches.pop(queue_id, None)
-        return switch
+        return None if seen is None else chain.switch_of(seen.document)
 
     async def acquire_send(self, queue_id: QueueId, request: SendRequest, cause_id: str) -> Result:
         """Run AcquireSend. Raises as `run`.

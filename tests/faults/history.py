@@ -88,7 +88,9 @@ class Positioned:
 
 
 Event = Sent | Acknowledged | Refused | Delivered | Positioned
-_TYPES: dict[str, type[Event | Resumed]] = {
+Fact = Event | Resumed
+"""What is written down."""
+_TYPES: dict[str, type[Fact]] = {
     cls.__name__: cls for cls in (Sent, Acknowledged, Resumed, Refused, Delivered, Positioned)
 }
 _FIELDS: dict[str, tuple[str, ...]] = {name: tuple(field.name for field in fields(cls)) for name, cls in _TYPES.items()}
@@ -100,7 +102,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def write(self, events: Iterable[Event | Resumed]) -> None:
+    def write(self, events: Iterable[Fact]) -> None:
         """One line for each run of events of one type."""
         for _, run in groupby(events, type):
             os.write(self._file, _line(list(run)).encode())
@@ -109,7 +111,7 @@ class Recorder:
         os.close(self._file)
 
 
-def _line(events: Sequence[Event | Resumed]) -> str:
+def _line(events: Sequence[Fact]) -> str:
     name = type(events[0]).__name__
     columns: dict[str, object] = {"type": name, "count": len(events)}
     for field in _FIELDS[name]:
@@ -119,7 +121,7 @@ def _line(events: Sequence[Event | Resumed]) -> str:
     return json.dumps(columns, separators=(",", ":")) + "\n"
 
 
-def write(events: Iterable[Event | Resumed], path: Path) -> None:
+def write(events: Iterable[Fact], path: Path) -> None:
     """Append events to a file."""
     recorder = Recorder(path)
     recorder.write(events)

@@ -240,11 +240,12 @@ DRAINED = pb.DrainedReport(cluster="c", queue_id=1, subscription_id=1, generatio
 STALE = pb.StaleCursorsNote(cluster="c", queue_id=1, epoch=1, member="a", is_stale=True)
 
 
-def served(store: Listened, changes: Changes) -> CoordinatorService:
-    execution = Execution(cast("Store", store), cast("Any", None), 1.0)
-    return CoordinatorService(
-        Parts(cast("Store", store), cast("Any", None), execution, cast("Any", None), cast("Any", changes))
-    )
+def served(document: ChainDocument) -> tuple[Listened, Changes, CoordinatorService]:
+    """A service that knows this chain, what tells it of changes, and what it writes."""
+    store, changes, nothing = Listened(document), Changes(), cast("Any", None)
+    execution = Execution(cast("Store", store), nothing, 1.0)
+    parts = Parts(cast("Store", store), nothing, execution, nothing, cast("Any", changes))
+    return store, changes, CoordinatorService(parts)
 
 
 async def reported(service: CoordinatorService, report: Any) -> None:
@@ -266,8 +267,8 @@ def test_what_a_member_reports_in_a_switch_is_written_behind_it(report: Any, mon
     switching, settled = in_a_switch()
 
     async def main() -> None:
-        store, changes = Listened(switching), Changes()
-        task = asyncio.ensure_future(reported(served(store, changes), report))
+        store, changes, service = served(switching)
+        task = asyncio.ensure_future(reported(service, report))
         for document in (switching, switching):
             store.now_is(document)
             await asyncio.sleep(0.01)
@@ -285,8 +286,7 @@ def test_a_switch_that_comes_to_no_end_holds_up_the_first_report_only(monkeypatc
     switching, _ = in_a_switch()
 
     async def main() -> None:
-        store, changes = Listened(switching), Changes()
-        service = served(store, changes)
+        store, changes, service = served(switching)
         await asyncio.wait_for(reported(service, STALE), 5)
         assert changes.count == 1
         monkeypatch.setattr(execution, "GIVE_WAY_S", 30.0)
@@ -302,8 +302,7 @@ def test_another_switch_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> 
     switching, settled = in_a_switch()
 
     async def main() -> None:
-        store, changes = Listened(switching), Changes()
-        service = served(store, changes)
+        store, changes, service = served(switching)
         await reported(service, STALE)
         store.now_is(replace(switching, links=(replace(switching.links[0], epoch=Epoch(2)),)))
         monkeypatch.setattr(execution, "GIVE_WAY_S", 30.0)

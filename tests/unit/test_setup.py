@@ -11,7 +11,6 @@ SETUP = Path(__file__).parents[2] / "tools" / "setup"
 
 def fake(folder: Path, name: str, *, is_new: bool = True, is_fast: bool = True) -> Path:
     """A command that answers as a Python does: it is asked for its version by -c, and by standard input how it was built."""
-    folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text(
         f"#!/bin/sh\ncase $1,$2 in *version_info*) exit {int(not is_new)};; -,*) exit {int(not is_fast)};; esac\n"

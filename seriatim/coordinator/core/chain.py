@@ -39,8 +39,9 @@ def serving(document: ChainDocument) -> str:
 def switch_of(document: ChainDocument) -> tuple[Epoch, LinkState] | None:
     """Which link is being sealed, or opened: sending waits for the writes that do it (AcquireSend). None: no switch is under way."""
     last = document.last_link
-    is_switching = last is not None and last.state in (LinkState.OPENING, LinkState.CLOSING)
-    return (last.epoch, last.state) if last is not None and is_switching else None
+    if last is None or last.state not in (LinkState.OPENING, LinkState.CLOSING):
+        return None
+    return last.epoch, last.state
 
 
 def created(
