@@ -21,7 +21,7 @@ _FULL = {"rounds": 5, "seconds": 10.0, "warm_up": 10.0, "catch_up": 10_000_000, 
 
 def main() -> int:
     """0: all was measured; 1: something failed; 2: wrong use; 3: a peer can't be had; 130: ended by Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if sys.argv[1:2] == ["growth"]:
         return command.main(sys.argv[2:])
     try:

@@ -15,6 +15,7 @@ from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 
 SLEEPER = (sys.executable, "-c", "import time; print('ready here'); time.sleep(600)")
+SLEEP = ("sh", "-c", "echo ready; exec sleep 600")
 STUBBORN = (
     sys.executable,
     "-c",
@@ -70,6 +71,18 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
         supervisor.start(ProcessSpec("one", STUBBORN, stop_timeout_s=0.2))
         supervisor.wait_for_line("one")
         assert supervisor.stop("one") == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_child_hears_its_stop_signal_where_who_starts_it_ignores_that(tmp_path, stop_signal):
+    before = signal.signal(stop_signal, signal.SIG_IGN)  # as in `nohup`, or in a script's background
+    try:
+        with Supervisor(tmp_path) as supervisor:
+            supervisor.start(ProcessSpec("one", SLEEP, stop_signal=stop_signal))
+            supervisor.wait_for_line("one")
+            assert supervisor.stop("one") == -stop_signal
+    finally:
+        signal.signal(stop_signal, before)
 
 
 def test_a_second_supervisor_in_the_directory_is_refused(tmp_path):

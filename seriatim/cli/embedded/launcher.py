@@ -20,8 +20,9 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent_pid:
         sys.exit(0)
-    # Python ignores SIGPIPE, and what is ignored stays so after exec.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # What is ignored stays so after exec: Python ignores SIGPIPE, and a shell SIGINT for what it starts in the background.
+    for ignored in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 (no shell is what is wanted)
     except OSError as error:
