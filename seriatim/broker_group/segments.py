@@ -12,12 +12,18 @@ aren't those of the place, are always damage, and never a tail that may be cut.
 Nothing in a file is ever written over: after a crash or a cut the link goes on behind what is there. A file goes away as a
 whole, when its link is dropped or emptied, after that is durable in RocksDB; one that a crash left behind without its
 link is removed at the next start.
+
+What is flushed leaves the system's page cache at once. The newest batches are in the member's own memory (`batch_cache`),
+and a reader that is further behind comes to these bytes, if ever, after gigabytes of others: a copy in the page cache
+would only push out what is read again, and the system would have to find, and clear the way for, a new page for each one
+that is written, where now it has the same few again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import struct
 from collections import OrderedDict
@@ -75,12 +81,16 @@ class LargeBatch:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """`is_named`: its name is surely on the disk; whoever opened it before may have died too early for that."""
+    """`is_named`: its name is surely on the disk; whoever opened it before may have died too early for that.
+
+    `cached_from`: the first page that may be in the page cache because it was written here.
+    """
 
     descriptor: int
     end: int
     is_flushed: bool = True
     is_named: bool = False
+    cached_from: int = 0
 
 
 class SegmentFiles:
@@ -117,6 +127,7 @@ class SegmentFiles:
             if not file.is_flushed:
                 os.fdatasync(file.descriptor)
                 file.is_flushed = True
+                file.cached_from = forget_pages(file.descriptor, file.cached_from, file.end)
                 are_named, file.is_named = are_named and file.is_named, True
         if not are_named:
             directories.sync(self._directory)
@@ -150,7 +161,8 @@ class SegmentFiles:
             self._open.move_to_end(link)
             return file
         descriptor = os.open(self._path(link), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        file = self._open[link] = _OpenFile(descriptor, os.fstat(descriptor).st_size)
+        end = os.fstat(descriptor).st_size
+        file = self._open[link] = _OpenFile(descriptor, end, cached_from=end - end % mmap.PAGESIZE)
         return file
 
     # ---- reading
@@ -191,6 +203,15 @@ class SegmentFiles:
 
     def _path(self, link: LinkKey) -> Path:
         return self._directory / f"{link[0]}-{link[1]}{SUFFIX}"
+
+
+def forget_pages(descriptor: int, first: int, end: int) -> int:
+    """What is flushed there leaves the page cache, and how far: not the last page if there is room in it, which the next write would read back."""
+    whole_pages_end = end - end % mmap.PAGESIZE
+    if whole_pages_end > first:
+        with contextlib.suppress(OSError):  # it is advice: a file system may know nothing of it
+            os.posix_fadvise(descriptor, first, whole_pages_end - first, os.POSIX_FADV_DONTNEED)
+    return whole_pages_end
 
 
 def _write(descriptor: int, parts: list[Payload]) -> None:

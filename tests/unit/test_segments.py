@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -135,6 +136,47 @@ def test_each_directory_on_the_way_to_a_new_one_is_flushed(tmp_path: Path, monke
     directories.make(tmp_path / "a" / "b" / "c")
     assert sorted(flushed) == sorted(["b", "a", tmp_path.name])
     assert (tmp_path / "a" / "b" / "c").is_dir()
+
+
+def test_what_is_flushed_leaves_the_page_cache_but_for_a_page_that_is_written_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = mmap.PAGESIZE
+    happened: list[tuple[str, int, int]] = []
+    sync = os.fdatasync
+
+    def flushed(descriptor: int) -> None:
+        sync(descriptor)
+        happened.append(("flushed", 0, os.fstat(descriptor).st_size))
+
+    def advised(descriptor: int, offset: int, size_bytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        happened.append(("let go", offset, offset + size_bytes))
+        raise OSError(errno.EOPNOTSUPP, "advice isn't taken")
+
+    monkeypatch.setattr(os, "fdatasync", flushed)
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    files = SegmentFiles(tmp_path)
+    header_bytes = len(large(1).header)
+    for size_bytes in (2 * page + 10, 20, 2 * page - 30, 25):
+        files.append([large(1, size_bytes=size_bytes - header_bytes)])
+        files.sync()
+    files.close()
+    again = SegmentFiles(tmp_path)
+    again.append([large(1, size_bytes=page)])
+    again.sync()
+    again.close()
+    end = 4 * page + 25
+    assert happened == [
+        ("flushed", 0, 2 * page + 10),
+        ("let go", 0, 2 * page),
+        ("flushed", 0, 2 * page + 30),
+        ("flushed", 0, 4 * page),
+        ("let go", 2 * page, 4 * page),
+        ("flushed", 0, end),
+        ("flushed", 0, end + header_bytes + page),
+        ("let go", 4 * page, 5 * page),
+    ]
 
 
 def test_files_held_open_are_bounded(tmp_path: Path) -> None:
