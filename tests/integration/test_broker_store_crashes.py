@@ -230,8 +230,8 @@ def test_a_directory_that_is_not_flushed_is_found(tmp_path: Path, monkeypatch: p
     class Old(vars(segments)["_OpenFile"]):  # type: ignore[misc]
         """Never one whose name may be new to the disk."""
 
-        def __init__(self, descriptor: int, end: int) -> None:
-            super().__init__(descriptor, end, is_named=True)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named, is_named=True)
 
     monkeypatch.setattr(segments, "_OpenFile", Old)
     assert run(tmp_path)
