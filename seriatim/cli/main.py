@@ -44,6 +44,9 @@ COMMANDS = {
     "verify": Entry("seriatim.cli.verify:verify", "Compare two databases row by row."),
     "health": Entry("seriatim.cli.health:health", "Ask a process whether it can do its work."),
     "bench": Entry("seriatim.cli.bench:bench", "Measure throughput, latency and failover."),
+    "class-archive": Entry(
+        "seriatim.cli.class_archive:class_archive", "Once after installing: let Spark start sooner."
+    ),
 }
 
 

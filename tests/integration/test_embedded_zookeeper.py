@@ -10,8 +10,12 @@ import time
 import pytest
 from kazoo.client import KazooClient
 
+from seriatim.cli.embedded import zookeeper as zookeeper_module
 from seriatim.cli.embedded.errors import Missing, PortInUse
-from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
+from seriatim.cli.embedded.ports import PortBook
+from seriatim.cli.embedded.processes import Supervisor
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSettings, answers, start_zookeeper
+from seriatim.consumer.spark import class_archive
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 
@@ -43,6 +47,44 @@ def test_a_second_start_keeps_port_and_data(tmp_path):
         assert client.get("/kept")[0] == b"yes"
         client.stop()
         client.close()
+
+
+@pytest.fixture
+def archive_options():
+    options = class_archive.using(class_archive.ZOOKEEPER)
+    if not options:
+        pytest.skip("set-up made no archive of Java's classes; `seriatim class-archive` says why")
+    return options
+
+
+def test_classes_come_from_the_archive_that_set_up_made(tmp_path, archive_options):
+    loaded = tmp_path / "loaded"
+    with Supervisor(tmp_path) as supervisor:
+        port = PortBook(tmp_path).port("zookeeper")
+        options = (*archive_options, f"-Xlog:class+load:file={loaded}")
+        start_zookeeper(supervisor, ZooKeeperSettings(tmp_path / "zookeeper", port, class_archive=options))
+    assert loaded.read_text().count("source: shared objects file (top)") > 500
+
+
+@pytest.mark.usefixtures("archive_options")
+def test_an_archive_of_other_jars_is_passed_over_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setattr(zookeeper_module, "class_path", lambda right=zookeeper_module.class_path: f"/tmp:{right()}")
+    with EmbeddedZooKeeper(tmp_path):
+        log = (tmp_path / "logs" / "zookeeper.log").read_text()
+    assert "archive" not in log
+
+
+def test_without_java_no_archive_is_made_and_the_line_to_type_is_shown(tmp_path):
+    ended = subprocess.run(
+        (*SERIATIM, "class-archive"), env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 3
+    assert "apt-get install openjdk-17-jre-headless" in ended.stderr
+
+
+def test_where_no_archive_was_made_none_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert class_archive.using(class_archive.ZOOKEEPER) == ()
 
 
 def test_a_port_in_use_is_refused(tmp_path):

@@ -25,8 +25,10 @@ _NUMBERS = count(1)
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from seriatim.consumer.spark.engine import spark_session
 
-    conf = {"spark.driver.memory": "800m", "spark.driver.extraJavaOptions": "-Dseriatim.tests=yes"}
-    session = spark_session("local[2]", tmp_path_factory.mktemp("spark"), conf=conf)
+    directory = tmp_path_factory.mktemp("spark")
+    java_options = f"-Dseriatim.tests=yes -Xlog:class+load:file={directory / 'loaded'}"
+    conf = {"spark.driver.memory": "800m", "spark.driver.extraJavaOptions": java_options}
+    session = spark_session("local[2]", directory, conf=conf)
     yield session
     session.stop()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import time
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from fake_queue import FakeQueue, Link
 from pyspark.errors import PySparkException
 
+from seriatim.consumer.spark import class_archive
 from seriatim.consumer.spark.engine import check_conf
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument
@@ -40,6 +42,13 @@ def test_a_user_s_settings_go_before_ours_and_java_s_are_added(spark):
     properties = spark._jvm.System
     assert properties.getProperty("seriatim.tests") == "yes"
     assert properties.getProperty("log4j2.configurationFile").endswith("log4j2.properties")
+
+
+def test_java_s_classes_come_from_the_archive_that_set_up_made(spark):
+    if not class_archive.using(class_archive.SPARK):
+        pytest.skip("set-up made no archive of Java's classes; `seriatim class-archive` says why")
+    loaded = Path(spark.conf.get("spark.local.dir"), "loaded").read_text()
+    assert loaded.count("source: shared objects file (top)") > 5000
 
 
 @pytest.mark.parametrize(

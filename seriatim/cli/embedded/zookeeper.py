@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from typing import Self
 from seriatim.cli.embedded.errors import Missing, PortInUse, StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook, is_free
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+from seriatim.consumer.spark import class_archive
 
 _TICK_MS = 100  # a session's end is noticed at the next tick, so that a stand-by takes over no later than that
 _MIN_SESSION_MS = 500
@@ -75,6 +76,8 @@ class ZooKeeperSettings:
     """Of the process, in the supervisor."""
     is_restarted: bool = False
     heap_mb: int = 128
+    class_archive: tuple[str, ...] | None = None
+    """Java's options about it; None: use the one that there is, if any."""
 
     @property
     def address(self) -> str:
@@ -134,17 +137,21 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "autopurge.purgeInterval": 1,
         "autopurge.snapRetainCount": 3,
     }
-    return server_command(directory, configuration, settings.heap_mb)
+    return server_command(directory, configuration, settings.heap_mb, settings.class_archive)
 
 
-def server_command(directory: Path, configuration: Mapping[str, object], heap_mb: int) -> tuple[str, ...]:
+def server_command(
+    directory: Path, configuration: Mapping[str, object], heap_mb: int, archive_options: Sequence[str] | None = None
+) -> tuple[str, ...]:
     """Write a server's settings into `directory`; answer what to run. Raises `Missing`."""
+    if archive_options is None:
+        archive_options = class_archive.using(class_archive.ZOOKEEPER)
     java, jars = java_path(), class_path()
     (directory / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
     (directory / "log4j2.properties").write_text(_LOG_SETTINGS)
     return (
         java, "-cp", jars, f"-Xmx{heap_mb}m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-        "-XX:-UsePerfData", f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}",
+        "-XX:-UsePerfData", *archive_options, f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}",
         "-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.preAllocSize=4096",
         "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(directory / "zoo.cfg"),
     )  # fmt: skip

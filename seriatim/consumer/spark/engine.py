@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from seriatim.consumer.spark import class_archive as class_archives
 from seriatim.consumer.spark.datasource import SeriatimDataSource
 from seriatim.protocol.errors import InvalidArgument, WorldError
 
@@ -94,12 +96,18 @@ def check_conf(conf: Mapping[str, str]) -> None:
 
 
 def spark_session(
-    master: str, directory: Path, *, log_level: str = "fatal", conf: Mapping[str, str] | None = None
+    master: str,
+    directory: Path,
+    *,
+    log_level: str = "fatal",
+    conf: Mapping[str, str] | None = None,
+    class_archive: Sequence[str] | None = None,
 ) -> SparkSession:
     """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
 
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
     `conf`: settings of the user's (`check_conf`), which go before ours; options of Java's are added to ours.
+    `class_archive`: Java's options about it, by default to use the one that there is, if any.
     Raises SparkNotStarted, where nobody answers at `master` after a minute.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
@@ -108,6 +116,7 @@ def spark_session(
     logging.write_text(_LOGGING.format(level=log_level))
     wanted = dict(conf or {})
     java_options = wanted.pop(_JAVA_OPTIONS, "")
+    archive_options = class_archives.using(class_archives.SPARK) if class_archive is None else class_archive
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -116,7 +125,7 @@ def spark_session(
         "spark.driver.memory": "768m",
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} "
-        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto {java_options}",
+        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {shlex.join(archive_options)} {java_options}",
         "spark.task.maxFailures": "4",
     }
     if master.startswith("local"):
