@@ -16,7 +16,7 @@ link is removed at the next start.
 What is flushed leaves the system's page cache at once. The newest batches are in the member's own memory (`batch_cache`),
 and a reader that is further behind comes to these bytes, if ever, after gigabytes of others: a copy in the page cache
 would only push out what is read again, and the system would have to find, and clear the way for, a new page for each one
-that is written, where now it has the same few again.
+that is written, where now it has the same few again. So a reader that is behind has the disk read ahead of it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ MAGIC: Final = b"SRP\x01"
 _PLACE: Final = struct.Struct(">4sQIHI")
 SUFFIX: Final = ".segment"
 _OPEN_FILES: Final = 128
+READ_AHEAD_BYTES: Final = 2 * 1024 * 1024
 _PARTS: Final = 1024
 """Of one call: the system takes no more."""
 
@@ -94,7 +95,7 @@ class _OpenFile:
 
 
 class SegmentFiles:
-    """The files of one directory. `read` and `size_bytes` may be called from any thread, all else from the writer's."""
+    """The files of one directory. `read`, `read_ahead` and `size_bytes` may be called from any thread, all else from the writer's."""
 
     def __init__(self, directory: Path) -> None:
         """Makes the directory where it isn't there. Raises OSError."""
@@ -191,6 +192,15 @@ class SegmentFiles:
             int.from_bytes(header[-4:], "little") == place.header_crc
         )
         return (header, payload) if is_it else None
+
+    def read_ahead(self, link: LinkKey, offset: int) -> None:
+        """Have the system read what comes from there on, beside whatever is done meanwhile."""
+        with contextlib.suppress(OSError):  # it is advice: who reads meets what is wrong
+            descriptor = os.open(self._path(link), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, offset, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
 
     def size_bytes(self, link: LinkKey) -> int:
         """Of the link's file; 0 where it isn't there. Raises DiskFailed."""

@@ -281,6 +281,8 @@ class Store:
             expected = encoded.header.end_index
             size_bytes += encoded.size_bytes
             if size_bytes >= limit_bytes or len(found) == MOST_BATCHES:
+                if value.startswith(MAGIC):  # who reads so much reads on
+                    self._segments.read_ahead(link, Place.decode(value).end)
                 break
         if not found:
             raise BadChecksum(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
+from seriatim.broker_group.segments import READ_AHEAD_BYTES
 from seriatim.broker_group.store import Store, open_store
 from seriatim.broker_group.writer import Write, Writer
 from seriatim.protocol.batch import EncodedBatch
@@ -276,6 +278,27 @@ SEGMENT = "segments/1-2.segment"
 async def filled(store: Store) -> None:
     await store.keep_link(RECORD)
     await fill(store, RECORD, batches(3))
+
+
+def test_whoever_has_read_as_much_as_it_wanted_finds_what_follows_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def advised(_descriptor: int, offset: int, size_bytes: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            asked.append((offset, size_bytes))
+
+    async def scenario(store: Store) -> None:
+        sent = batches(3)
+        await fill(store, RECORD, sent)
+        monkeypatch.setattr(os, "posix_fadvise", advised)
+        ends = list(accumulate(one.size_bytes for one in sent))
+        store.batches(RECORD.key, Index(0), Index(30), ends[1])
+        store.batches(RECORD.key, Index(0), Index(30), 1 << 20)  # and has all that there is: nothing follows
+        assert asked == [(ends[1], READ_AHEAD_BYTES)]
+
+    on_disk(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["header", "payload"])
