@@ -3,8 +3,9 @@
     python -m bench.floor_member LISTEN FILE [NEXT]
 
 No checksum, no index, no token: what is left is what any system pays that moves each byte to two processes and flushes
-both copies before it acknowledges, and leaves the page cache to others. One flush serves all batches that wait. The first of two passes each batch to the
-second before it writes; its acknowledgement (a count of batches, eight bytes) says that both have it on disk.
+both copies before it acknowledges, and leaves the page cache to others. One flush serves all batches that wait. The first
+of two passes each batch to the second before it writes; its acknowledgement (a count of batches, eight bytes) says that
+both have it on disk.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FlushedFile:
         self._waiting.put(None)
 
     def _run(self) -> None:
-        flushed = written = cached_from = 0
+        flushed = written = 0
         while (first := self._waiting.get()) is not None:
             parts = [first]
             while len(parts) < _MOST_PARTS and not self._waiting.empty() and (more := self._waiting.get()) is not None:
@@ -56,8 +57,8 @@ class FlushedFile:
             if os.writev(self._file, parts) != size_bytes:
                 raise OSError("the disk took only a part")
             os.fdatasync(self._file)
+            forget_pages(self._file, written, written + size_bytes)
             written += size_bytes
-            cached_from = forget_pages(self._file, cached_from, written)
             flushed += len(parts)
             self._loop.call_soon_threadsafe(self._on_flushed, flushed)
         os.close(self._file)

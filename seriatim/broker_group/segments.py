@@ -37,7 +37,7 @@ from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.protocol.batch import Payload
 from seriatim.protocol.errors import DiskFailed, MalformedFrame
 
-MAGIC: Final = b"SRP\x01"
+_MAGIC: Final = b"SRP\x01"
 _PLACE: Final = struct.Struct(">4sQIHI")
 SUFFIX: Final = ".segment"
 _OPEN_FILES: Final = 128
@@ -60,7 +60,12 @@ class Place:
         return self.offset + self.size_bytes
 
     def encode(self) -> bytes:
-        return _PLACE.pack(MAGIC, self.offset, self.size_bytes, self.header_bytes, self.header_crc)
+        return _PLACE.pack(_MAGIC, self.offset, self.size_bytes, self.header_bytes, self.header_crc)
+
+    @classmethod
+    def of(cls, stored: bytes) -> Self | None:
+        """What RocksDB has for a batch; None where that is the batch itself. Raises MalformedFrame."""
+        return cls.decode(stored) if stored.startswith(_MAGIC) else None
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -84,14 +89,13 @@ class LargeBatch:
 class _OpenFile:
     """`is_named`: its name is surely on the disk; whoever opened it before may have died too early for that.
 
-    `cached_from`: the first page that may be in the page cache because it was written here.
+    `flushed_end`: what was written here before it is durable.
     """
 
     descriptor: int
     end: int
-    is_flushed: bool = True
+    flushed_end: int
     is_named: bool = False
-    cached_from: int = 0
 
 
 class SegmentFiles:
@@ -114,7 +118,6 @@ class SegmentFiles:
             size_bytes = len(batch.header) + len(batch.payload)
             places.append(Place(file.end, size_bytes, len(batch.header), int.from_bytes(batch.header[-4:], "little")))
             file.end += size_bytes
-            file.is_flushed = False
             of_link.setdefault(batch.link, []).extend((batch.header, batch.payload))
         for link, parts in of_link.items():
             for first in range(0, len(parts), _PARTS):
@@ -125,10 +128,10 @@ class SegmentFiles:
         """All that was appended is durable. Raises OSError; then nothing is known."""
         are_named = True
         for file in self._open.values():
-            if not file.is_flushed:
+            if file.flushed_end < file.end:
                 os.fdatasync(file.descriptor)
-                file.is_flushed = True
-                file.cached_from = forget_pages(file.descriptor, file.cached_from, file.end)
+                forget_pages(file.descriptor, file.flushed_end, file.end)
+                file.flushed_end = file.end
                 are_named, file.is_named = are_named and file.is_named, True
         if not are_named:
             directories.sync(self._directory)
@@ -163,7 +166,7 @@ class SegmentFiles:
             return file
         descriptor = os.open(self._path(link), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         end = os.fstat(descriptor).st_size
-        file = self._open[link] = _OpenFile(descriptor, end, cached_from=end - end % mmap.PAGESIZE)
+        file = self._open[link] = _OpenFile(descriptor, end, flushed_end=end)
         return file
 
     # ---- reading
@@ -215,13 +218,15 @@ class SegmentFiles:
         return self._directory / f"{link[0]}-{link[1]}{SUFFIX}"
 
 
-def forget_pages(descriptor: int, first: int, end: int) -> int:
-    """What is flushed there leaves the page cache, and how far: not the last page if there is room in it, which the next write would read back."""
-    whole_pages_end = end - end % mmap.PAGESIZE
-    if whole_pages_end > first:
+def forget_pages(descriptor: int, start: int, end: int) -> None:
+    """What was just flushed leaves the page cache: from the page on that holds `start` to the last full one before `end`.
+
+    A page with room in it stays: the next write would read it back.
+    """
+    start, end = start - start % mmap.PAGESIZE, end - end % mmap.PAGESIZE
+    if start < end:
         with contextlib.suppress(OSError):  # it is advice: a file system may know nothing of it
-            os.posix_fadvise(descriptor, first, whole_pages_end - first, os.POSIX_FADV_DONTNEED)
-    return whole_pages_end
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def _write(descriptor: int, parts: list[Payload]) -> None:

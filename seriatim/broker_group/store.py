@@ -33,7 +33,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
-from seriatim.broker_group.segments import MAGIC, SUFFIX, LargeBatch, Place, SegmentFiles
+from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
 from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
@@ -281,8 +281,8 @@ class Store:
             expected = encoded.header.end_index
             size_bytes += encoded.size_bytes
             if size_bytes >= limit_bytes or len(found) == MOST_BATCHES:
-                if value.startswith(MAGIC):  # who reads so much reads on
-                    self._segments.read_ahead(link, Place.decode(value).end)
+                if (place := Place.of(value)) is not None:  # who reads so much reads on
+                    self._segments.read_ahead(link, place.end)
                 break
         if not found:
             raise BadChecksum(
@@ -292,9 +292,10 @@ class Store:
 
     def _parts(self, link: LinkKey, value: bytes) -> tuple[bytes, bytes]:
         """Header and payload of a stored batch. Raises BadChecksum or MalformedFrame where its bytes can't be had."""
-        if value[: len(MAGIC)] != MAGIC:
+        place = Place.of(value)
+        if place is None:
             return batch.split(value)
-        found = self._segments.read(link, Place.decode(value))
+        found = self._segments.read(link, place)
         if found is None:
             raise BadChecksum("its bytes aren't where they were written")
         return found
@@ -310,7 +311,7 @@ class Store:
             if size_bytes >= used_bytes:
                 continue
             for batch_key, stored in self._scan(layout.key(b"B", link), layout.after(b"B", link)):
-                if stored[: len(MAGIC)] == MAGIC and Place.decode(stored).end > size_bytes:
+                if (place := Place.of(stored)) is not None and place.end > size_bytes:
                     found.append((link, layout.number_of(batch_key)))
         return found
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import click
 
 from seriatim.cli.embedded.errors import EmbeddedError
-from seriatim.cli.embedded.ports import PortBook
-from seriatim.cli.embedded.processes import Supervisor
-from seriatim.cli.embedded.zookeeper import ZooKeeperSettings, start_zookeeper
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer.spark import class_archive as archives
 from seriatim.protocol.zookeeper import ZooKeeperSession
 
@@ -61,12 +59,8 @@ def _make(path: Path, make: Callable[[Path, Path], None]) -> None:
 
 def _make_zookeeper(archive: Path, directory: Path) -> None:
     """Run a server, use it a little, and end it."""
-    with Supervisor(directory) as supervisor:
-        port = PortBook(directory).port(archives.ZOOKEEPER)
-        settings = ZooKeeperSettings(directory, port, class_archive=archives.making(archive))
-        start_zookeeper(supervisor, settings)
-        asyncio.run(_use(settings.address))
-        supervisor.stop(settings.name)
+    with EmbeddedZooKeeper(directory, archive_options=archives.making(archive)) as server:
+        asyncio.run(_use(server.address))
 
 
 async def _use(address: str) -> None:

@@ -15,7 +15,6 @@ from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 
 SLEEPER = (sys.executable, "-c", "import time; print('ready here'); time.sleep(600)")
-SLEEP = ("sh", "-c", "echo ready; exec sleep 600")
 STUBBORN = (
     sys.executable,
     "-c",
@@ -78,7 +77,7 @@ def test_a_child_hears_its_stop_signal_where_who_starts_it_ignores_that(tmp_path
     before = signal.signal(stop_signal, signal.SIG_IGN)  # as in `nohup`, or in a script's background
     try:
         with Supervisor(tmp_path) as supervisor:
-            supervisor.start(ProcessSpec("one", SLEEP, stop_signal=stop_signal))
+            supervisor.start(ProcessSpec("one", SLEEPER, stop_signal=stop_signal))
             supervisor.wait_for_line("one")
             assert supervisor.stop("one") == -stop_signal
     finally:

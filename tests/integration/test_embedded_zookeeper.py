@@ -12,9 +12,7 @@ from kazoo.client import KazooClient
 
 from seriatim.cli.embedded import zookeeper as zookeeper_module
 from seriatim.cli.embedded.errors import Missing, PortInUse
-from seriatim.cli.embedded.ports import PortBook
-from seriatim.cli.embedded.processes import Supervisor
-from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSettings, answers, start_zookeeper
+from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
 from seriatim.consumer.spark import class_archive
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
@@ -59,10 +57,8 @@ def archive_options():
 
 def test_classes_come_from_the_archive_that_set_up_made(tmp_path, archive_options):
     loaded = tmp_path / "loaded"
-    with Supervisor(tmp_path) as supervisor:
-        port = PortBook(tmp_path).port("zookeeper")
-        options = (*archive_options, f"-Xlog:class+load:file={loaded}")
-        start_zookeeper(supervisor, ZooKeeperSettings(tmp_path / "zookeeper", port, class_archive=options))
+    with EmbeddedZooKeeper(tmp_path, archive_options=(*archive_options, f"-Xlog:class+load:file={loaded}")):
+        pass
     assert loaded.read_text().count("source: shared objects file (top)") > 500
 
 

@@ -76,8 +76,8 @@ class ZooKeeperSettings:
     """Of the process, in the supervisor."""
     is_restarted: bool = False
     heap_mb: int = 128
-    class_archive: tuple[str, ...] | None = None
-    """Java's options about it; None: use the one that there is, if any."""
+    archive_options: tuple[str, ...] | None = None
+    """Java's, about its class archive; None: use the one that there is, if any."""
 
     @property
     def address(self) -> str:
@@ -137,7 +137,7 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "autopurge.purgeInterval": 1,
         "autopurge.snapRetainCount": 3,
     }
-    return server_command(directory, configuration, settings.heap_mb, settings.class_archive)
+    return server_command(directory, configuration, settings.heap_mb, settings.archive_options)
 
 
 def server_command(
@@ -163,11 +163,22 @@ class EmbeddedZooKeeper:
     Port, data and process id live in the directory as in a development cluster.
     """
 
-    def __init__(self, directory: Path, *, port: int | None = None, host: str = LOCALHOST) -> None:
-        """Nothing starts yet. Without `port`, the directory's port is used again, or a free one is taken."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        host: str = LOCALHOST,
+        archive_options: tuple[str, ...] | None = None,
+    ) -> None:
+        """Nothing starts yet. Without `port`, the directory's port is used again, or a free one is taken.
+
+        `archive_options`: as in `ZooKeeperSettings`.
+        """
         self._directory = directory
         self._wanted_port = port
         self._host = host
+        self._archive_options = archive_options
         self.settings: ZooKeeperSettings | None = None
         self.supervisor: Supervisor | None = None
 
@@ -192,7 +203,9 @@ class EmbeddedZooKeeper:
         supervisor = Supervisor(self._directory)
         try:
             port = PortBook(supervisor.directory).port("zookeeper", wanted=self._wanted_port)
-            self.settings = ZooKeeperSettings(supervisor.directory / "zookeeper", port, self._host)
+            self.settings = ZooKeeperSettings(
+                supervisor.directory / "zookeeper", port, self._host, archive_options=self._archive_options
+            )
             start_zookeeper(supervisor, self.settings, timeout_s=timeout_s)
         except BaseException:
             supervisor.close()

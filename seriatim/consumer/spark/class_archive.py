@@ -46,7 +46,7 @@ def make_spark(archive: Path, directory: Path) -> None:
     from seriatim.consumer.spark.engine import check_java, spark_session
 
     check_java()
-    spark = spark_session("local[1]", directory, class_archive=making(archive))
+    spark = spark_session("local[1]", directory, archive_options=making(archive))
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - no public way
     sample.run(spark, directory / "checkpoint")
     spark.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from seriatim.consumer.spark import class_archive as class_archives
+from seriatim.consumer.spark import class_archive
 from seriatim.consumer.spark.datasource import SeriatimDataSource
 from seriatim.protocol.errors import InvalidArgument, WorldError
 
@@ -101,13 +101,13 @@ def spark_session(
     *,
     log_level: str = "fatal",
     conf: Mapping[str, str] | None = None,
-    class_archive: Sequence[str] | None = None,
+    archive_options: Sequence[str] | None = None,
 ) -> SparkSession:
     """Start Spark at `master`, with its scratch files in `directory`, and teach it the source ``seriatim``.
 
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
     `conf`: settings of the user's (`check_conf`), which go before ours; options of Java's are added to ours.
-    `class_archive`: Java's options about it, by default to use the one that there is, if any.
+    `archive_options`: Java's, about its class archive; by default to use the one that there is, if any.
     Raises SparkNotStarted, where nobody answers at `master` after a minute.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
@@ -116,7 +116,8 @@ def spark_session(
     logging.write_text(_LOGGING.format(level=log_level))
     wanted = dict(conf or {})
     java_options = wanted.pop(_JAVA_OPTIONS, "")
-    archive_options = class_archives.using(class_archives.SPARK) if class_archive is None else class_archive
+    if archive_options is None:
+        archive_options = class_archive.using(class_archive.SPARK)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
