@@ -3,6 +3,7 @@
 python -m tests.simulation --seeds 0:5000
 python -m tests.simulation --minutes 30
 python -m tests.simulation --replay 4711
+python -m tests.simulation --plants
 """
 
 # ruff: noqa: T201 - a command prints
@@ -19,21 +20,19 @@ import random
 import sys
 import threading
 import time
-import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from tests.simulation import schedule
-from tests.simulation.plants import ALL, planted
+from tests.simulation import jobs, schedule
+from tests.simulation.plants import ALL, PLANTS, planted
 from tests.simulation.schedule import Outcome
+from tests.simulation.tally import SHOWN_FAILURES, Tally
 
 _CHUNK = 4
 _CHUNKS_A_LIFE = 16
 """A worker ends after so many: the system takes back what its schedules left, a third faster than the collector does."""
 _COLLECTED_AFTER = 256
 """Schedules, where there is one process: it holds some 700 MB then."""
-SHOWN_FAILURES = 20
 PROGRESS_S = 30.0
 
 
@@ -119,6 +118,9 @@ def main() -> int:
     what.add_argument("--seeds", default="0:1000", metavar="FIRST:LAST", help="schedules by number (default 0:1000)")
     what.add_argument("--minutes", type=float, help="new schedules for so long")
     what.add_argument("--replay", type=int, metavar="SEED", help="one schedule again, with its trace")
+    what.add_argument(
+        "--plants", action="store_true", help="find all plants, and note by which seeds, so that tests find them at once"
+    )
     parser.add_argument("--plant", default="", choices=["", *ALL], metavar="NAME", help="with this rule made wrong")
     parser.add_argument(
         "--shape", choices=["", *ALL], metavar="NAME", help="drawn as for this plant (default: --plant)"
@@ -135,11 +137,21 @@ def main() -> int:
         # The order of a set of names decides the order of requests: the same seed is to be the same schedule.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], environment)
-    warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine of a killed process is never awaited
-    sys.unraisablehook = lambda _: None  # tasks that never ended say so when they are let go, wherever that is
     gc.collect()
-    gc.freeze()
+    jobs.quiet()
+    if arguments.plants:
+        return _note_plants()
     return _replay(arguments) if arguments.replay is not None else _report(arguments)
+
+
+def _note_plants() -> int:
+    found = {}
+    for name, seed in jobs.find_plants(PLANTS):
+        print(f"{name}: {'not found' if seed is None else f'seed {seed}'}", flush=True)
+        if seed is not None:
+            found[name] = seed
+    jobs.FOUND.write_text(json.dumps(found, indent=1) + "\n")
+    return int(len(found) < len(PLANTS))
 
 
 def _options(arguments: argparse.Namespace) -> str:
@@ -149,52 +161,32 @@ def _options(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    began_s = time.monotonic()
-    count = steps = records = 0
-    simulated_s = 0.0
-    failures: list[Outcome] = []
-    faults: Counter[str] = Counter()
-    shown_s = began_s
+    began_s = shown_s = time.monotonic()
+    tally = Tally()
+    failures = tally.failures
     for outcome in _run_all(arguments):
-        count += 1
+        tally.add(outcome)
         if time.monotonic() - shown_s > PROGRESS_S:
             shown_s = time.monotonic()
-            print(f"{count} schedules, {len(failures)} broken", file=sys.stderr, flush=True)
-        steps += outcome.steps
-        records += outcome.records
-        simulated_s += outcome.simulated_s
-        faults.update(outcome.faults)
+            print(f"{tally.count} schedules, {len(failures)} broken", file=sys.stderr, flush=True)
         if outcome.failure:
-            failures.append(outcome)
             if len(failures) <= SHOWN_FAILURES:
                 print(f"seed {outcome.seed}: {outcome.failure} ({', '.join(outcome.faults)})", flush=True)
                 print(f"  python -m tests.simulation --replay {outcome.seed}{_options(arguments)}", flush=True)
             if arguments.first:
                 break
-    without = ""
     if arguments.first and arguments.plant and failures:
         without = _run((failures[0].seed, "", arguments.shape)).failure
+        print(f"and without the plant: {without or 'all well'}")
     took_s = time.monotonic() - began_s
-    rate, each = count / took_s, round(steps / max(1, count))
+    rate = tally.count / took_s
     if arguments.json:
-        summary = {
-            "schedules": count,
-            "broken": sorted(one.seed for one in failures),
-            "failures": {one.seed: one.failure for one in failures[:SHOWN_FAILURES]},
-            "without_the_plant": without,
-            "schedules_per_s": round(rate, 1),
-            "steps": steps,
-            "steps_per_schedule": each,
-            "records": records,
-            "simulated_s": round(simulated_s),
-            "took_s": round(took_s, 1),
-            "faults": dict(faults.most_common()),
-        }
-        print(json.dumps(summary))
+        print(json.dumps({**tally.summary(), "schedules_per_s": round(rate, 1), "took_s": round(took_s, 1)}))
     else:
-        print(f"{count} schedules, {len(failures)} broken; {rate:.1f} a second, {steps} steps ({each} each), ", end="")
-        print(f"{records} records, {simulated_s / 3600:.1f} h simulated in {took_s:.0f} s")
-        print("faults: " + ", ".join(f"{kind} {number}" for kind, number in faults.most_common()))
+        each = f"{rate:.1f} a second, {tally.steps} steps ({tally.steps_each} each)"
+        print(f"{tally.count} schedules, {len(failures)} broken; {each}, ", end="")
+        print(f"{tally.records} records, {tally.simulated_s / 3600:.1f} h simulated in {took_s:.0f} s")
+        print("faults: " + ", ".join(f"{kind} {number}" for kind, number in tally.faults.most_common()))
     return int(bool(failures))
 
 

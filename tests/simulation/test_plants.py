@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.simulation import jobs
 from tests.simulation.conftest import TIMEOUT_S, Ahead
 from tests.simulation.plants import HARMLESS, PLANTS
 
@@ -14,14 +15,14 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)  # one that isn't found is to b
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_worse_world_is_borne(ahead: Ahead, name: str) -> None:
-    summary = ahead.summary("plant", name)
+    summary = ahead.summary(jobs.plant, name)
     assert summary["schedules"] == HARMLESS[name].within
     assert not summary["broken"]
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_planted_defect_is_found(ahead: Ahead, name: str) -> None:
-    plant, summary = PLANTS[name], ahead.summary("plant", name)
+    plant, summary = PLANTS[name], ahead.summary(jobs.plant, name)
     assert summary["broken"], f"not found in {plant.within} schedules: {plant.rule}"
     (found,) = summary["failures"].values()
     assert re.search(plant.finds, found)

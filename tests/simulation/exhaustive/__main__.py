@@ -24,7 +24,6 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
     parser.add_argument("--each", action="store_true", help="each kind of failure in a run of its own")
     parser.add_argument("--quick", action="store_true", help="all that `make test` explores")
-    parser.add_argument("--quick-number", type=int, metavar="N", help="the Nth of them, from 0")
     parser.add_argument("--plant", default="", help=f"one of: {'; '.join(PLANTS)}")
     parser.add_argument("--max-states", type=int, default=50_000_000)
     parser.add_argument("--json", action="store_true", help="one object a line")
@@ -35,8 +34,6 @@ def main() -> int:
         runs = tuple(replace(runs[0], kinds=(kind,)) for kind in kinds)
     if asked.quick:
         runs = QUICK
-    if asked.quick_number is not None:
-        runs = (QUICK[asked.quick_number],)
     is_broken = False
     with pytest.MonkeyPatch.context() as patch:
         if asked.plant:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulation import jobs
 from tests.simulation.conftest import TIMEOUT_S, Ahead
 from tests.simulation.exhaustive.bounds import QUICK, Bounds
 from tests.simulation.exhaustive.explorer import explore
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
 @pytest.mark.parametrize("number", range(len(QUICK)), ids=map(str, QUICK))
 def test_no_interleaving_breaks_an_invariant(ahead: Ahead, number: int) -> None:
-    result = ahead.summary("explored", str(number))
+    result = ahead.summary(jobs.explored, number)
     print(result["text"])  # noqa: T201
     assert not result["violation"], result["text"]
     assert result["is_complete"]
@@ -26,7 +27,7 @@ def test_no_interleaving_breaks_an_invariant(ahead: Ahead, number: int) -> None:
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_defect_is_found(ahead: Ahead, name: str) -> None:
-    result = ahead.summary("explored with", name)
+    result = ahead.summary(jobs.explored_plant, name)
     assert result["violation"].startswith(PLANTS[name].finds), result["text"]
 
 
