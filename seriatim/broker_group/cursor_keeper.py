@@ -155,7 +155,7 @@ class CursorKeeper:
             is_copied=is_copied,
             cause_id=cause_id,
         )
-        await rpc.call(present.stub.CommitCursor, request, RELAY_TIMEOUT_S)
+        await self._broker.peer.call(present, lambda stub: stub.CommitCursor, request, RELAY_TIMEOUT_S)
 
     async def _note_stale(self, runner: LinkRunner, record: CursorRecord) -> None:
         """Note that the peer's cursors are stale, once per outage and generation of a subscription.
@@ -223,10 +223,11 @@ class CursorKeeper:
     @uninterrupted
     async def take_from_peer(self, runner: LinkRunner) -> None:
         """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""
-        peer = self._broker.peer.to_call()
+        peer = self._broker.peer
+        present = peer.to_call()
         async with self._lock(runner.key):
-            name = link_name(runner, self._broker.cluster, peer.incarnation)
-            reply = await rpc.call(peer.stub.ListCursors, pb.ListCursorsRequest(link=name), RELAY_TIMEOUT_S)
+            request = pb.ListCursorsRequest(link=link_name(runner, self._broker.cluster, present.incarnation))
+            reply = await peer.call(present, lambda stub: stub.ListCursors, request, RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
                 theirs = CursorRecord(
                     SubscriptionId(cursor.subscription_id),

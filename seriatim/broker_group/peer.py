@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
+from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import IncompatibleVersion, SeriatimError, Unreachable
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.streams import read, write
@@ -26,7 +27,7 @@ RETRY_S = 0.1
 
 
 class Registered(NamedTuple):
-    """What ZooKeeper says of the peer. `direct`: where it takes batches without gRPC; empty: nowhere."""
+    """What ZooKeeper says of the peer. `direct`: where it can be talked to without gRPC; empty: nowhere."""
 
     incarnation: Incarnation
     address: str
@@ -48,6 +49,7 @@ class Peer:
         self._cluster = cluster
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
         self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub)
+        self._calls = DirectCalls()
         self._task: asyncio.Task[None] | None = None
         self.registered: Registered | None = None
         self.connected: Incarnation | None = None
@@ -72,6 +74,10 @@ class Peer:
             raise Unreachable("the other member isn't registered")
         return present
 
+    async def call(self, to: Present, method: Callable[[Any], Any], request: object, timeout_s: float) -> Any:
+        """A unary call, by the stub's method where it isn't taken directly. Raises SeriatimErrors."""
+        return await self._calls.call(to.direct, lambda: method(to.stub), request, timeout_s)
+
     def register(self, registered: Registered | None) -> None:
         """Follow what ZooKeeper says of the peer; None: it isn't registered."""
         if registered == self.registered:
@@ -81,6 +87,7 @@ class Peer:
             self._task.cancel()
             self._task = None
         self._disconnected()
+        self._calls.keep_only({registered.direct} if registered is not None else set())
         if registered is not None:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected(registered), name="peer")
 
@@ -122,4 +129,5 @@ class Peer:
 
     async def close(self) -> None:
         self.register(None)
+        await self._calls.close()
         await self._connections.close()

@@ -22,6 +22,7 @@ from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import add_broker, direct_server
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.direct_calls import CallServer
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName
@@ -107,7 +108,8 @@ async def _serve(
     service = BrokerService(broker, keeper, membership)
     membership.seal = service.seal
     add_broker(service, server)
-    direct = direct_server(service.append, service.replicate, service.fetch, service.connect)
+    calls = CallServer(service).serve
+    direct = direct_server(service.append, service.replicate, service.fetch, service.connect, calls)
 
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease it takes no records."""

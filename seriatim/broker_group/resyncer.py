@@ -239,9 +239,10 @@ class Resyncer:
         _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
 
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
-        peer = self._broker.peer.to_call()
-        name = link_name(runner, self._broker.cluster, peer.incarnation)
-        reply = await rpc.call(peer.stub.DescribeLink, pb.DescribeLinkRequest(link=name), DESCRIBE_TIMEOUT_S)
+        peer = self._broker.peer
+        present = peer.to_call()
+        request = pb.DescribeLinkRequest(link=link_name(runner, self._broker.cluster, present.incarnation))
+        reply = await peer.call(present, lambda stub: stub.DescribeLink, request, DESCRIBE_TIMEOUT_S)
         if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
             raise MemberBehind("the peer doesn't hold what the certificate names either", epoch=runner.record.epoch)
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 from seriatim.consumer.core import cursor
 from seriatim.consumer.core.cursor import CursorState
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import link_name
-from seriatim.protocol import log, rpc
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, NotElected, OlderGeneration, SeriatimError
 from seriatim.protocol.names import Token
 
 _log = log.logger("consumer")
-
-_COMMIT_TIMEOUT_S = 2.0
 
 
 class Commits:
@@ -126,10 +123,8 @@ class Commits:
             index=order.index,
             cause_id=log.new_cause_id("commit"),
         )
-        address = order.side.address
         try:
-            commit: Any = self._members.stub(address).CommitCursor
-            await rpc.call(commit, request, _COMMIT_TIMEOUT_S, address)
+            await self._members.commit(order.side, request)
         except SeriatimError as error:
             _log.info("commit failed", epoch=order.epoch, index=order.index, member=order.side, reason=error.message)
             is_grant_old = error.code in {Fenced.code, OlderGeneration.code, NotElected.code}

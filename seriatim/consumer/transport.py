@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from seriatim.consumer.core.view import Side
 from seriatim.protocol import batch_streams, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.direct import Take
+from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.streams import Outgoing, each
+
+COMMIT_TIMEOUT_S = 2.0
 
 
 class Members:
@@ -19,6 +23,7 @@ class Members:
 
     def __init__(self) -> None:
         self._connections = rpc.Connections(BatchStub, has_batches=True)
+        self._calls = DirectCalls()
 
     def stub(self, address: str) -> BatchStub:
         return self._connections.stub(address)
@@ -28,7 +33,13 @@ class Members:
         for address in addresses:
             self._connections.connect(address)
 
+    async def commit(self, side: Side, request: pb.CommitCursorRequest) -> None:
+        """CommitCursor. Raises SeriatimErrors."""
+        call: Any = lambda: self.stub(side.address).CommitCursor  # noqa: E731 - the stubs' file knows another type
+        await self._calls.call(side.direct, call, request, COMMIT_TIMEOUT_S, side.address)
+
     async def close(self) -> None:
+        await self._calls.close()
         await self._connections.close()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 
@@ -17,12 +17,15 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
 if TYPE_CHECKING:
     from seriatim.protocol.seriatim_pb2_grpc import BrokerAsyncStub  # the stubs' file knows it, the module doesn't
+
+Reply = TypeVar("Reply")
 
 IDLE_CHANNELS = 64
 KEPT_TIMEOUT_S = 10.0
@@ -37,17 +40,21 @@ class Members:
         self._timeout_s = timeout_s
         self._describe_timeout_s = describe_timeout_s
         self._channels: dict[str, tuple[grpc.aio.Channel, BrokerAsyncStub]] = {}
+        self._calls = DirectCalls()
         self._connected = Registry()
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._calls.close()
         channels, self._channels = self._channels, {}
         for channel, _ in channels.values():
             await channel.close(None)
 
     async def forget_gone(self) -> None:
         """Close connections to addresses where nobody is registered any more."""
-        used = {state.address for group in self._store.registry.groups.values() for state in group.members.values()}
+        states = [state for group in self._store.registry.groups.values() for state in group.members.values()]
+        self._calls.keep_only({state.direct for state in states})
+        used = {state.address for state in states}
         if len(self._channels) > len(used) + IDLE_CHANNELS:
             for address in self._channels.keys() - used:
                 channel, _ = self._channels.pop(address)
@@ -62,8 +69,11 @@ class Members:
         self._connected = registry
         for group in registry.groups.values():
             for state in group.members.values():
-                self._stub(state)
-                rpc.connect(self._channels[state.address][0])
+                if state.direct:
+                    self._calls.connect(state.direct)
+                else:
+                    self._stub(state)
+                    rpc.connect(self._channels[state.address][0])
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""
@@ -81,8 +91,7 @@ class Members:
             queue=queue.name,
             cause_id=cause_id,
         )
-        state = self._state(effect.side.name)
-        reply = await rpc.call(self._stub(state).OpenLink, request, self._timeout_s, str(effect.side.name))
+        reply = await self._call(effect.side.name, lambda stub: stub.OpenLink, request, self._timeout_s)
         return messages.position_from(reply.next)
 
     async def seal(self, effect: SendSeal, queue_id: QueueId, cause_id: str) -> SealAnswer:
@@ -96,8 +105,7 @@ class Members:
             durability=link.durability,
             cause_id=cause_id,
         )
-        state = self._state(effect.side.name)
-        reply = await rpc.call(self._stub(state).Seal, request, self._timeout_s, str(effect.side.name))
+        reply = await self._call(effect.side.name, lambda stub: stub.Seal, request, self._timeout_s)
         return messages.seal_answer_from(reply)
 
     async def tell_reader(self, effect: TellReader, queue_id: QueueId, cause_id: str) -> pb.TellReaderReply:
@@ -111,7 +119,7 @@ class Members:
             cursor=effect.cursor,
             cause_id=cause_id,
         )
-        return await rpc.call(self._stub(state).TellReader, request, self._timeout_s, str(effect.member))
+        return await self._call(effect.member, lambda stub: stub.TellReader, request, self._timeout_s)
 
     async def record_end(
         self, queue_id: QueueId, version: ChainVersion, link: Link, member: MemberName, cause_id: str
@@ -132,7 +140,7 @@ class Members:
             durability=link.durability,
             cause_id=cause_id,
         )
-        return await rpc.call(self._stub(state).RecordEnd, request, self._timeout_s, str(member))
+        return await self._call(member, lambda stub: stub.RecordEnd, request, self._timeout_s)
 
     async def drop_links(self, queue_id: QueueId, below: Epoch, member: MemberName, cause_id: str) -> None:
         """DropLinks to whoever is at the place now; `below` 0 drops the whole queue."""
@@ -144,7 +152,7 @@ class Members:
             below_epoch=below,
             cause_id=cause_id,
         )
-        await rpc.call(self._stub(state).DropLinks, request, self._timeout_s, str(member))
+        await self._call(member, lambda stub: stub.DropLinks, request, self._timeout_s)
 
     async def describe_links(
         self, queue_id: QueueId, epochs: Iterable[Epoch], member: MemberName
@@ -154,7 +162,7 @@ class Members:
         request = pb.DescribeLinksRequest(
             cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue_id=queue_id, epochs=epochs
         )
-        reply = await rpc.call(self._stub(state).DescribeLinks, request, self._describe_timeout_s, str(member))
+        reply = await self._call(member, lambda stub: stub.DescribeLinks, request, self._describe_timeout_s)
         return {Epoch(one.epoch): one for one in reply.links}
 
     async def find_sealed(
@@ -167,7 +175,7 @@ class Members:
             to=messages.incarnation(state.incarnation),
             links=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in links],
         )
-        reply = await rpc.call(self._stub(state).FindSealed, request, self._describe_timeout_s, str(member))
+        reply = await self._call(member, lambda stub: stub.FindSealed, request, self._describe_timeout_s)
         return {(QueueId(one.queue_id), Epoch(one.epoch)) for one in reply.sealed}
 
     async def kept_chains(self, queue: str, member: MemberName) -> tuple[list[Copy], QueueId]:
@@ -176,9 +184,20 @@ class Members:
         request = pb.ListKeptChainsRequest(
             cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue=queue
         )
-        reply = await rpc.call(self._stub(state).ListKeptChains, request, KEPT_TIMEOUT_S, str(member))
+        reply = await self._call(member, lambda stub: stub.ListKeptChains, request, KEPT_TIMEOUT_S)
         copies = [Copy(chain_json.decode(one.document), ChainVersion(one.version), str(member)) for one in reply.chains]
         return copies, QueueId(reply.last_queue_id)
+
+    async def _call(
+        self,
+        to: MemberName,
+        method: Callable[[BrokerAsyncStub], Callable[..., Awaitable[Reply]]],
+        request: object,
+        timeout_s: float,
+    ) -> Reply:
+        """A unary call to whoever is at a place now."""
+        state = self._state(to)
+        return await self._calls.call(state.direct, lambda: method(self._stub(state)), request, timeout_s, str(to))
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import direct
+from seriatim.protocol import direct, direct_calls
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, Payload, parse
 from seriatim.protocol.errors import MalformedFrame
@@ -285,15 +285,19 @@ def _parsed_by(parse: Callable[[Any], Any]) -> Callable[[Data], Any]:
 
 
 def direct_server(
-    append: direct.Serve, replicate: direct.Serve, fetch: direct.Serve, connect: direct.Serve
+    append: direct.Serve, replicate: direct.Serve, fetch: direct.Serve, connect: direct.Serve, calls: direct.Serve
 ) -> direct.DirectServer:
-    """Serves them as a servicer's methods of these names do, but that they are given the stream in the place of the call."""
+    """Serves them as a servicer's methods of these names do, but that they are given the stream in the place of the call.
+
+    `calls`: all unary methods (`direct_calls.CallServer.serve`).
+    """
     return direct.DirectServer(
         {
             "Append": direct.Method(append, _plain_parts, _parsed_by(APPEND.parse)),
             "Replicate": direct.Method(replicate, _plain_parts, _parsed_by(REPLICATE.parse)),
             "Fetch": direct.Method(fetch, FETCH.parts, _parsed_by(pb.FetchRequest.FromString)),
             "Connect": direct.Method(connect, _plain_parts, _parsed_by(pb.ConnectRequest.FromString)),
+            direct_calls.METHOD: direct.Method(calls, direct_calls.as_they_are, bytes),
         }
     )
 

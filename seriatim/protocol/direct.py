@@ -88,7 +88,9 @@ class DirectStream(asyncio.BufferedProtocol):
         """See asyncio.Protocol."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
-        _end_when_silent(transport.get_extra_info("socket"), is_caller=self._is_caller)
+        _end_when_silent(transport.get_extra_info("socket"))
+        if not self._is_caller:
+            self.end_when_unheard()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -256,6 +258,14 @@ class DirectStream(asyncio.BufferedProtocol):
         """Say what the stream is for."""
         self._send(Kind.OPEN, _FORMAT + method.encode())
 
+    def end_when_unheard(self) -> None:
+        """What wasn't received for SILENCE_S ends it, too: a server's stream, and that of a caller that says little.
+
+        Who sends the batches has deadlines of its own, and mustn't take a server for gone that doesn't read while its disk is slow.
+        """
+        connection = self._transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
     def cancel(self) -> None:
         """End it at once, on both sides."""
         self._transport.abort()
@@ -301,18 +311,12 @@ def _wake(future: asyncio.Future[bool] | None) -> None:
         future.set_result(False)
 
 
-def _end_when_silent(connection: socket.socket, *, is_caller: bool) -> None:
-    """Where no packet comes back, the other machine's system is gone.
-
-    What wasn't received for so long ends a server's stream, too, which says little. A caller, who sends the batches, has deadlines
-    of its own, and mustn't take a server for gone that doesn't read while its disk is slow.
-    """
+def _end_when_silent(connection: socket.socket) -> None:
+    """Where no packet comes back, the other machine's system is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S - 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    if not is_caller:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
 
 
 def _bare(host: str) -> str:

@@ -54,7 +54,7 @@ async def serving(other: Ending, takes: str = "grpc") -> AsyncIterator[Registere
     add_broker(other, server)
     port = rpc.listen(server, "127.0.0.1:0")
     await server.start()
-    streams = direct_server(*[other.converse] * 4) if takes == "direct" else DirectServer({})
+    streams = direct_server(*[other.converse] * 5) if takes == "direct" else DirectServer({})
     direct_port = await streams.listen("127.0.0.1", 0)
     try:
         async with asyncio.timeout(WAIT_S):

@@ -57,7 +57,7 @@ async def over_grpc(serve: Serve) -> AsyncIterator[Open]:
 
 @contextlib.asynccontextmanager
 async def over_tcp(serve: Serve) -> AsyncIterator[Open]:
-    server = batch_streams.direct_server(serve, serve, serve, serve)
+    server = batch_streams.direct_server(*[serve] * 5)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield lambda: opened(port)
@@ -393,7 +393,7 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
         writing.cancel()
 
     async def scenario() -> None:
-        server = batch_streams.direct_server(confirm, confirm, confirm, confirm)
+        server = batch_streams.direct_server(*[confirm] * 5)
         call = await opened(await server.listen("127.0.0.1", 0), REPLICATING)
         assert [(await call.read()).next_index for _ in range(3)] == [5, 7, 9]
         assert await call.read() is None
@@ -418,7 +418,7 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
 )
 def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expected: type[SeriatimError]) -> None:
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each, answer_each, answer_each)
+        server = batch_streams.direct_server(*[answer_each] * 5)
         port = await server.listen("127.0.0.1", 0)
         try:
             answer = await until_closed(data, port)
@@ -437,7 +437,7 @@ def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pyte
     monkeypatch.setattr(direct, "OPENING_S", 0.05)
 
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each, answer_each, answer_each)
+        server = batch_streams.direct_server(*[answer_each] * 5)
         port = await server.listen("127.0.0.1", 0)
         try:
             with contextlib.suppress(ConnectionError):
@@ -500,7 +500,7 @@ def test_a_connection_to_itself_is_none() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
     async def scenario() -> None:
-        server = batch_streams.direct_server(answer_each, answer_each, answer_each, answer_each)
+        server = batch_streams.direct_server(*[answer_each] * 5)
         port = await server.listen(host, 0)
         call = await opened(port, host=host)
         await write(call, encoded(1, 0))

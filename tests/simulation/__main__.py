@@ -119,7 +119,9 @@ def main() -> int:
     what.add_argument("--minutes", type=float, help="new schedules for so long")
     what.add_argument("--replay", type=int, metavar="SEED", help="one schedule again, with its trace")
     what.add_argument(
-        "--plants", action="store_true", help="find all plants, and note by which seeds, so that tests find them at once"
+        "--plants",
+        action="store_true",
+        help="find all plants, and note by which seeds, so that tests find them at once",
     )
     parser.add_argument("--plant", default="", choices=["", *ALL], metavar="NAME", help="with this rule made wrong")
     parser.add_argument(

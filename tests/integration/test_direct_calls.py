@@ -1,0 +1,260 @@
+"""What a unary call promises, over gRPC and direct alike; and what only direct ones meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import pytest
+
+from seriatim.protocol import direct, direct_calls, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.direct import DirectServer, DirectStream, Method
+from seriatim.protocol.direct_calls import METHOD, CallServer, DirectCalls
+from seriatim.protocol.errors import BugError, DeadlineOver, MalformedFrame, SeriatimError, UnknownLink, Unreachable
+from seriatim.protocol.rpc import answers_errors
+from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
+
+WAIT_S = 20.0
+LONG_S = 10.0
+
+
+class Servicer(BrokerServicer):
+    """Answers DescribeLink as its epoch says: 1 at once, 2 to 9 the later the smaller, from 10 on otherwise."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.cancelled = asyncio.Event()
+        self.begun = asyncio.Event()
+
+    @answers_errors
+    async def DescribeLink(self, request: pb.DescribeLinkRequest, context: Any) -> pb.DescribeLinkReply:  # noqa: N802
+        self.asked += 1
+        self.begun.set()
+        epoch = request.link.epoch
+        if epoch == 10:
+            raise UnknownLink("not here", epoch=10)
+        if epoch == 11:
+            raise ValueError("a defect")
+        try:
+            await asyncio.sleep(LONG_S if epoch == 12 else 0.02 * (9 - epoch))
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return pb.DescribeLinkReply(is_known=True, next_index=epoch, hash=bytes(request.link.queue_id))
+
+
+class Served:
+    """A servicer by gRPC, and direct as `takes` says: direct (what gRPC would take is refused), grpc, earlier, nobody there."""
+
+    def __init__(self, servicer: Servicer, stub: Any, address: str, streams: DirectServer) -> None:
+        self.servicer = servicer
+        self.calls = DirectCalls()
+        self.streams = streams
+        self.address = address
+        self._stub = stub
+
+    async def describe(self, epoch: int, timeout_s: float = LONG_S, size: int = 1) -> Any:
+        request = pb.DescribeLinkRequest(link=pb.LinkName(epoch=epoch, queue_id=size))
+        return await self.calls.call(self.address, lambda: self._stub.DescribeLink, request, timeout_s, "g1-a")
+
+
+@contextlib.asynccontextmanager
+async def serving(takes: str) -> AsyncIterator[Served]:
+    direct._avoided_until_s.clear()
+    servicer = Servicer()
+    server = rpc.server()
+    add_BrokerServicer_to_server(servicer, server)
+    port = rpc.listen(server, "127.0.0.1:0")
+    if takes != "direct":
+        await server.start()
+    methods = {METHOD: Method(CallServer(servicer).serve, direct_calls.as_they_are, bytes)} if takes == "direct" else {}
+    streams = DirectServer(methods)
+    direct_port = await streams.listen("127.0.0.1", 0)
+    address = "" if takes == "grpc" else "127.0.0.1:1" if takes == "nobody" else f"127.0.0.1:{direct_port}"
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        served = Served(servicer, BrokerStub(channel), address, streams)
+        try:
+            yield served
+        finally:
+            await served.calls.close()
+            await streams.stop()
+            await server.stop(0)
+
+
+@pytest.fixture(params=["grpc", "direct", "earlier", "nobody"])
+def takes(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await scenario
+
+    asyncio.run(in_time())
+
+
+def test_many_calls_at_a_time_each_get_their_own_answer(takes: str) -> None:
+    async def scenario() -> None:
+        async with serving(takes) as served:
+            first = [await served.describe(9, size=size) for size in (0, 1, 100_000, 3_000_000)]
+            assert [len(one.hash) for one in first] == [0, 1, 100_000, 3_000_000]
+            found = await asyncio.gather(*[served.describe(epoch) for epoch in (2, 5, 9, 3, 2)])
+            assert [one.next_index for one in found] == [2, 5, 9, 3, 2]
+
+    run(scenario())
+
+
+def test_an_error_comes_as_it_was_raised(takes: str) -> None:
+    async def scenario() -> None:
+        async with serving(takes) as served:
+            with pytest.raises(UnknownLink, match="not here") as raised:
+                await served.describe(10)
+            assert raised.value.details["epoch"] == 10
+            with pytest.raises(BugError, match="DescribeLink"):
+                await served.describe(11)
+            assert (await served.describe(9)).next_index == 9
+
+    run(scenario())
+
+
+def test_a_call_that_is_too_late_is_ended_at_both_ends(takes: str) -> None:
+    async def scenario() -> None:
+        async with serving(takes) as served:
+            assert (await served.describe(9)).next_index == 9
+            with pytest.raises(DeadlineOver, match="g1-a"):
+                await served.describe(12, timeout_s=0.2)
+            await served.servicer.cancelled.wait()
+            assert (await served.describe(9)).next_index == 9
+
+    run(scenario())
+
+
+def test_a_call_that_is_given_up_is_cancelled_where_it_runs(takes: str) -> None:
+    async def scenario() -> None:
+        async with serving(takes) as served:
+            call = asyncio.create_task(served.describe(12))
+            await served.servicer.begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await served.servicer.cancelled.wait()
+            assert (await served.describe(9)).next_index == 9
+
+    run(scenario())
+
+
+def test_what_no_direct_stream_takes_is_asked_by_grpc_once(takes: str) -> None:
+    async def scenario() -> None:
+        async with serving(takes) as served:
+            for _ in range(3):
+                await served.describe(9)
+            assert served.servicer.asked == 3
+
+    run(scenario())
+
+
+def test_who_has_called_and_is_gone_has_its_calls_cancelled() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            call = asyncio.create_task(served.describe(12))
+            await served.servicer.begun.wait()
+            served.calls.keep_only(())
+            with pytest.raises(Unreachable, match="g1-a"):
+                await call
+            await served.servicer.cancelled.wait()
+            assert (await served.describe(9)).next_index == 9  # by another one
+
+    run(scenario())
+
+
+def test_a_member_that_is_gone_ends_all_calls_at_once() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            calls = [asyncio.create_task(served.describe(12)) for _ in range(3)]
+            await served.servicer.begun.wait()
+            await served.streams.stop()
+            for call in calls:
+                with pytest.raises(Unreachable, match="nobody answers at g1-a"):
+                    await call
+            with pytest.raises(DeadlineOver):  # nor by gRPC
+                await served.describe(9, timeout_s=0.3)
+
+    run(scenario())
+
+
+def test_the_next_call_after_a_broken_stream_has_another_one() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            await served.describe(9)
+            for stream in list(served.streams._streams):
+                stream.cancel()
+            found = None
+            while found is None:
+                with contextlib.suppress(Unreachable):  # one that was made before it is known
+                    found = await served.describe(9)
+            assert found.next_index == 9
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (struct.pack("<IIB", 7, 1000, 12) + b"DescribeLink" + b"\xff", MalformedFrame),
+        (struct.pack("<IIB", 7, 1000, 5) + b"Guess", Unreachable),
+    ],
+    ids=["no message", "no method"],
+)
+def test_a_call_that_makes_no_sense_is_answered_with_an_error(
+    request_bytes: bytes, expected: type[SeriatimError]
+) -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            stream = await direct.opened(served.address, METHOD, direct_calls.as_they_are, bytes)
+            assert stream is not None
+            await stream.write((request_bytes,))
+            answer = await stream.read()
+            assert struct.unpack_from("<I?", answer) == (7, True)
+            assert expected.code.encode() in answer
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_bytes_that_are_no_call_end_the_stream() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            stream = await direct.opened(served.address, METHOD, direct_calls.as_they_are, bytes)
+            assert stream is not None
+            await stream.write((b"abc",))
+            with pytest.raises(MalformedFrame):
+                await stream.read()
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_an_answer_that_makes_no_sense_ends_the_calls_with_an_error() -> None:
+    async def answer(stream: DirectStream) -> None:
+        number = struct.unpack_from("<I", await stream.read())[0]
+        await stream.write((struct.pack("<I?", number, False) + b"\xff",))
+        await stream.read()
+        await stream.write((b"abc",))
+        await stream.read()
+
+    async def scenario() -> None:
+        direct._avoided_until_s.clear()
+        server = DirectServer({METHOD: Method(answer, direct_calls.as_they_are, bytes)})
+        served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
+        for _ in range(2):
+            with pytest.raises(MalformedFrame):
+                await served.describe(9)
+        await served.calls.close()
+        await server.stop()
+
+    run(scenario())
