@@ -40,8 +40,8 @@ class BrokerSettings:
     `advertise_outside`: the one that reaches it from outside of the cluster's network, for clients that ask there.
     `reserve_mb`: room on the disk that is kept for seals, cursors and resync; below it no records are taken (H17).
     `segment_bytes`: batches from this size on lie in segment files, smaller ones in RocksDB. `scrub_interval_s`: how often all
-    that is stored is read, to find damage; 0: never. `direct_port`: where batches come without gRPC around them, on the same
-    host; 0: any free one, -1: nowhere.
+    that is stored is read, to find damage; 0: never. `direct_port`: where batches and calls come without gRPC around them, on the
+    same host; 0: any free one, -1: nowhere.
     """
 
     zookeeper: str

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--direct-port",
     type=int,
-    help="Port for batches without gRPC around them, on the same host; 0: any free one, -1: none. [default: 0]",
+    help="Port for batches and calls without gRPC around them, on the same host; 0: any free one, -1: none. [default: 0]",
 )
 @log_options
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:

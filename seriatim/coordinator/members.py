@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,11 +70,15 @@ class Members:
         self._connected = registry
         for group in registry.groups.values():
             for state in group.members.values():
+                by_grpc = functools.partial(self._connect_by_grpc, state)
                 if state.direct:
-                    self._calls.connect(state.direct)
+                    self._calls.connect(state.direct, by_grpc)
                 else:
-                    self._stub(state)
-                    rpc.connect(self._channels[state.address][0])
+                    by_grpc()
+
+    def _connect_by_grpc(self, state: MemberState) -> None:
+        self._stub(state)
+        rpc.connect(self._channels[state.address][0])
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""

@@ -1,4 +1,4 @@
-"""Streams of messages straight over TCP, for what carries the records, and is said all the time: Append, Replicate, Fetch, Connect.
+"""Streams of messages straight over TCP, for what carries the records, and is said all the time: Append, Replicate, Fetch, Connect; and for calls (`direct_calls`).
 
 Problem: through grpc.aio a message costs each end a quarter of a millisecond of processor time, wakes a thread that wakes the
 loop, and its bytes are copied again at each end. A record passes four such ends before it is acknowledged.

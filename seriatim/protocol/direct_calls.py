@@ -35,6 +35,8 @@ from seriatim.protocol.frames import Data
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 
 METHOD: Final = "Calls"
+EARLIER_S: Final = 60.0
+"""So long a member of an earlier version isn't tried again: it may have been replaced by one of this version."""
 
 _REQUEST: Final = struct.Struct("<IIB")
 """Number, time limit in ms, length of the method's name, which follows, and then the request. Without a name: the call is given up."""
@@ -68,7 +70,7 @@ class _Line:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._is_of_earlier_version = False
+        self._earlier_until_s = 0.0
         self._stream: DirectStream | None = None
         self._opening: asyncio.Task[DirectStream | None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -77,7 +79,7 @@ class _Line:
 
     async def stream(self) -> DirectStream | None:
         """None where there can't be one now."""
-        if self._stream is not None or self._is_of_earlier_version:
+        if self._stream is not None or self._is_of_earlier_version():
             return self._stream
         opening = self.begin()
         await asyncio.wait([opening])  # who gives up waiting doesn't end it for others
@@ -90,7 +92,7 @@ class _Line:
         return self._opening
 
     async def _open(self) -> DirectStream | None:
-        if self._stream is None and not self._is_of_earlier_version:
+        if self._stream is None and not self._is_of_earlier_version():
             stream = await direct.opened(self._address, METHOD, as_they_are, bytes)
             if stream is not None:
                 stream.end_when_unheard()
@@ -98,13 +100,16 @@ class _Line:
                 self._reading = asyncio.get_running_loop().create_task(self._read(stream))
         return self._stream
 
+    def _is_of_earlier_version(self) -> bool:
+        return asyncio.get_running_loop().time() < self._earlier_until_s
+
     async def _read(self, stream: DirectStream) -> None:
         """Until it is over; then nobody gets an answer any more."""
         over: Exception = Unreachable("the connection was closed")
         try:
             await stream.each(self._answered)
         except IncompatibleVersion:
-            self._is_of_earlier_version = True
+            self._earlier_until_s = asyncio.get_running_loop().time() + EARLIER_S
             over = _EarlierVersion()
         except SeriatimError as error:
             over = error
@@ -169,9 +174,10 @@ class DirectCalls:
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
 
-    def connect(self, address: str) -> None:
-        """Begin to connect, so that the next call finds a connection."""
-        self._line(address).begin()
+    def connect(self, address: str, otherwise: Callable[[], object]) -> None:
+        """Begin to connect, so that the next call finds a connection. `otherwise`: done where that can't be."""
+        opening = self._line(address).begin()
+        opening.add_done_callback(lambda _: None if opening.cancelled() or opening.result() else otherwise())
 
     def _line(self, address: str) -> _Line:
         line = self._lines.get(address)

@@ -202,6 +202,27 @@ def test_the_next_call_after_a_broken_stream_has_another_one() -> None:
     run(scenario())
 
 
+def test_a_member_of_an_earlier_version_is_tried_again_after_a_while() -> None:
+    async def scenario() -> None:
+        async with serving("earlier") as served:
+            assert (await served.describe(9)).next_index == 9
+            host, port = served.address.split(":")
+            await served.streams.stop()
+            methods = {METHOD: Method(CallServer(served.servicer).serve, direct_calls.as_they_are, bytes)}
+            served.streams = DirectServer(methods)
+            await served.streams.listen(host, int(port))
+            await served.describe(9)
+            assert not served.streams._streams
+            line = served.calls._lines[served.address]
+            assert 0 < line._earlier_until_s - asyncio.get_running_loop().time() < direct_calls.EARLIER_S
+            line._earlier_until_s = 0.0
+            await served.describe(9)
+            assert served.streams._streams
+            await served.streams.stop()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "expected"),
     [
