@@ -28,6 +28,7 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     IncompatibleVersion,
     MalformedFrame,
+    PeerLost,
     SeriatimError,
     Unreachable,
 )
@@ -104,7 +105,6 @@ class _Line:
         return asyncio.get_running_loop().time() < self._earlier_until_s
 
     async def _read(self, stream: DirectStream) -> None:
-        """Until it is over; then nobody gets an answer any more."""
         over: Exception = Unreachable("the connection was closed")
         try:
             await stream.each(self._answered)
@@ -113,13 +113,17 @@ class _Line:
             over = _EarlierVersion()
         except SeriatimError as error:
             over = error
-        finally:
-            self._stream = None
+        self._end(over)
+
+    def _end(self, over: Exception) -> None:
+        """Nobody gets an answer on this stream any more."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
             stream.cancel()
-            awaited, self._awaited = self._awaited, {}
-            for future in awaited.values():
-                if not future.done():
-                    future.set_exception(over)
+        awaited, self._awaited = self._awaited, {}
+        for future in awaited.values():
+            if not future.done():
+                future.set_exception(over)
 
     def _answered(self, data: bytes) -> bool:
         if len(data) < _ANSWER.size:
@@ -141,7 +145,9 @@ class _Line:
                 data = await future
         except TimeoutError:
             raise DeadlineOver(f"no answer in time{_at(peer)}") from None
-        except Unreachable as error:
+        except IncompatibleVersion:  # of the stream; that of a reply is raised below
+            raise _EarlierVersion from None
+        except (Unreachable, PeerLost) as error:
             raise Unreachable(f"nobody answers{_at(peer)}: {error.message}") from error
         finally:
             self._awaited.pop(number, None)
@@ -161,6 +167,7 @@ class _Line:
         tasks = [task for task in (self._opening, self._reading) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
+        self._end(Unreachable("the connection was closed"))
         return tasks
 
 

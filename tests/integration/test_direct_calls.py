@@ -14,7 +14,16 @@ from seriatim.protocol import direct, direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.direct import DirectServer, DirectStream, Method
 from seriatim.protocol.direct_calls import METHOD, CallServer, DirectCalls
-from seriatim.protocol.errors import BugError, DeadlineOver, MalformedFrame, SeriatimError, UnknownLink, Unreachable
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    IncompatibleVersion,
+    MalformedFrame,
+    PeerLost,
+    SeriatimError,
+    UnknownLink,
+    Unreachable,
+)
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
 
@@ -198,6 +207,38 @@ def test_the_next_call_after_a_broken_stream_has_another_one() -> None:
                 with contextlib.suppress(Unreachable):  # one that was made before it is known
                     found = await served.describe(9)
             assert found.next_index == 9
+
+    run(scenario())
+
+
+def test_a_line_that_is_closed_as_soon_as_it_is_made_leaves_nothing_open() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            line = served.calls._line(served.address)
+            stream = await line.stream()
+            assert stream is not None
+            await served.calls.close()
+            while served.streams._streams:  # noqa: ASYNC110 - until the other end has heard of it
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("error", "goes_on"), [(IncompatibleVersion("too new"), True), (PeerLost("it ended"), False)])
+def test_a_stream_that_ends_just_before_it_is_used_ends_the_call_as_it_would_have(
+    error: SeriatimError, goes_on: bool
+) -> None:
+    async def scenario() -> None:
+        async with serving("earlier") as served:
+            stream = DirectStream()
+            stream._over(error)
+            served.calls._line(served.address)._stream = stream
+            stream.cancel = stream.write_now = lambda *_: False  # type: ignore[assignment] # it has no connection
+            if goes_on:
+                assert (await served.describe(9)).next_index == 9
+            else:
+                with pytest.raises(Unreachable, match="g1-a"):
+                    await served.describe(9)
 
     run(scenario())
 
