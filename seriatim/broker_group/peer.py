@@ -87,7 +87,7 @@ class Peer:
             self._task.cancel()
             self._task = None
         self._disconnected()
-        self._calls.keep_only({registered.direct} if registered is not None else set())
+        self._calls.keep_only(() if registered is None else (registered.direct,))
         if registered is not None:
             self._task = asyncio.get_running_loop().create_task(self._keep_connected(registered), name="peer")
 
@@ -128,6 +128,6 @@ class Peer:
             call.cancel()
 
     async def close(self) -> None:
-        self.register(None)
         await self._calls.close()
+        self.register(None)
         await self._connections.close()

@@ -22,12 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
-
 from seriatim.protocol import direct, direct_calls
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, Payload, parse
-from seriatim.protocol.errors import MalformedFrame
 from seriatim.protocol.frames import Data
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
 
@@ -265,23 +262,11 @@ async def connect(address: str, stub: Callable[[], Any]) -> Any:
 async def _direct(
     address: str, method: str, serialize: direct.Serialize, parse: Callable[[Any], Any]
 ) -> direct.DirectStream | None:
-    return await direct.opened(address, method, serialize, _parsed_by(parse)) if address else None
+    return await direct.opened(address, method, serialize, direct.parsed_by(parse)) if address else None
 
 
 def _plain_parts(message: Any) -> Sequence[Data]:
     return (message.SerializeToString(),)
-
-
-def _parsed_by(parse: Callable[[Any], Any]) -> Callable[[Data], Any]:
-    """What gRPC's core does elsewhere: bytes that are no message are the other side's fault. Small messages come as bytes."""
-
-    def parsed(data: Data) -> Any:
-        try:
-            return parse(data)
-        except DecodeError as error:
-            raise MalformedFrame("these bytes are not the message that belongs here") from error
-
-    return parsed
 
 
 def direct_server(
@@ -293,11 +278,11 @@ def direct_server(
     """
     return direct.DirectServer(
         {
-            "Append": direct.Method(append, _plain_parts, _parsed_by(APPEND.parse)),
-            "Replicate": direct.Method(replicate, _plain_parts, _parsed_by(REPLICATE.parse)),
-            "Fetch": direct.Method(fetch, FETCH.parts, _parsed_by(pb.FetchRequest.FromString)),
-            "Connect": direct.Method(connect, _plain_parts, _parsed_by(pb.ConnectRequest.FromString)),
-            direct_calls.METHOD: direct.Method(calls, direct_calls.as_they_are, bytes),
+            "Append": direct.Method(append, _plain_parts, direct.parsed_by(APPEND.parse)),
+            "Replicate": direct.Method(replicate, _plain_parts, direct.parsed_by(REPLICATE.parse)),
+            "Fetch": direct.Method(fetch, FETCH.parts, direct.parsed_by(pb.FetchRequest.FromString)),
+            "Connect": direct.Method(connect, _plain_parts, direct.parsed_by(pb.ConnectRequest.FromString)),
+            **direct_calls.methods(calls),
         }
     )
 

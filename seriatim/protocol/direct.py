@@ -22,6 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from seriatim.protocol import errors, frames, log
 from seriatim.protocol.errors import (
     IncompatibleVersion,
@@ -322,6 +324,18 @@ def _end_when_silent(connection: socket.socket) -> None:
 def _bare(host: str) -> str:
     """Of an address of IPv6 without its brackets."""
     return host.removeprefix("[").removesuffix("]")
+
+
+def parsed_by(parse: Callable[[Any], Any]) -> Parse:
+    """What gRPC's core does elsewhere: bytes that are no message are the other side's fault. Small messages come as bytes."""
+
+    def parsed(data: Data) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            raise MalformedFrame("these bytes are not the message that belongs here") from error
+
+    return parsed
 
 
 # ---- calling -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.frames import Data
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 
-METHOD: Final = "Calls"
+_METHOD: Final = "Calls"
 EARLIER_S: Final = 60.0
 """So long a member of an earlier version isn't tried again: it may have been replaced by one of this version."""
 
@@ -54,9 +54,19 @@ _UNARY: Final = {
 Reply = TypeVar("Reply")
 
 
-def as_they_are(parts: Any) -> Any:
+def _as_they_are(parts: Any) -> Any:
     """Messages of such a stream are parts of bytes."""
     return parts
+
+
+async def opened(address: str) -> DirectStream | None:
+    """As `direct.opened`, for calls."""
+    return await direct.opened(address, _METHOD, _as_they_are, bytes)
+
+
+def methods(serve: direct.Serve) -> dict[str, direct.Method]:
+    """What a server of direct streams takes, with calls served so."""
+    return {_METHOD: direct.Method(serve, _as_they_are, bytes)}
 
 
 # ---- calling -------------------------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ class _Line:
 
     async def _open(self) -> DirectStream | None:
         if self._stream is None and not self._is_of_earlier_version():
-            stream = await direct.opened(self._address, METHOD, as_they_are, bytes)
+            stream = await opened(self._address)
             if stream is not None:
                 stream.end_when_unheard()
                 self._stream = stream
@@ -226,10 +236,6 @@ class _Aborted(grpc.aio.AbortError):
     """As gRPC's own context raises it. Its argument: the error, as it goes to the caller."""
 
 
-def _aborted(error: SeriatimError) -> _Aborted:
-    return _Aborted(errors.to_wire(error))
-
-
 class _Context:
     """What a method of a servicer needs of a call's context."""
 
@@ -242,8 +248,9 @@ class CallServer:
     """Serves the unary methods of a servicer on direct streams."""
 
     def __init__(self, servicer: BrokerServicer) -> None:
-        self._methods: Mapping[bytes, tuple[Callable[..., Awaitable[Any]], Any]] = {
-            name.encode(): (getattr(servicer, name), request_type) for request_type, (name, _) in _UNARY.items()
+        self._methods: Mapping[bytes, tuple[Callable[..., Awaitable[Any]], direct.Parse]] = {
+            name.encode(): (getattr(servicer, name), direct.parsed_by(request_type.FromString))
+            for request_type, (name, _) in _UNARY.items()
         }
 
     async def serve(self, stream: DirectStream) -> None:
@@ -279,17 +286,15 @@ class CallServer:
             return  # who asked has stopped waiting
         except _Aborted as aborted:
             answer = _ANSWER.pack(number, True), aborted.args[0].encode()
+        except SeriatimError as error:
+            answer = _ANSWER.pack(number, True), errors.to_wire(error).encode()
         with contextlib.suppress(SeriatimError):  # the caller is gone
             await stream.write(answer)
 
     async def _called(self, name: bytes, body: bytes) -> bytes:
-        """The reply. Raises _Aborted."""
+        """The reply. Raises Unreachable and MalformedFrame for what can't be called, and _Aborted for what the method raised."""
         if name not in self._methods:
-            raise _aborted(Unreachable(f"{name.decode(errors='replace')} is not known here"))
-        method, request_type = self._methods[name]
-        try:
-            request = request_type.FromString(body)
-        except DecodeError as error:
-            raise _aborted(MalformedFrame("these bytes are not the message that belongs here")) from error
-        reply: bytes = (await method(request, _Context())).SerializeToString()
+            raise Unreachable(f"{name.decode(errors='replace')} is not known here")
+        method, parse = self._methods[name]
+        reply: bytes = (await method(parse(body), _Context())).SerializeToString()
         return reply

@@ -12,8 +12,8 @@ import pytest
 
 from seriatim.protocol import direct, direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.direct import DirectServer, DirectStream, Method
-from seriatim.protocol.direct_calls import METHOD, CallServer, DirectCalls
+from seriatim.protocol.direct import DirectServer, DirectStream
+from seriatim.protocol.direct_calls import CallServer, DirectCalls
 from seriatim.protocol.errors import (
     BugError,
     DeadlineOver,
@@ -80,8 +80,7 @@ async def serving(takes: str) -> AsyncIterator[Served]:
     port = rpc.listen(server, "127.0.0.1:0")
     if takes != "direct":
         await server.start()
-    methods = {METHOD: Method(CallServer(servicer).serve, direct_calls.as_they_are, bytes)} if takes == "direct" else {}
-    streams = DirectServer(methods)
+    streams = DirectServer(direct_calls.methods(CallServer(servicer).serve) if takes == "direct" else {})
     direct_port = await streams.listen("127.0.0.1", 0)
     address = "" if takes == "grpc" else "127.0.0.1:1" if takes == "nobody" else f"127.0.0.1:{direct_port}"
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
@@ -249,8 +248,7 @@ def test_a_member_of_an_earlier_version_is_tried_again_after_a_while() -> None:
             assert (await served.describe(9)).next_index == 9
             host, port = served.address.split(":")
             await served.streams.stop()
-            methods = {METHOD: Method(CallServer(served.servicer).serve, direct_calls.as_they_are, bytes)}
-            served.streams = DirectServer(methods)
+            served.streams = DirectServer(direct_calls.methods(CallServer(served.servicer).serve))
             await served.streams.listen(host, int(port))
             await served.describe(9)
             assert not served.streams._streams
@@ -277,7 +275,7 @@ def test_a_call_that_makes_no_sense_is_answered_with_an_error(
 ) -> None:
     async def scenario() -> None:
         async with serving("direct") as served:
-            stream = await direct.opened(served.address, METHOD, direct_calls.as_they_are, bytes)
+            stream = await direct_calls.opened(served.address)
             assert stream is not None
             await stream.write((request_bytes,))
             answer = await stream.read()
@@ -291,7 +289,7 @@ def test_a_call_that_makes_no_sense_is_answered_with_an_error(
 def test_bytes_that_are_no_call_end_the_stream() -> None:
     async def scenario() -> None:
         async with serving("direct") as served:
-            stream = await direct.opened(served.address, METHOD, direct_calls.as_they_are, bytes)
+            stream = await direct_calls.opened(served.address)
             assert stream is not None
             await stream.write((b"abc",))
             with pytest.raises(MalformedFrame):
@@ -311,7 +309,7 @@ def test_an_answer_that_makes_no_sense_ends_the_calls_with_an_error() -> None:
 
     async def scenario() -> None:
         direct._avoided_until_s.clear()
-        server = DirectServer({METHOD: Method(answer, direct_calls.as_they_are, bytes)})
+        server = DirectServer(direct_calls.methods(answer))
         served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
         for _ in range(2):
             with pytest.raises(MalformedFrame):

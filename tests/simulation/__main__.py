@@ -177,13 +177,14 @@ def _report(arguments: argparse.Namespace) -> int:
                 print(f"  python -m tests.simulation --replay {outcome.seed}{_options(arguments)}", flush=True)
             if arguments.first:
                 break
+    without = ""
     if arguments.first and arguments.plant and failures:
         without = _run((failures[0].seed, "", arguments.shape)).failure
-        print(f"and without the plant: {without or 'all well'}")
     took_s = time.monotonic() - began_s
     rate = tally.count / took_s
     if arguments.json:
-        print(json.dumps({**tally.summary(), "schedules_per_s": round(rate, 1), "took_s": round(took_s, 1)}))
+        run = {"without_the_plant": without, "schedules_per_s": round(rate, 1), "took_s": round(took_s, 1)}
+        print(json.dumps({**tally.summary(), **run}))
     else:
         each = f"{rate:.1f} a second, {tally.steps} steps ({tally.steps_each} each)"
         print(f"{tally.count} schedules, {len(failures)} broken; {each}, ", end="")

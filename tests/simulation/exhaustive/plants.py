@@ -18,6 +18,7 @@ from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import Fenced, OlderVersion
 from tests.simulation.exhaustive import switches
 from tests.simulation.exhaustive.bounds import Bounds
+from tests.simulation.exhaustive.explorer import Result, explore
 
 Patch = pytest.MonkeyPatch
 
@@ -30,6 +31,12 @@ class Plant:
     install: Callable[[Patch], None]
     finds: str
     within_states: int
+
+    def explored(self) -> Result:
+        """Up to the first state that breaks."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.install(patch)
+            return explore(self.bounds, max_states=self.within_states, checks_liveness=False)
 
 
 def _wrapped(patch: Patch, module: Any, name: str, wrong: Callable[..., Any]) -> None:
