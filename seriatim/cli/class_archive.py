@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,11 @@ import click
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer.spark import class_archive as archives
+from seriatim.protocol.errors import WorldError
 from seriatim.protocol.zookeeper import ZooKeeperSession
 
-_SESSION_S = 10.0
+_SESSION_S = 60.0
+_START_S = 300.0
 
 
 @click.command(name="class-archive", short_help="Once after installing: let Spark start sooner.")
@@ -28,16 +32,23 @@ def class_archive(*, is_json: bool) -> None:
     half a minute and some 180 MB beside the installed packages; to be called again when these, or Java, were changed
     (Java itself tells whether an archive fits, and passes over one that doesn't).
     """
+    failed: list[str] = []
     for name, make in ((archives.ZOOKEEPER, _make_zookeeper), (archives.SPARK, archives.make_spark)):
         path = archives.path(name)
         if not is_json:
             click.echo(f"{name}: starting it, to see what it loads", err=True)
-        _make(path, make)
+        try:
+            _make(path, make)
+        except (EmbeddedError, WorldError) as error:  # the other one is worth having
+            failed.append(f"{name}: {error}")
+            continue
         size_bytes = path.stat().st_size
         if is_json:
             click.echo(json.dumps({"name": name, "path": str(path), "size_bytes": size_bytes}))
         else:
             click.echo(f"{name}: {size_bytes / 1e6:.0f} MB in {path}")
+    if failed:
+        raise EmbeddedError("\n".join(failed))
 
 
 def _make(path: Path, make: Callable[[Path, Path], None]) -> None:
@@ -53,13 +64,17 @@ def _make(path: Path, make: Callable[[Path, Path], None]) -> None:
             with new.open("rb") as file:
                 os.fsync(file.fileno())  # Java maps what it finds there: a part of it would end a process
             new.replace(path)
+    except subprocess.TimeoutExpired as error:
+        raise EmbeddedError(f"Java didn't end within {error.timeout:.0f} s") from error
     except OSError as error:
         raise EmbeddedError(f"can't write {path}: {error.strerror}") from error
 
 
 def _make_zookeeper(archive: Path, directory: Path) -> None:
     """Run a server, use it a little, and end it."""
-    with EmbeddedZooKeeper(directory, archive_options=archives.making(archive)) as server:
+    server = EmbeddedZooKeeper(directory, archive_options=archives.making(archive), stop_timeout_s=archives.END_S)
+    server.start(timeout_s=_START_S)
+    with contextlib.closing(server):
         asyncio.run(_use(server.address))
 
 

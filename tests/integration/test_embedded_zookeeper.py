@@ -10,6 +10,7 @@ import time
 import pytest
 from kazoo.client import KazooClient
 
+from seriatim.cli import class_archive as class_archive_command
 from seriatim.cli.embedded import zookeeper as zookeeper_module
 from seriatim.cli.embedded.errors import Missing, PortInUse
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
@@ -76,6 +77,23 @@ def test_without_java_no_archive_is_made_and_the_line_to_type_is_shown(tmp_path)
     )
     assert ended.returncode == 3
     assert "apt-get install openjdk-17-jre-headless" in ended.stderr
+    assert "\nspark: Spark needs Java" in ended.stderr, "the first that fails isn't the end"
+
+
+def test_java_may_take_long_to_write_its_classes(tmp_path, monkeypatch):
+    """On a machine that has hardly a processor for it, as when images are built beside tests: it was killed after 5 s."""
+    (tmp_path / "bin").mkdir()
+    slow_java = tmp_path / "bin" / "java"
+    slow_java.write_text(f"""#!/bin/sh
+setsid setpriv --pdeathsig KILL {zookeeper_module.java_path()} "$@" & java=$!
+trap 'sleep 7; kill $java; wait $java; exit' TERM
+wait $java
+""")
+    slow_java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    archive, scratch = tmp_path / "zookeeper.jsa", tmp_path / "scratch"
+    class_archive_command._make_zookeeper(archive, scratch)
+    assert archive.stat().st_size > 1e6
 
 
 def test_where_no_archive_was_made_none_is_used(tmp_path, monkeypatch):

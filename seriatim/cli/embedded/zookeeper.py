@@ -24,6 +24,7 @@ from seriatim.consumer.spark import class_archive
 _TICK_MS = 100  # a session's end is noticed at the next tick, so that a stand-by takes over no later than that
 _MIN_SESSION_MS = 500
 _MAX_SESSION_MS = 60_000
+_STOP_S = 5.0
 # ZooKeeper needs these of PySpark's some 250 jars; with all of them on the class path it starts half as fast.
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "commons-io",
          "commons-cli", "metrics-core", "snappy-java", "audience-annotations", "netty-*", "jackson-*")  # fmt: skip
@@ -78,6 +79,8 @@ class ZooKeeperSettings:
     heap_mb: int = 128
     archive_options: tuple[str, ...] | None = None
     """Java's, about its class archive; None: use the one that there is, if any."""
+    stop_timeout_s: float = _STOP_S
+    """After this, SIGKILL."""
 
     @property
     def address(self) -> str:
@@ -90,7 +93,8 @@ def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, time
     command = _command(settings)
     if not is_free(settings.port, settings.host):
         raise PortInUse(f"port {settings.port} (for {settings.name}) is in use on {settings.host}")
-    supervisor.start(ProcessSpec(settings.name, command, is_restarted=settings.is_restarted, stop_timeout_s=5.0))
+    is_restarted, stop_timeout_s = settings.is_restarted, settings.stop_timeout_s
+    supervisor.start(ProcessSpec(settings.name, command, is_restarted=is_restarted, stop_timeout_s=stop_timeout_s))
     try:
         supervisor.wait_until(settings.name, lambda: answers(settings.host, settings.port), timeout_s=timeout_s)
     except StartFailed:
@@ -170,15 +174,17 @@ class EmbeddedZooKeeper:
         port: int | None = None,
         host: str = LOCALHOST,
         archive_options: tuple[str, ...] | None = None,
+        stop_timeout_s: float = _STOP_S,
     ) -> None:
         """Nothing starts yet. Without `port`, the directory's port is used again, or a free one is taken.
 
-        `archive_options`: as in `ZooKeeperSettings`.
+        `archive_options`, `stop_timeout_s`: as in `ZooKeeperSettings`.
         """
         self._directory = directory
         self._wanted_port = port
         self._host = host
         self._archive_options = archive_options
+        self._stop_timeout_s = stop_timeout_s
         self.settings: ZooKeeperSettings | None = None
         self.supervisor: Supervisor | None = None
 
@@ -204,7 +210,11 @@ class EmbeddedZooKeeper:
         try:
             port = PortBook(supervisor.directory).port("zookeeper", wanted=self._wanted_port)
             self.settings = ZooKeeperSettings(
-                supervisor.directory / "zookeeper", port, self._host, archive_options=self._archive_options
+                supervisor.directory / "zookeeper",
+                port,
+                self._host,
+                archive_options=self._archive_options,
+                stop_timeout_s=self._stop_timeout_s,
             )
             start_zookeeper(supervisor, self.settings, timeout_s=timeout_s)
         except BaseException:

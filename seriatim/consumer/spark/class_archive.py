@@ -17,8 +17,10 @@ from typing import Any, Final
 SPARK: Final = "spark"
 ZOOKEEPER: Final = "zookeeper"
 
+END_S: Final = 300.0
+"""What a process that writes its archive is given to end: a second's work, in which it may have hardly a processor."""
+
 _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-_END_S: Final = 300.0
 
 
 def path(name: str) -> Path:
@@ -51,4 +53,4 @@ def make_spark(archive: Path, directory: Path) -> None:
     sample.run(spark, directory / "checkpoint")
     spark.stop()
     gateway.proc.stdin.close()  # the JVM ends by that
-    gateway.proc.wait(_END_S)
+    gateway.proc.wait(END_S)
