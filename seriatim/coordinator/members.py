@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
-
-import grpc.aio
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
-IDLE_CHANNELS = 64
 KEPT_TIMEOUT_S = 10.0
 """A member looks through all the chains that it keeps."""
 
@@ -40,27 +36,20 @@ class Members:
         self._store = store
         self._timeout_s = timeout_s
         self._describe_timeout_s = describe_timeout_s
-        self._channels: dict[str, tuple[grpc.aio.Channel, BrokerAsyncStub]] = {}
+        self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(BrokerStub)
         self._calls = DirectCalls()
         self._connected = Registry()
 
     async def close(self) -> None:
         """Close all connections."""
         await self._calls.close()
-        channels, self._channels = self._channels, {}
-        for channel, _ in channels.values():
-            await channel.close(None)
+        await self._connections.close()
 
     async def forget_gone(self) -> None:
         """Close connections to addresses where nobody is registered any more."""
         states = [state for group in self._store.registry.groups.values() for state in group.members.values()]
         self._calls.keep_only({state.direct for state in states})
-        used = {state.address for state in states}
-        if len(self._channels) > len(used) + IDLE_CHANNELS:
-            for address in self._channels.keys() - used:
-                channel, _ = self._channels.pop(address)
-                with contextlib.suppress(grpc.aio.UsageError):
-                    await channel.close(None)
+        await self._connections.keep_only({state.address for state in states})
 
     def connect(self) -> None:
         """Begin to connect to all that are registered, so that a switch finds its connections."""
@@ -70,15 +59,11 @@ class Members:
         self._connected = registry
         for group in registry.groups.values():
             for state in group.members.values():
-                by_grpc = functools.partial(self._connect_by_grpc, state)
+                by_grpc = functools.partial(self._connections.connect, state.address)
                 if state.direct:
                     self._calls.connect(state.direct, by_grpc)
                 else:
                     by_grpc()
-
-    def _connect_by_grpc(self, state: MemberState) -> None:
-        self._stub(state)
-        rpc.connect(self._channels[state.address][0])
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""
@@ -202,7 +187,9 @@ class Members:
     ) -> Reply:
         """A unary call to whoever is at a place now."""
         state = self._state(to)
-        return await self._calls.call(state.direct, lambda: method(self._stub(state)), request, timeout_s, str(to))
+        return await self._calls.call(
+            state.direct, lambda: method(self._connections.stub(state.address)), request, timeout_s, str(to)
+        )
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))
@@ -213,11 +200,3 @@ class Members:
         if state is None:
             raise Unreachable(f"{member} is not registered", member=str(member))
         return state
-
-    def _stub(self, state: MemberState) -> BrokerAsyncStub:
-        entry = self._channels.get(state.address)
-        if entry is None:
-            channel = rpc.channel(state.address)
-            entry = channel, BrokerStub(channel)
-            self._channels[state.address] = entry
-        return entry[1]

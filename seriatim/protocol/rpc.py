@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -96,12 +96,16 @@ class Connections(Generic[Stub]):
         """As the function of this name."""
         connect(self._at(address)[0])
 
-    async def close(self) -> None:
-        """Close all channels; one that can't be closed is let go."""
-        found, self._found = self._found, {}
-        for to, _ in found.values():
+    async def keep_only(self, addresses: Collection[str]) -> None:
+        """Close the channels to all others; one that can't be closed is let go."""
+        gone = [self._found.pop(address)[0] for address in list(self._found) if address not in addresses]
+        for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self.keep_only(())
 
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
@@ -147,6 +151,12 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
         return await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         raise translated(error, peer) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody has cancelled who waits: the channel was closed, with all calls on it.
+        raise Unreachable(f"the connection{f' to {peer}' if peer else ''} was closed") from None
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimError) -> None:

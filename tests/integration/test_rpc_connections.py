@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seriatim.protocol import rpc
+from seriatim.protocol.errors import Unreachable
 
 SERVER = """
 import asyncio
@@ -60,6 +61,30 @@ def test_a_connection_that_says_nothing_any_more_is_given_up(server: tuple[subpr
                 with pytest.raises(grpc.aio.AioRpcError) as ended:
                     await watch.read()
             assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(scenario())
+
+
+def test_a_call_whose_channel_is_closed_has_an_error_and_its_task_goes_on(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, port = server
+
+    async def scenario() -> None:
+        connections = rpc.Connections(health_pb2_grpc.HealthStub)
+        check = connections.stub(f"127.0.0.1:{port}").Check
+        await rpc.call(check, health_pb2.HealthCheckRequest(), WAIT_S)
+        process.send_signal(signal.SIGSTOP)
+        closed, given_up = (
+            asyncio.create_task(rpc.call(check, health_pb2.HealthCheckRequest(), WAIT_S)) for _ in range(2)
+        )
+        await asyncio.sleep(0.1)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await connections.keep_only(())
+        with pytest.raises(Unreachable, match="was closed"):
+            await closed
 
     asyncio.run(scenario())
 

@@ -18,7 +18,7 @@ from seriatim.broker_group import (
     store,
 )
 from seriatim.consumer import client, range_reader
-from seriatim.coordinator import background, members
+from seriatim.coordinator import background
 from seriatim.coordinator.core import retention
 from seriatim.producer.core import sequencing
 from seriatim.producer.core.sender import SenderSettings
@@ -47,7 +47,6 @@ _SMALL: tuple[Limit, ...] = (
     (service, "LINKS_AT_ONCE", 1),
     (batch_streams, "TOGETHER_BYTES", _A_BATCH_BYTES),
     (chain_json, "PLAIN_BYTES", 0),
-    (members, "IDLE_CHANNELS", 0),
     (background, "MAX_AT_ONCE", 1),
     (background, "CLOSINGS_AT_ONCE", 1),
     (background, "CHANGES_AT_ONCE", 1),
