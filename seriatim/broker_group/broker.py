@@ -17,7 +17,7 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.replica_events import (
     Opened,
 )
-from seriatim.broker_group.core.setback import SeenChain
+from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.link_runner import LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
@@ -77,7 +77,9 @@ class Broker:
         for record in store.links():
             self._add(record.key, record)
             self.maybe_drained.add(record.key)
-        self._kept_chains = {one: (version, chain_json.decode(data).name) for one, version, data in store.chains()}
+        self._kept_chains = {
+            one: KeptChain.of(chain_json.decode(data), version) for one, version, data in store.chains()
+        }
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._opening: dict[LinkKey, asyncio.Event] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
@@ -203,9 +205,9 @@ class Broker:
     # ---- chains
 
     @property
-    def kept_chains(self) -> dict[QueueId, str]:
-        """The queues of which this disk has a copy of the chain, with their names."""
-        return {queue_id: name for queue_id, (_, name) in self._kept_chains.items()}
+    def kept_chains(self) -> dict[QueueId, KeptChain]:
+        """The copies of chains that this disk has now."""
+        return dict(self._kept_chains)
 
     async def saw_chain(self, seen: SeenChain) -> None:
         """Keep a copy of a chain that is newer than the one here, if there is one, for when ZooKeeper loses it. Raises DiskFailed.
@@ -217,12 +219,12 @@ class Broker:
             await self.forget_chain(queue_id)
         elif (
             document.next_epoch > 1
-            and seen.version > self._kept_chains.get(queue_id, (-1, ""))[0]
+            and (queue_id not in self._kept_chains or seen.version > self._kept_chains[queue_id].version)
             and queue_id not in self.set_back
             and document.next_epoch > self._first_kept.get(queue_id, 0)  # else it was deleted since it was read
             and self.room.has_room
         ):
-            self._kept_chains[queue_id] = seen.version, document.name
+            self._kept_chains[queue_id] = KeptChain.of(document, seen.version)
             self.store.put_chain(queue_id, seen.version, seen.data)
 
     async def forget_chain(self, queue_id: QueueId) -> None:

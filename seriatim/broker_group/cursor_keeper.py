@@ -54,6 +54,7 @@ class CursorKeeper:
         self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
+        self._unreadable: set[LinkKey] = set()  # which was said
 
     def _lock(self, key: LinkKey) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
@@ -73,6 +74,7 @@ class CursorKeeper:
         self._records.pop(key, None)
         self._noted.pop(key, None)
         self._locks.pop(key, None)
+        self._unreadable.discard(key)
 
     async def _keep(self, key: LinkKey, record: CursorRecord) -> None:
         self._broker.check_kept(key)
@@ -288,6 +290,11 @@ class CursorKeeper:
             except (Unreachable, DeadlineOver):
                 waiting.add(key)  # and the others behind it: nobody is there to be told
                 return False
+            except DiskFailed as error:  # said by whoever reads this link; the others can still be told
+                if key not in self._unreadable:
+                    _log.warning("cursors can't be read", queue_id=key[0], epoch=key[1], reason=error)
+                self._unreadable.add(key)
+                is_done = False
             if not is_done:
                 waiting.add(key)
             await asyncio.sleep(0)  # after a start there are as many as links

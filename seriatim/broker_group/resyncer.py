@@ -16,7 +16,7 @@ import grpc.aio
 from seriatim.broker_group.broker import Broker, set_back_problem
 from seriatim.broker_group.core import resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
-from seriatim.broker_group.core.setback import SeenChain
+from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
@@ -42,6 +42,8 @@ SETTLE_S = 0.05
 """A pass begins so much after its cause: what tells a member to look is often a death, and a switch follows."""
 REST_S = 5.0
 """After each pass this member rests as long as the pass took, and no longer than this: it looks at all queues."""
+_FAILURES = (SeriatimError, grpc.aio.AioRpcError)
+
 AT_ONCE = 16
 """So many queues, or links, are looked at before somebody else has a turn: a switch may wait for this member."""
 
@@ -100,15 +102,18 @@ class Resyncer:
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
                 await self._do(action)
-            except (SeriatimError, grpc.aio.AioRpcError) as error:
-                found = rpc.translated(error) if isinstance(error, grpc.aio.AioRpcError) else error
+            except _FAILURES as error:
+                found = _translated(error)
                 problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
                 if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
                 if problem != self.problem:
                     _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
-        for key, index in list(self._broker.damaged):
-            await self._mend(key, index)
+        for key, index in sorted(self._broker.damaged):
+            try:
+                await self._mend(key, index)
+            except _FAILURES as error:  # the others, and the peer, need not wait for this one
+                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {_translated(error)}"
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
@@ -117,16 +122,18 @@ class Resyncer:
             return problem or f"{len(left)} steps left"
         return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)
 
-    def _compare(self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, str]) -> None:
+    def _compare(
+        self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, KeptChain]
+    ) -> None:
         """What this disk knows that its queues' chains don't is said at once. `held` and `kept` are older than `chains`."""
         broker = self._broker
-        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held)
+        found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
         for queue_id in [one for one in broker.set_back if one not in found]:
             del broker.set_back[queue_id]
         for queue_id, what in found.items():
             broker.found_set_back(queue_id, what)
         # One that was kept and isn't now was deleted meanwhile.
-        unknown = {one: name for one, name in kept.items() if one not in chains and one in broker.kept_chains}
+        unknown = {one: copy.queue for one, copy in kept.items() if one not in chains and one in broker.kept_chains}
         if not broker.has_compared or unknown != broker.unknown_chains:
             broker.has_compared, broker.unknown_chains = True, unknown
             self.changed()
@@ -224,6 +231,7 @@ class Resyncer:
         position, size_bytes, unflushed = last.position, last.size_bytes, 0
         if end > position.index:
             async for encoded in self._fetch(runner, position.index, end):
+                self._broker.check_kept(runner.key)  # let go meanwhile: nobody would remove what came after that
                 if encoded.header.first_index != position.index:
                     raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
                 position = _after(position, encoded)
@@ -249,7 +257,11 @@ class Resyncer:
     async def _mend(self, key: LinkKey, index: Index) -> None:
         """Replace a damaged batch by the peer's, if that is what the link's hash says it must be."""
         runner = self._broker.link(key)
-        end = self._broker.store.positions(key, index)[0].index
+        positions = self._broker.store.positions(key, index)
+        if not positions:  # cut off meanwhile
+            self._broker.damaged.discard((key, index))
+            return
+        end = positions[0].index
         async for encoded in self._fetch(runner, index, end):
             before, after = runner.hash_at(index), runner.hash_at(end)
             if (
@@ -272,6 +284,10 @@ class Resyncer:
                     self._keeper.found_stale((queue_id, note.epoch))
         if self._keeper.has_noted and self._broker.peer.connected is not None:
             await self._keeper.bring_up_peer(self._version)
+
+
+def _translated(error: Exception) -> Exception:
+    return rpc.translated(error) if isinstance(error, grpc.aio.AioRpcError) else error
 
 
 def _after(position: Position, encoded: EncodedBatch) -> Position:

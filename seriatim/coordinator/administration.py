@@ -331,7 +331,7 @@ class Operations:
         if link.state not in (LinkState.LOST, LinkState.SEALED):
             raise InvalidArgument(f"link {epoch} is {link.state}: only what is lost, or sealed, can be abandoned")
         answers = await self._seal_answers(queue_id, link, version, request.cause_id)
-        _check_nothing_better(document, link, answers)
+        await self._check_nothing_better(document, version, link, answers)
         certificate = seal.given_up(link, point_before(document, epoch), list(answers.values()), now_ms=now_ms())
         what = _what_is_given_up(document, link, certificate.end, answers)
         if not request.confirmed_queue:
@@ -348,8 +348,11 @@ class Operations:
     async def _seal_answers(
         self, queue_id: QueueId, link: Link, version: ChainVersion, cause_id: str
     ) -> dict[str, SealAnswer]:
-        """What is still to be had of the link: from its members, and from what they wrote beside the chain."""
-        answers = await self._store.kept_seals(queue_id, link.epoch)
+        """What is still to be had of the link: from its members and, where its end isn't known, from what they wrote beside the chain.
+
+        What a member wrote says where a link ends, also where its disk is gone; who has its records, only members do.
+        """
+        answers = await self._store.kept_seals(queue_id, link.epoch) if link.end is None else {}
         sides = (link.master, link.slave)
         asked = [self._members.seal(SendSeal(side, link, version), queue_id, cause_id) for side in sides]
         for side, reply in zip(sides, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -360,25 +363,27 @@ class Operations:
         by_place = {side.name.member: side for side in sides}
         return {place: seal.judged(link, by_place[place], answer) for place, answer in answers.items()}
 
+    async def _check_nothing_better(
+        self, document: ChainDocument, version: ChainVersion, link: Link, answers: dict[str, SealAnswer]
+    ) -> None:
+        """Raises InvalidArgument where the link need not be given up; an end that can be told is written, as a switch would."""
+        if link.end is None:
+            decision = seal.decide(link, point_before(document, link.epoch), answers, now_ms=now_ms())
+            if isinstance(decision, seal.Undecided):
+                return
+            await self._store.write_chain(chain.sealed(document, link.epoch, decision), version)
+            raise InvalidArgument(f"link {link.epoch} need not be abandoned: its end can be told, {decision.end}")
+        for place, answer in answers.items():
+            if answer.wholeness is not Wholeness.UNKNOWN and answer.next.index >= link.end:
+                raise InvalidArgument(
+                    f"link {link.epoch} need not be abandoned: {link.group}-{place} has all its {link.end} records"
+                )
+
 
 def _changed(document: ChainDocument, transition: Callable[[ChainDocument], ChainDocument]) -> ChainDocument:
     if document.is_deleted:
         raise chain.deleted_error(document)
     return transition(document)
-
-
-def _check_nothing_better(document: ChainDocument, link: Link, answers: dict[str, SealAnswer]) -> None:
-    """Raises InvalidArgument where the link need not be given up."""
-    if link.end is None:
-        decision = seal.decide(link, point_before(document, link.epoch), answers, now_ms=0)
-        if not isinstance(decision, seal.Undecided):
-            raise InvalidArgument(f"link {link.epoch} need not be abandoned: its end can be told, {decision.end}")
-        return
-    for place, answer in answers.items():
-        if answer.wholeness is not Wholeness.UNKNOWN and answer.next.index >= link.end:
-            raise InvalidArgument(
-                f"link {link.epoch} need not be abandoned: {link.group}-{place} has all its {link.end} records"
-            )
 
 
 def _what_is_given_up(document: ChainDocument, link: Link, end: int, answers: dict[str, SealAnswer]) -> str:

@@ -97,6 +97,7 @@ class Store:
         self._stale: set[str] = {"groups", "queues", "names"}
         self._wake = asyncio.Event()
         self._session_id = 0
+        self._of_earlier_session: set[QueueId] = set()
         session.on_state(self._session_changed)
 
     async def start(self) -> None:
@@ -174,7 +175,9 @@ class Store:
         await self.session.sync(self.paths.queues)
 
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
-        """Compare-and-set. None: somebody changed it first, nothing was written."""
+        """Compare-and-set. None: somebody changed it first, nothing was written. Raises ChainSetBack; a queue can be deleted even then."""
+        if not document.is_deleted:
+            self.registry.check_not_set_back(document)
         try:
             data = chain_json.encode(document)
             version = ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
@@ -182,11 +185,8 @@ class Store:
             return None
         except NoNode as error:
             raise deleted_error(document) from error
-        seen = self.chains.get(document.queue_id)
-        if seen is not None and seen.version < version:
-            # Whoever watches is told now; the watch on the node says the same a moment later.
-            self.chains[document.queue_id] = SeenChain(document, version, now_ms())
-            self._tell()
+        if document.queue_id in self.chains and self._saw(document, version):
+            self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version
 
     async def new_queue_id(self) -> QueueId:
@@ -389,6 +389,7 @@ class Store:
             self._wake.set()
             if self._session_id != self.session.session_id:
                 self._session_id = self.session.session_id
+                self._of_earlier_session |= self.chains.keys()
                 self.registry = replace(self.registry, is_new=True)
                 delay_s = self.session.session_timeout_s
                 asyncio.get_running_loop().call_later(delay_s, self._is_here_for_long, self._session_id)
@@ -441,7 +442,8 @@ class Store:
         """Forget groups that are gone; returns all that are there, to be read."""
         there = await self.session.children(self.paths.groups, self._watch("groups"))
         if gone := self.registry.groups.keys() - set(there):
-            self.registry = Registry({name: one for name, one in self.registry.groups.items() if name not in gone})
+            left = {name: one for name, one in self.registry.groups.items() if name not in gone}
+            self.registry = replace(self.registry, groups=left)
         return {f"{_GROUP}{name}" for name in there}
 
     def _remember(self, name: str, state: GroupState | None) -> None:
@@ -517,8 +519,19 @@ class Store:
             await self._await_node(path, watch)
             return
         seen = self.chains.get(queue_id)
-        if seen is None or seen.version < version:
-            self.chains[queue_id] = SeenChain(chain_json.decode(data), ChainVersion(version), now_ms())
+        if seen is None or seen.version != version:
+            self._saw(chain_json.decode(data), ChainVersion(version))
+        self._of_earlier_session.discard(queue_id)
+
+    def _saw(self, document: ChainDocument, version: ChainVersion) -> bool:
+        """Remember it, unless something newer is: of this session, because between two of them ZooKeeper may have been set back."""
+        queue_id = document.queue_id
+        seen = self.chains.get(queue_id)
+        is_news = seen is None or seen.version < version or queue_id in self._of_earlier_session
+        if is_news:
+            self._of_earlier_session.discard(queue_id)
+            self.chains[queue_id] = SeenChain(document, version, now_ms())
+        return is_news
 
     async def _await_node(self, path: str, watch: Watch) -> None:
         """Call `watch` once a node that isn't there is, or what it lies in goes: its making is under way, or it was cleared away.

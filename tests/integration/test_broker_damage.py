@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from seriatim.broker_group import scrubber
 from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
+from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.store import open_store
-from seriatim.protocol.errors import BadChecksum, DiskFailed
-from seriatim.protocol.names import Epoch, Index, MemberName, QueueId
+from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, UnknownLink
+from seriatim.protocol.names import Epoch, Index, MemberName, QueueId, SubscriptionId
+from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 
@@ -140,5 +147,86 @@ def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
         assert is_remembered(path)
         assert await is_forgotten(path, broker.store.forget_cached)
         assert broker.store.batches(RECORD.key, Index(0), Index(50), 1)
+
+    with_links(scenario)
+
+
+class EmptyZooKeeper:
+    """No queue is there."""
+
+    async def sync(self, _: str) -> None:
+        pass
+
+    async def children(self, _: str) -> list[str]:
+        return []
+
+
+def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
+    keeper = CursorKeeper(broker, cast("Coordinators", None))
+    return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
+
+
+def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        done: list[object] = []
+
+        async def mended(key: LinkKey, index: Index) -> None:
+            done.append((key, index))
+            if key == RECORD.key:
+                raise MemberBehind("the peer's copy doesn't reach so far")
+
+        async def brought_up(_: object) -> None:
+            done.append("peer")
+
+        resyncer._mend, resyncer._bring_up_peer = mended, brought_up  # type: ignore[method-assign]
+        broker.note_damage(RECORD.key, Index(0))
+        broker.note_damage(OTHER.key, Index(30))
+        assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
+        assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
+
+    with_links(scenario)
+
+
+def test_what_comes_of_a_link_after_it_was_let_go_is_not_kept(with_links: Callable[[Scenario], None]) -> None:
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        refilled = replace(RECORD, epoch=Epoch(4), is_sealed=False)
+        runner = await broker.introduced(refilled)
+
+        async def fetched(*_: object) -> AsyncIterator[EncodedBatch]:
+            first, second, *_ = batches(5)
+            yield first
+            broker.lets_go(RECORD.queue_id, Epoch(5))
+            await broker.drop(refilled.key)
+            yield second
+
+        resyncer._fetch = fetched  # type: ignore[method-assign, assignment]
+        with pytest.raises(UnknownLink):
+            await resyncer._copy(runner, Index(0), Index(50))
+        await broker.store.flushed()
+        assert broker.store.last_position(refilled.key).position.index == 0
+
+    with_links(scenario)
+
+
+def test_cursors_that_can_t_be_read_keep_no_others_from_being_reported(with_links: Callable[[Scenario], None]) -> None:
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        _, keeper = resyncer_of(broker)
+        looked_at: list[LinkKey] = []
+
+        def of_link(key: LinkKey) -> dict[SubscriptionId, CursorRecord]:
+            looked_at.append(key)
+            if key == RECORD.key:
+                raise DiskFailed("Corruption: block checksum mismatch")
+            return {}
+
+        keeper.of_link = of_link  # type: ignore[method-assign]
+        broker.maybe_drained |= {RECORD.key, OTHER.key}
+        assert not await keeper._report_once()
+        assert looked_at == [RECORD.key, OTHER.key]
+        assert broker.maybe_drained == {RECORD.key}
 
     with_links(scenario)

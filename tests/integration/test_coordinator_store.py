@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from kazoo.client import KazooClient
 
 from seriatim.coordinator import background
 from seriatim.coordinator.administration import Operations
@@ -21,7 +22,7 @@ from seriatim.coordinator.core import background as core_background
 from seriatim.coordinator.core import chain, closing
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.coordinator.store import Store
-from seriatim.protocol import rpc
+from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings
 from seriatim.protocol.election import Election, Standing
@@ -37,9 +38,9 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.names import ChainVersion, Incarnation, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import Paths, Registration, ZooKeeperSession
+from seriatim.protocol.zookeeper import Paths, Registration, SessionState, ZooKeeperSession
 
 CLUSTER = "c"
 CALL_S = 60.0
@@ -293,6 +294,41 @@ def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
             await until(lambda: queue_id not in store.chains, "the queue's end is seen")
             assert changes
             stop()
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str) -> None:
+    """What this coordinator remembers would be written over what others have made of the older chain since."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            run = asyncio.create_task(store.run())
+            queue_id = await store.new_queue_id()
+            old = new_document("orders", queue_id)
+            await store.create_queue(old)
+            await until(lambda: queue_id in store.chains, "the queue is seen")
+            for version in range(3):
+                assert await store.write_chain(chain.with_sender(old, f"n{version}"), ChainVersion(version))
+            path = store.paths.chain(queue_id)
+            client = KazooClient(zookeeper)
+            await asyncio.to_thread(client.start)
+            change = client.transaction()
+            change.delete(path)
+            change.create(path, chain_json.encode(old))
+            await asyncio.to_thread(change.commit)
+            await asyncio.to_thread(client.stop)
+            client.close()
+            store._session_id = -1
+            store._session_changed(SessionState.CONNECTED)
+            await until(lambda: store.chains[queue_id].version == 0, "the chain as it is now is seen")
+            assert store.chains[queue_id].document == old
+            assert await store.write_chain(chain.with_sender(old, "n"), ChainVersion(0))
+            assert store.chains[queue_id].version == 1
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
 

@@ -27,6 +27,24 @@ def set_zookeeper_back(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
 
+def set_back_a_seek(schedule: Schedule) -> None:
+    """To before a subscription was sought, of which no link was told: a copy of the chain says so. By the older one the same
+    generation would be given a second time, and what was read since the first would be skipped."""
+    world = schedule.world
+    calmed(schedule)
+    older, document = world.ensemble.copied(), world.document
+    if document is None or not document.links or not document.subscriptions:
+        return
+    request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=document.subscriptions[0].name, to="earliest")
+    if asked(schedule, "SeekSubscription", request) is None:
+        return
+    schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
+    newest = _set_back(schedule, older)
+    _put_back(schedule, newest)
+    _start_all(schedule)
+    schedule.until_sending_goes_on(SOON_S)
+
+
 def recover_queue(schedule: Schedule) -> None:
     """The same, or to nothing at all, and the newest data are gone: the queue goes on from a copy that a member keeps."""
     world = schedule.world
@@ -106,5 +124,6 @@ def _put_back(schedule: Schedule, kept: Kept) -> None:
 
 SETBACKS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "ZooKeeper set back": (0.5, set_zookeeper_back),
+    "a seek set back": (0.3, set_back_a_seek),
     "queue recovered": (0.5, recover_queue),
 }

@@ -12,7 +12,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, Lack, TakeCursors
-from seriatim.broker_group.core.setback import SeenChain
+from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.protocol.chain import (
     Certificate,
     ChainDocument,
@@ -309,7 +309,7 @@ def known_more(holding: Holding, *links: Link, version: int = 9, **changes) -> s
     """What a disk `a` knows more than a chain with these links, as g1-a says it; empty: nothing."""
     chain = document(*links, **{"next_epoch": Epoch(3), "sender_token": Token(4)} | changes)
     seen = {QUEUE: SeenChain(chain, ChainVersion(version))}
-    return setback.queues(MemberName("g1", "a"), "a", seen, [holding]).get(QUEUE, "")
+    return setback.queues(MemberName("g1", "a"), "a", seen, [holding], {}).get(QUEUE, "")
 
 
 def answered(link: Link) -> Link:
@@ -338,7 +338,25 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
     assert known_more(opened(7, 9, 9), is_deleted=True) == ""
-    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)]) == {}  # not read
+    assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)], {}) == {}  # not read
+
+
+def test_a_copy_of_the_chain_that_is_newer_than_the_chain_shows_what_no_link_was_told() -> None:
+    def found(version: int, **changes) -> dict[QueueId, str]:
+        seen = {QUEUE: SeenChain(document(**changes), ChainVersion(version))}
+        kept = {QUEUE: KeptChain(ChainVersion(9), "orders"), QueueId(77): KeptChain(ChainVersion(9), "gone")}
+        return setback.queues(MemberName("g1", "a"), "a", seen, [], kept)
+
+    assert found(8) == {QUEUE: "it keeps version 9 of the chain, which is at 8"}
+    kept_sought = KeptChain(
+        ChainVersion(9), "orders", {UNREAD[0].subscription_id: Generation(2), SubscriptionId(77): Generation(9)}
+    )
+    seen = {QUEUE: SeenChain(document(subscriptions=UNREAD), ChainVersion(12))}
+    said = setback.queues(MemberName("g1", "a"), "a", seen, [], {QUEUE: kept_sought})[QUEUE]
+    assert (
+        "was sought to generation 2, in the chain to 1" in said
+    )  # though others were elected by it, so that its version is beyond
+    assert found(9) == found(10) == found(8, is_deleted=True) == {}
 
 
 @pytest.mark.parametrize(

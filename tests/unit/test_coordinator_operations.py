@@ -13,15 +13,16 @@ from seriatim.coordinator import execution
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
-from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownQueue, UnknownSubscription
+from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownQueue, UnknownSubscription, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
-from tests.property.chain_world import World, send_call, with_subscription
+from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
 class BehindStore:
@@ -202,6 +203,80 @@ def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
     found = asyncio.run(operations.list_groups()).groups
     assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}
+
+
+# ---- giving up a link
+
+
+class OneLinkStore:
+    """One queue, and what its members wrote beside its chain."""
+
+    def __init__(self, world: World, **kept: SealAnswer) -> None:
+        self.document, self._kept = world.document, kept
+
+    async def queue_id(self, _: str) -> QueueId:
+        return self.document.queue_id
+
+    async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        return self.document, ChainVersion(7)
+
+    async def kept_seals(self, *_: object) -> dict[str, SealAnswer]:
+        return dict(self._kept)
+
+    async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion:
+        assert expected == 7
+        self.document = document
+        return ChainVersion(8)
+
+
+class NobodyThere:
+    async def seal(self, *_: object) -> SealAnswer:
+        raise Unreachable("it is not registered")
+
+
+def given_up(store: OneLinkStore) -> pb.AbandonLinkReply:
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (NobodyThere(), None, None)))
+    request = pb.AbandonLinkRequest(queue="orders", epoch=1, confirmed_queue="orders")
+    return asyncio.run(operations.abandon_link(request))
+
+
+def lost_disks() -> World:
+    """The only link holds records, and both its members are gone."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    return world
+
+
+def whole(world: World, place: str) -> SealAnswer:
+    member = world.members["g1", place]
+    return SealAnswer(Wholeness.WHOLE, member.incarnation, member.copy(Epoch(1)).answer())
+
+
+def test_what_disks_that_are_gone_said_of_their_copies_holds_nobody_up() -> None:
+    world = lost_disks()
+    kept = {place: whole(world, place) for place in ("a", "b")}
+    close_call(world, 1).finish()
+    store = OneLinkStore(world, **kept)
+    reply = given_up(store)
+    assert reply.is_done
+    assert "no answer from g1-a, g1-b" in reply.what
+    certificate = store.document.links[0].certificate
+    assert certificate is not None
+    assert (certificate.end, certificate.is_abandoned) == (0, True)
+
+
+def test_an_end_that_can_be_told_of_a_lost_link_is_written_instead_of_given_up() -> None:
+    world = lost_disks()
+    kept = {"b": whole(world, "b")}
+    world.document = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    store = OneLinkStore(world, **kept)
+    with pytest.raises(InvalidArgument, match="its end can be told, 1"):
+        given_up(store)
+    certificate = store.document.links[0].certificate
+    assert certificate is not None
+    assert (certificate.end, certificate.is_abandoned) == (1, False)
 
 
 # ---- a switch goes first

@@ -16,6 +16,7 @@ from seriatim.coordinator.core import (
     close_link,
     invariants,
     readmission,
+    recovery,
     seal,
     subscriptions,
 )
@@ -59,11 +60,13 @@ from seriatim.protocol.errors import (
     ChainSetBack,
     DeadlineOver,
     Fenced,
+    InvalidArgument,
     InvariantBroken,
     NotElected,
     OlderVersion,
     UnknownQueue,
     Unreachable,
+    Waiting,
     WrongIncarnation,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, SubscriptionId, Token
@@ -252,6 +255,22 @@ def test_seals_that_told_no_end_are_asked_for_again(world):
     assert trace.orders == ["seal g1-a link=1 version=5", "seal g1-b link=1 version=5"]
 
 
+def test_what_told_no_end_doesnt_count_beside_what_is_asked_for_again():
+    world = World(Durability.ASYNC)
+    send_call(world).finish()
+    world.restart(("g1", "a"))
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "a", at(2)), SealFailed("b", DOWN), KeptSealsRead({}), SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("write 4: link 1 lost: ")
+    trace.tell(ChainConflict(), ChainRead(chain.closing(world.document, Epoch(1)), ChainVersion(5), world.registry()))
+    trace.tell(SealFailed("b", DOWN))
+    assert trace.orders == []
+    trace.tell(whole(world, "a", at(2)))
+    assert trace.orders == ["kept seals"]
+
+
 def test_seals_that_were_answered_hold_for_the_background_closing_too(world):
     trace = closing().tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(whole(world, "a", at(3), at(5)), whole(world, "b", at(5)), ChainConflict())
@@ -341,6 +360,32 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     kept = replace(sought, subscriptions=(replace(sought.subscriptions[0], consume_list=(Epoch(1),)),))
     assert subscriptions.drained(kept, SubscriptionId(1), generation, Epoch(1)) is kept
     assert subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) != kept
+
+
+def test_an_offset_of_a_link_whose_end_isnt_known_is_waited_for(world):
+    for state in (
+        chain.closing(world.document, Epoch(1)),
+        chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1)),
+    ):
+        with pytest.raises(Waiting, match="how far link 1 reaches"):
+            subscriptions.located(state, "3", None)
+    with pytest.raises(Waiting, match="how far link 1 reaches"):
+        subscriptions.located(world.document, "3", None)  # its members didn't answer
+    with pytest.raises(InvalidArgument, match="beyond the queue's end"):
+        subscriptions.located(world.document, "7", Index(6))
+
+
+def test_a_seek_in_a_recovered_chain_is_new_also_to_who_saw_one_after_its_copy(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    copy = world.document
+    for _ in range(3):  # of what is lost
+        world.document = subscriptions.with_reader(world.document, "s", "node-2")
+        position = subscriptions.located(world.document, "earliest", None)
+        world.document = subscriptions.sought(world.document, "s", position)
+    lost = world.document.subscription("s").generation
+    recovered = recovery.recovered(recovery.Copy(copy, ChainVersion(4), "g1-a"))
+    again = subscriptions.sought(recovered, "s", subscriptions.located(recovered, "earliest", None))
+    assert again.subscription("s").generation > lost
 
 
 @pytest.mark.parametrize("is_at_end", [False, True])
@@ -776,17 +821,22 @@ def test_in_async_two_partial_answers_end_the_link_and_the_certificate_says_so()
     assert certificate.answered == tuple(Incarnation(f"g1-{place}-disk1", 2) for place in ("a", "b"))
 
 
-@pytest.mark.parametrize("begun", [sending, reading, lambda token: closing()])
-def test_nothing_is_sent_read_or_closed_by_a_chain_that_is_older_than_a_disk(world, begun):
+@pytest.mark.parametrize(
+    ("begun", "answer"),
+    [
+        (sending, "wait g3-b: it has link 2"),
+        (lambda: sending(token=0), "refused chain-set-back"),  # before a token makes the chain look newer than it is
+        (lambda: reading(token=0), "refused chain-set-back"),
+        (closing, "wait g3-b: it has link 2"),
+    ],
+)
+def test_nothing_is_sent_read_or_closed_by_a_chain_that_is_older_than_a_disk(world, begun, answer):
     registry = world.registry()
     group = registry.groups["g3"]
     member = replace(group.members["b"], set_back=(world.document.queue_id,), problem="it has link 2")
     changed = {**registry.groups, "g3": replace(group, members={**group.members, "b": member})}
-    token = 0 if begun is reading else 1
-    trace = begun(token=token).tell(ChainRead(world.document, world.version, Registry(changed)))
-    if not token:
-        trace.tell(ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
-    assert trace.orders == ["wait g3-b: it has link 2"]
+    trace = begun().tell(ChainRead(world.document, world.version, Registry(changed)))
+    assert trace.orders == [answer]
 
 
 @pytest.mark.parametrize("begun", [sending, reading])

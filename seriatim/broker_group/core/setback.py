@@ -8,12 +8,12 @@ acknowledged in between would be cut off on both disks. So a member does nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.core.resync import Holding
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.names import ChainVersion, Incarnation, MemberName, QueueId
+from seriatim.protocol.names import ChainVersion, Generation, Incarnation, MemberName, QueueId, SubscriptionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,40 @@ class SeenChain:
     data: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptChain:
+    """Which copy of a queue's chain is on this disk."""
+
+    version: ChainVersion
+    queue: str
+    generations: Mapping[SubscriptionId, Generation] = field(default_factory=dict)
+    """Of its subscriptions: where they were sought."""
+
+    @staticmethod
+    def of(document: ChainDocument, version: ChainVersion) -> KeptChain:
+        """What is to be known of a copy."""
+        return KeptChain(
+            version, document.name, {one.subscription_id: one.generation for one in document.subscriptions}
+        )
+
+
 def queues(
-    name: MemberName, disk_id: str, chains: Mapping[QueueId, SeenChain], held: Iterable[Holding]
+    name: MemberName,
+    disk_id: str,
+    chains: Mapping[QueueId, SeenChain],
+    held: Iterable[Holding],
+    kept: Mapping[QueueId, KeptChain],
 ) -> dict[QueueId, str]:
     """The queues of which this disk knows more than their chains, and what.
 
-    `held` has to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes from a
-    document that ZooKeeper had.
+    `held` and `kept` have to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes
+    from a document that ZooKeeper had. A copy also shows what no link was told: that a subscription was sought.
     """
     found: dict[QueueId, str] = {}
+    for queue_id, copy in kept.items():
+        seen = chains.get(queue_id)
+        if seen is not None and not seen.document.is_deleted and (what := _older_than(copy, seen)):
+            found[queue_id] = what
     for holding in held:
         queue_id = holding.record.queue_id
         if queue_id in chains and queue_id not in found:
@@ -42,6 +67,17 @@ def queues(
             if what:
                 found[queue_id] = what
     return found
+
+
+def _older_than(copy: KeptChain, seen: SeenChain) -> str:
+    """What shows that the copy came later; the version alone doesn't, once others were elected by the old chain."""
+    if copy.version > seen.version:
+        return f"it keeps version {copy.version} of the chain, which is at {seen.version}"
+    for one in seen.document.subscriptions:
+        known = copy.generations.get(one.subscription_id, one.generation)
+        if known > one.generation:
+            return f"subscription {one.name} was sought to generation {known}, in the chain to {one.generation}"
+    return ""
 
 
 def _unexplained(

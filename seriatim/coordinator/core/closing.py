@@ -112,10 +112,10 @@ def begin(
         return Closing(epoch, marked, version, Phase.MARKING), (WriteChain(marked, version, f"closing link {epoch}"),)
     again = Closing(epoch, document, version, Phase.SEALING)
     if before is not None and before.epoch == epoch:
-        again = replace(again, answers=before.answers)
-        decision = _decision(again, now_ms)
+        known = replace(again, answers=before.answers)
+        decision = _decision(known, now_ms)
         if isinstance(decision, Certificate):
-            return _ended(again, decision), ()
+            return _ended(known, decision), ()
     return _sealing(again)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from seriatim.protocol.chain import ChainMember, Link
-from seriatim.protocol.errors import UnknownGroup, Unreachable
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link
+from seriatim.protocol.errors import ChainSetBack, UnknownGroup, Unreachable
 from seriatim.protocol.names import Incarnation, MemberName, QueueId
 
 MEMBERS = ("a", "b")
@@ -118,6 +118,15 @@ class Registry:
             for place, state in group.members.items()
             if queue_id in state.set_back
         }
+
+    def check_not_set_back(self, document: ChainDocument) -> None:
+        """Raises ChainSetBack where a disk knows more of the queue than this chain.
+
+        Nothing may be written by it: its version would soon be that of what is lost.
+        """
+        if set_back := self.set_back(document.queue_id):
+            said = "; ".join(f"{member}: {what}" for member, what in set_back.items())
+            raise ChainSetBack(f"the chain of queue {document.name} is an old one: {said}", queue=document.name)
 
     def standstill(self, queue_id: QueueId) -> dict[str, str]:
         """Why nothing is done by a queue's chain; empty where there is no reason."""

@@ -97,6 +97,11 @@ def _at_offset(document: ChainDocument, offset: int, committed_index: Index | No
             return _from_link(document, number, Index(offset - link.base))
         if link.end is None and offset == link.base + (end or 0):
             return _from_link(document, number, Index(offset - link.base))
+        if end is None and link.state is not LinkState.OPENING:
+            raise Waiting(
+                f"offset {offset} can't be found: how far link {link.epoch} reaches isn't known now",
+                reasons={link.group: f"link {link.epoch} is {link.state}, and its end isn't known"},
+            )
     if offset == point_before(document, document.next_epoch).offset:
         return _end_of_chain(document)
     raise InvalidArgument(f"offset {offset} is beyond the queue's end", queue=document.name, offset=offset)
@@ -129,12 +134,16 @@ def created(document: ChainDocument, name: str, position: QueuePosition, now_ms:
 
 
 def sought(document: ChainDocument, name: str, position: QueuePosition) -> ChainDocument:
-    """A new generation at `position`; nothing said about an older one counts any more (H9)."""
+    """A new generation at `position`; nothing said about an older one counts any more (H9).
+
+    Its number is beyond those of readers, too, which a chain that was recovered has far beyond what its copy says: so it is
+    new also to members that were told of a seek after that copy.
+    """
     subscription = found(document, name)
     document = _without_moot_notes(_with(document, replace(subscription, consume_list=())))
     changed = replace(
         subscription,
-        generation=Generation(subscription.generation + 1),
+        generation=Generation(max(subscription.generation, subscription.reader_token) + 1),
         consume_list=position.consume_list,
         position_epoch=position.epoch,
         position_index=position.index,

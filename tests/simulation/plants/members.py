@@ -277,4 +277,12 @@ PLANTS: tuple[Plant, ...] = (
         shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
         finds="[48]:",
     ),
+    Plant(
+        "a chain is the newest that told every link what it knows",
+        "what no link was told, as that a subscription was sought, shows in nothing that a disk has",
+        changed(setback, "queues", lambda right, *known: right(*known[:-1], {})),
+        within=20,
+        shape=Shape(kinds=("a seek set back",), faults=(1, 2)),
+        finds="8:",
+    ),
 )
