@@ -303,6 +303,30 @@ def test_images_keys_and_types_are_lossless(new_database):
     assert truncate.cascade
 
 
+def test_columns_that_an_index_only_includes_are_no_key(new_database):
+    """The log tells the columns it searches by; a snapshot that told more would be of a table with another key."""
+    dsn = new_database()
+    sql(
+        dsn,
+        "CREATE TABLE a (id int, name text, PRIMARY KEY (id) INCLUDE (name))",
+        "CREATE TABLE b (id int NOT NULL, name text NOT NULL, part int NOT NULL)",
+        "CREATE UNIQUE INDEX chosen ON b (part, id) INCLUDE (name)",
+        "ALTER TABLE b REPLICA IDENTITY USING INDEX chosen",
+        "INSERT INTO a VALUES (1, 'x')",
+        "INSERT INTO b VALUES (1, 'x', 7)",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "UPDATE a SET name = 'y'", "UPDATE b SET name = 'y'", "DELETE FROM a", "DELETE FROM b")
+        wait_for(lambda: [change.op for change in queue.rows()] == ["r", "r", "u", "u", "d", "d"], run)
+    keys = {"a": {("id",)}, "b": {("id", "part")}}
+    for table, expected in keys.items():
+        assert {change.source.key for change in queue.rows() if change.source.table == table} == expected
+    described = {table.name: {table.key} for table in queue.changes()[0].source.tables}
+    assert described == keys
+
+
 def test_slot_dropped_under_its_feet_is_a_gap(new_database):
     dsn = new_database()
     sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")

@@ -21,7 +21,8 @@ OLDEST_VERSION = 150000
 
 _TABLES = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, greatest(c.reltuples, 0)::bigint,
-       array(SELECT (a.attname::text, a.atttypid::bigint, coalesce(a.attnum = ANY (i.indkey), false))
+       array(SELECT (a.attname::text, a.atttypid::bigint,
+                     coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false))  -- what it includes is no key
                FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(c.oid)
               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (p.attnames)
               ORDER BY a.attnum)
