@@ -135,13 +135,19 @@ class PostgresCapture:
             )
             if isinstance(step, TakeSnapshot):
                 if not exists:
-                    catalog.create_publication(connection, self._publication, self._tables)
+                    self._publish(connection)
                 step = self._take_snapshot(replication, step, system_id, db)
             elif not exists:
                 raise CaptureGap(
                     f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
                 )
             self._stream(connection, replication, step, db)
+
+    def _publish(self, connection: catalog.Connection) -> None:
+        """Make the publication, or nothing: one that names a table without a key would end the application's own updates."""
+        with connection.transaction():
+            catalog.create_publication(connection, self._publication, self._tables)
+            catalog.published_tables(connection, self._publication)
 
     def _check_timeline(self, system_id: str, timeline: int) -> None:
         if self._timeline is not None and self._timeline != (system_id, timeline):

@@ -36,6 +36,34 @@ SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb
   FROM pg_replication_slots s WHERE slot_name = %s"""
 
 
+_IS_PUBLISHED = """
+WITH named AS (SELECT %(oid)s::oid AS oid UNION SELECT relid FROM pg_partition_ancestors(%(oid)s::oid))
+SELECT t.relpersistence = 'p' AND (
+           p.puballtables
+           OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid IN (SELECT oid FROM named))
+           OR EXISTS (SELECT FROM pg_publication_namespace s JOIN pg_class c ON c.relnamespace = s.pnnspid
+                       WHERE s.pnpubid = p.oid AND c.oid IN (SELECT oid FROM named)))
+  FROM pg_publication p, pg_class t WHERE p.pubname = %(publication)s AND t.oid = %(oid)s::oid"""
+
+_KEYLESS = """
+WITH RECURSIVE wanted AS (
+    SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN wanted w ON i.inhparent = w.oid)
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'
+   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+   AND pg_get_replica_identity_index(c.oid) IS NULL
+   AND (%(is_all)s OR c.oid IN (SELECT oid FROM wanted)) ORDER BY 1, 2 LIMIT 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A table that somebody named: oid, schema and name."""
+
+    oid: int
+    schema: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedTable:
     """A table of the publication.
@@ -104,43 +132,45 @@ def create_publication(connection: Connection, publication: str, tables: Sequenc
     Raises:
         CaptureRefused: a table doesn't exist.
     """
-    found = [sql.Identifier(*resolve(connection, table)) for table in tables]
+    found = [sql.Identifier(named.schema, named.name) for named in resolve_all(connection, tables)]
     target = sql.SQL("TABLE ") + sql.SQL(", ").join(found) if found else sql.SQL("ALL TABLES")
     connection.execute(sql.SQL("CREATE PUBLICATION {} FOR ").format(sql.Identifier(publication)) + target)
 
 
-def resolve(connection: Connection, table: str) -> tuple[str, str]:
-    """Schema and name of a table given as ``schema.table`` or ``table``.
+def resolve_all(connection: Connection, tables: Sequence[str]) -> list[Named]:
+    """The tables given as ``schema.table`` or ``table``.
 
     Raises:
-        CaptureRefused: there is none.
+        CaptureRefused: there is no such table.
     """
+    return [_resolve(connection, table) for table in tables]
+
+
+def _resolve(connection: Connection, table: str) -> Named:
     row = connection.execute(
-        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        "SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
         (table,),
     ).fetchone()
     if row is None:
         raise CaptureRefused(f"the source database has no table {table}", table=table)
-    return row[0], row[1]
+    return Named(*row)
 
 
 def check_tables(connection: Connection, publication: str, tables: Sequence[str]) -> None:
     """Refuse wanted tables that are missing in an existing publication.
 
+    What the publication names counts, and not what it comes to: that is the partitions of a partitioned table, and of one
+    that has none yet it is nothing.
+
     Raises:
         CaptureRefused: names the statement that adds it.
     """
-    present = {
-        (row[0], row[1])
-        for row in connection.execute(
-            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (publication,)
-        )
-    }
-    for table in tables:
-        schema, name = resolve(connection, table)
-        if (schema, name) not in present:
-            statement = f"ALTER PUBLICATION {quote_name(publication)} ADD TABLE {quote_name(schema)}.{quote_name(name)}"
+    for table, named in zip(tables, resolve_all(connection, tables), strict=True):
+        found = connection.execute(_IS_PUBLISHED, {"oid": named.oid, "publication": publication}).fetchone()
+        if found is None or not found[0]:
+            name = f"{quote_name(named.schema)}.{quote_name(named.name)}"
+            statement = f"ALTER PUBLICATION {quote_name(publication)} ADD TABLE {name}"
             raise CaptureRefused(
                 f"publication {publication} exists without table {table}; run: {statement}, or choose another "
                 "publication and slot, which starts with a new snapshot",
@@ -152,18 +182,14 @@ def check_tables(connection: Connection, publication: str, tables: Sequence[str]
 def check_keys(connection: Connection, tables: Sequence[str]) -> None:
     """Refuse a table without a key, before a publication names it; with none named all tables of the database.
 
+    A table stands for its partitions, and for those that inherit from it: it is their keys that count, and the publication
+    takes them in.
+
     Raises:
         KeylessTable: the first of them, with the statement that mends it.
     """
-    wanted = [resolve(connection, table) for table in tables]
-    row = connection.execute(
-        "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'"
-        " AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
-        " AND pg_get_replica_identity_index(c.oid) IS NULL"
-        " AND (%s OR (n.nspname || '.' || c.relname) = ANY (%s)) ORDER BY 1, 2 LIMIT 1",
-        (not tables, [f"{schema}.{name}" for schema, name in wanted]),
-    ).fetchone()
+    oids = [named.oid for named in resolve_all(connection, tables)]
+    row = connection.execute(_KEYLESS, {"oids": oids, "is_all": not tables}).fetchone()
     if row is not None:
         raise keyless(row[0], row[1])
 
