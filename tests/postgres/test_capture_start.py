@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.resume import Kept, Stream, TakeSnapshot
-from seriatim.producer.sources.postgres.errors import ResumePointUnknown
+from seriatim.producer.sources.postgres.errors import CaptureRefused, ResumePointUnknown, RowsHidden
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from tests.postgres.test_capture import (
     SLOT,
@@ -19,6 +19,7 @@ from tests.postgres.test_capture import (
     Sender,
     is_free,
     last_commit_of,
+    one,
     replayed,
     running,
     sql,
@@ -99,6 +100,50 @@ def test_an_unknown_resume_point_is_waited_for_and_never_a_reason_for_a_snapshot
     assert unsure.asked == 4
     assert [change.op for change in queue.changes()].count("snapshot_begin") == 1
     assert replayed(queue) == table_rows(dsn, "a")
+
+
+@contextmanager
+def reader_of(dsn: str, role: str) -> Iterator[str]:
+    """DSN of a role that may replicate, and is shown the row with id 1 only."""
+    sql(
+        dsn,
+        "CREATE PUBLICATION pub FOR TABLE a",
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        f"GRANT SELECT ON a TO {role}",
+        "INSERT INTO a VALUES (2, 'hidden')",
+        "ALTER TABLE a ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON a USING (id = 1)",
+    )
+    try:
+        yield dsn.replace("postgres@", f"{role}@")
+    finally:
+        sql(dsn, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_snapshot_that_would_leave_hidden_rows_out_is_refused_before_there_is_a_slot(dsn: str) -> None:
+    queue = Queue()
+    with reader_of(dsn, "seriatim_capture") as few:
+        with running(few, Sender(queue)) as run:
+            wait_for(lambda: run.error is not None)
+        assert isinstance(run.error, RowsHidden)
+        assert not queue.records
+        assert one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0
+        sql(dsn, str(run.error.details["statement"]))
+        with running(few, Sender(queue)) as run:
+            wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+        assert replayed(queue) == table_rows(dsn, "a")
+
+
+def test_rows_that_are_hidden_just_before_the_snapshot_end_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "check_rows", lambda _connection, _publication: None)
+    queue = Queue()
+    with reader_of(dsn, "seriatim_capture") as few:
+        with running(few, Sender(queue)) as run:
+            wait_for(lambda: run.error is not None)
+        assert isinstance(run.error, CaptureRefused)
+        assert run.error.details["table"] == "public.a"
+        assert not queue.rows()
+        wait_for(lambda: is_free(dsn))
 
 
 def test_a_snapshot_from_before_the_slot_is_rejected(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from seriatim.cli import exits
 from seriatim.cli.verify import verify
 from seriatim.consumer.verification.comparison import compare
-from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, UnknownTable
+from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, RowsHidden, UnknownTable
 from seriatim.consumer.verification.result import Example, Progress
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -115,6 +115,27 @@ def test_the_side_that_fails_is_named(pair) -> None:
         assert refused.value.details["side"] == "source"
     finally:
         run(pair[0], f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_side_that_hides_rows_is_never_found_identical(pair, side) -> None:
+    """Both sides show the same rows: those that differ are hidden on one of them."""
+    place = ("source", "target").index(side)
+    role = f"reader_{pair[0].rsplit('_', 1)[1]}"
+    run(pair[place], "INSERT INTO numbers VALUES (1000, 'hidden')")
+    run(pair[place], f"CREATE ROLE {role} LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    run(pair[place], "ALTER TABLE numbers ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON numbers USING (id < 1000)")
+    asked = list(pair)
+    asked[place] = pair[place].replace("postgres@", f"{role}@")
+    try:
+        with pytest.raises(RowsHidden) as refused:
+            compare(*asked)
+        assert refused.value.details == {"side": side, "table": "public.numbers"}
+        assert compare(*asked, ["texts"]).is_identical
+        run(pair[place], f"ALTER ROLE {role} BYPASSRLS")
+        assert not compare(*asked).is_identical
+    finally:
+        run(pair[place], f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_the_command(pair) -> None:

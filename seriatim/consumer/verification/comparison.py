@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -10,9 +10,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from seriatim.consumer.verification.chunks import compare_table
-from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, UnknownTable
+from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, RowsHidden, UnknownTable
 from seriatim.consumer.verification.result import Comparison, Progress, TableResult
-from seriatim.consumer.verification.tables import chosen, read_tables, schema_differences
+from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
 
@@ -37,6 +37,7 @@ def compare(
         DatabaseUnreachable: a side can't be reached, or was lost.
         UnknownTable: a table named is on neither side.
         ReadRefused: a side refused a read.
+        RowsHidden: a side doesn't show every row of a table: only what it shows would be compared.
     """
     with _opened("source", source) as ours, _opened("target", target) as theirs:
         try:
@@ -62,6 +63,8 @@ def _compare(
     names, unknown = chosen(ours.keys() | theirs.keys(), wanted)
     if unknown:
         raise UnknownTable(f"neither side has {', '.join(unknown)}", tables=unknown)
+    _refuse_hidden("source", ours, names)
+    _refuse_hidden("target", theirs, names)
     results: list[TableResult] = []
     for done, name in enumerate(names):
         text = ".".join(name)
@@ -77,6 +80,13 @@ def _compare(
     return Comparison(tuple(results))
 
 
+def _refuse_hidden(side: str, tables: Mapping[Name, Table], names: Iterable[Name]) -> None:
+    for name in names:
+        if name in tables and tables[name].hides_rows:
+            text = ".".join(name)
+            raise RowsHidden(f"row-level security of the {side} hides rows of table {text}", side=side, table=text)
+
+
 def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
     try:
         defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(dsn))
@@ -88,5 +98,6 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
     for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
         connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    connection.execute("SET row_security = off")  # a read that policies would take rows from fails
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute("SELECT 1 FROM pg_class LIMIT 1")  # the first query takes the snapshot

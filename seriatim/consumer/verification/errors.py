@@ -23,3 +23,10 @@ class ReadRefused(WorldError):
 
     code = "read-refused"
     can_retry = False
+
+
+class RowsHidden(ReadRefused):
+    """Row-level security hides rows of a table from the role that compares. `details`: side, table."""
+
+    code = "comparison-rows-hidden"
+    next_step = "compare as a superuser, or give the role what shows it every row: ALTER ROLE … BYPASSRLS"

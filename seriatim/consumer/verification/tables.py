@@ -17,7 +17,8 @@ SELECT n.nspname, c.relname,
        (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0) ORDER BY k.place)
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
           JOIN pg_attribute a ON a.attnum = k.attnum
-         WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid)
+         WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid),
+       row_security_active(c.oid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'seriatim_replay')
@@ -26,11 +27,16 @@ SELECT n.nspname, c.relname,
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One side's table. columns: name and type in order. key: of the primary key, with whether it has a collation."""
+    """One side's table.
+
+    columns: name and type in order. key: of the primary key, with whether it has a collation. hides_rows: row-level security
+    keeps rows of it from the role that asks.
+    """
 
     name: Name
     columns: dict[str, str]
     key: tuple[tuple[str, bool], ...]
+    hides_rows: bool = False
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -41,8 +47,10 @@ class Table:
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
     """All user tables; a partitioned one counts as one."""
     return {
-        (schema, table): Table((schema, table), dict(columns), tuple((name, has) for name, has in key or ()))
-        for schema, table, columns, key in connection.execute(_TABLES).fetchall()
+        (schema, table): Table(
+            (schema, table), dict(columns), tuple((name, has) for name, has in key or ()), hides_rows
+        )
+        for schema, table, columns, key, hides_rows in connection.execute(_TABLES).fetchall()
     }
 
 

@@ -134,8 +134,7 @@ class PostgresCapture:
                 log_end=catalog.log_end(connection),
             )
             if isinstance(step, TakeSnapshot):
-                if not exists:
-                    self._publish(connection)
+                self._publish(connection, exists=exists)
                 step = self._take_snapshot(replication, step, system_id, db)
             elif not exists:
                 raise CaptureGap(
@@ -143,11 +142,16 @@ class PostgresCapture:
                 )
             self._stream(connection, replication, step, db)
 
-    def _publish(self, connection: catalog.Connection) -> None:
-        """Make the publication, or nothing: one that names a table without a key would end the application's own updates."""
+    def _publish(self, connection: catalog.Connection, *, exists: bool) -> None:
+        """Have a publication of which a snapshot can be taken, or make none.
+
+        One that names a table without a key would end the application's own updates.
+        """
         with connection.transaction():
-            catalog.create_publication(connection, self._publication, self._tables)
-            catalog.published_tables(connection, self._publication)
+            if not exists:
+                catalog.create_publication(connection, self._publication, self._tables)
+                catalog.published_tables(connection, self._publication)
+            catalog.check_rows(connection, self._publication)
 
     def _check_timeline(self, system_id: str, timeline: int) -> None:
         if self._timeline is not None and self._timeline != (system_id, timeline):
@@ -168,13 +172,9 @@ class PostgresCapture:
         source = source_name(system_id, self._slot, consistent_point)
         _log.info("capture snapshot slot=%s at=%s source=%s", self._slot, format_lsn(consistent_point), source)
         with closing(catalog.connect(self._dsn)) as reader:
-            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'".encode())
-            row = reader.execute("SELECT (extract(epoch FROM now()) * 1000)::bigint").fetchone()
+            ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
-            writer = SnapshotWriter(
-                db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=row[0] if row else 0
-            )
+            writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
             self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:
                 self._send_table(reader, writer, table, source)
@@ -187,9 +187,9 @@ class PostgresCapture:
         relation = table.relation
         rows = writer.table(relation)
         count = 0
-        with reader.cursor().copy(table.query.encode()) as copy:
-            for block in copy:
-                self._send(rows.row(bytes(block).removesuffix(b"\n")), source)
+        with closing(catalog.read_rows(reader, table)) as lines:
+            for line in lines:
+                self._send(rows.row(line), source)
                 count += 1
                 if count % 1000 == 0:
                     self._watch()

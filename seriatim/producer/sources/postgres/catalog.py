@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
-from seriatim.producer.sources.postgres.errors import CaptureRefused, SourceLost
+from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost
 from seriatim.producer.sources.postgres.replication import conninfo
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -34,7 +34,6 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, grea
 _SLOT = """
 SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason'
   FROM pg_replication_slots s WHERE slot_name = %s"""
-
 
 _IS_PUBLISHED = """
 WITH named AS (SELECT %(oid)s::oid AS oid UNION SELECT relid FROM pg_partition_ancestors(%(oid)s::oid))
@@ -215,6 +214,58 @@ def published_tables(connection: Connection, publication: str) -> list[CapturedT
         query = f"COPY (SELECT {names} FROM {only}{quote_name(schema)}.{quote_name(name)}{where}) TO STDOUT"  # noqa: S608 - quoted
         tables.append(CapturedTable(relation, query, estimate))
     return tables
+
+
+def check_rows(connection: Connection, publication: str) -> None:
+    """Refuse a table of which this role isn't shown every row: a snapshot would leave rows out, and the log doesn't.
+
+    Raises:
+        RowsHidden: the first of them, with the statement that mends it.
+    """
+    row = connection.execute(
+        "SELECT n.nspname, c.relname, current_user FROM pg_publication_tables p"
+        " JOIN pg_namespace n ON n.nspname = p.schemaname"
+        " JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename"
+        " WHERE p.pubname = %s AND row_security_active(c.oid) ORDER BY 1, 2 LIMIT 1",
+        (publication,),
+    ).fetchone()
+    if row is not None:
+        schema, table, role = row
+        statement = f"ALTER ROLE {quote_name(role)} BYPASSRLS"
+        raise RowsHidden(
+            f"row-level security hides rows of table {schema}.{table} from role {role}, so a snapshot would leave "
+            f"them out; run: {statement}",
+            schema=schema,
+            table=table,
+            role=role,
+            statement=statement,
+        )
+
+
+def start_snapshot(connection: Connection, name: str) -> int:
+    """Read from now on as of an exported snapshot, and every row or none; its time in milliseconds.
+
+    With `row_security` off a query that policies would take rows from fails (PostgreSQL manual, "Row Security Policies").
+    """
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+    connection.execute("SET LOCAL row_security = off")
+    return int(str(_one(connection, "SELECT (extract(epoch FROM now()) * 1000)::bigint")))
+
+
+def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, None, None]:
+    """The rows of a table, as lines of COPY's text without their newlines.
+
+    Raises:
+        CaptureRefused: this role may not read it, or not all of it.
+    """
+    try:
+        with connection.cursor().copy(table.query.encode()) as copy:
+            for block in copy:
+                yield bytes(block).removesuffix(b"\n")
+    except psycopg.errors.InsufficientPrivilege as error:
+        name = f"{table.relation.schema}.{table.relation.name}"
+        raise CaptureRefused(f"table {name} can't be read: {str(error).strip()}", table=name) from error
 
 
 def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:

@@ -20,6 +20,16 @@ class KeylessTable(CaptureRefused):
     code = "keyless-table"
 
 
+class RowsHidden(CaptureRefused):
+    """Row-level security hides rows of a table from the capture's role.
+
+    `details`: schema, table, role, statement.
+    """
+
+    code = "rows-hidden"
+    next_step = "only a superuser can run that; or capture as a role that is shown every row"
+
+
 class CaptureGap(CallerError):
     """What the queue holds and what the slot still gives don't join: going on would leave changes out silently.
 
