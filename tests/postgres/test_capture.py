@@ -15,6 +15,7 @@ from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
+from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.change import Change, decode, encode, key_of
 
@@ -380,6 +381,44 @@ def test_slot_made_again_is_a_gap(new_database):
     with running(dsn, Sender(queue)) as run:
         wait_for(lambda: run.error is not None)
     assert isinstance(run.error, CaptureGap)
+
+
+def test_another_timeline_is_a_gap_for_every_process_and_stays_one(new_database, monkeypatch):
+    """A process that never saw the old timeline knows it from the queue, also when the log is past what that holds."""
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+    wait_for(lambda: is_free(dsn))
+    identify = ReplicationConnection.identify
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplicationConnection, "identify", lambda self: (*identify(self)[:1], 2, identify(self)[2]))
+        for number in (1, 2):
+            sql(dsn, f"INSERT INTO a VALUES ({number})")
+            with running(dsn, Sender(queue)) as run:
+                wait_for(lambda run=run, number=number: run.error is not None or last_commit_of(queue, number))
+            assert isinstance(run.error, CaptureGap)
+    assert not queue.rows()
+    with running(dsn, Sender(queue)) as run:  # where it was the wrong server, the right one is gone on with
+        wait_for(lambda: last_commit_of(queue, 2), run)
+
+
+def test_a_stream_that_an_earlier_version_began_goes_on(new_database):
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+    wait_for(lambda: is_free(dsn))
+    (source,) = queue.marks
+    earlier = source.replace(".1/", "/")
+    assert earlier != source
+    queue.marks = {earlier: queue.marks[source]}
+    with running(dsn, Sender(queue)) as run:
+        sql(dsn, "INSERT INTO a VALUES (1)")
+        wait_for(lambda: last_commit_of(queue, 1), run)
+    assert set(queue.marks) == {earlier}
 
 
 def test_table_without_a_key_is_refused_with_what_mends_it(new_database):

@@ -33,14 +33,16 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 class SnapshotFirst(PostgresCapture):
     """The planted wrong rule: the tables are read as they were before the slot was made."""
 
-    def _take_snapshot(self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, db: str) -> Stream:
+    def _take_snapshot(
+        self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, timeline: int, db: str
+    ) -> Stream:
         make = replication.create_slot
         with closing(catalog.connect(self._dsn)) as earlier:
             earlier.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             row = earlier.execute("SELECT pg_export_snapshot()").fetchone()
             assert row is not None
             replication.create_slot = lambda slot: (make(slot)[0], row[0])  # type: ignore[method-assign]
-            return super()._take_snapshot(replication, step, system_id, db)
+            return super()._take_snapshot(replication, step, system_id, timeline, db)
 
 
 def copied(dsn: str, kind: type[PostgresCapture], monkeypatch: pytest.MonkeyPatch) -> Queue:

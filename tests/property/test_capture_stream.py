@@ -24,7 +24,7 @@ from seriatim.producer.sources.postgres.core.resume import Kept, Slot, Stream, p
 from seriatim.producer.sources.postgres.errors import CaptureGap
 
 START: Final = 0x100_0000
-SOURCE: Final = source_name("1", "s", START)
+SOURCE: Final = source_name("1", 1, "s", START)
 OID: Final = 16384
 RELATION: Final = (
     b"R" + struct.pack(">I", OID) + b"public\0t\0d" + struct.pack(">H", 1) + b"\1id\0" + struct.pack(">Ii", 23, -1)
@@ -150,7 +150,7 @@ class World:
         )
         kept = self.rules.kept(self.kept())
         try:
-            stream = plan(system_id="1", db="d", slot_name="s", slot=slot, kept=kept, log_end=1 << 46)
+            stream = plan(system_id="1", timeline=1, db="d", slot_name="s", slot=slot, kept=kept, log_end=1 << 46)
         except CaptureGap as gap:
             self.is_told = True
             if self.given_up_from is None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from seriatim.producer.sources.postgres.core.identity import base_seq, source_name
+from seriatim.producer.sources.postgres.core.identity import Source, base_seq, parse_source, source_name
 from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
 from seriatim.producer.sources.postgres.core.resume import Kept, Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
 
 START = 0x10_0000
-SOURCE = source_name("77", "cap", START)
+SOURCE = source_name("77", 3, "cap", START)
 FREE = Slot("pgoutput", "db", is_active=False, confirmed_lsn=START, wal_status="reserved", invalidation=None)
 WHOLE = base_seq(START)
 
@@ -22,7 +22,14 @@ def planned(
     slot: Slot | None, marks: dict[str, int], held: dict[str, int] | None = None, **other: Any
 ) -> TakeSnapshot | Stream:
     """`marks`: the resume point. `held`: what the chain holds, where that is more."""
-    settings: dict[str, Any] = {"system_id": "77", "db": "db", "slot_name": "cap", "log_end": 1 << 40, **other}
+    settings: dict[str, Any] = {
+        "system_id": "77",
+        "timeline": 3,
+        "db": "db",
+        "slot_name": "cap",
+        "log_end": 1 << 40,
+        **other,
+    }
     kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}))
     return plan(slot=slot, kept=kept, **settings)
 
@@ -36,7 +43,9 @@ def gap(slot: Slot | None, marks: dict[str, int], **other: Any) -> str:
 
 def test_nothing_anywhere_starts_with_a_snapshot() -> None:
     assert planned(None, {}) == TakeSnapshot(drops_slot=False)
-    assert planned(None, {"pg/77/other/100000": WHOLE, "an application": 5}) == TakeSnapshot(drops_slot=False)
+    assert planned(None, {"pg/77.3/other/100000": WHOLE, "an application": 5, "pg/77/cap/no": 5}) == TakeSnapshot(
+        drops_slot=False
+    )
 
 
 def test_a_slot_of_which_the_queue_has_no_record_is_made_again() -> None:
@@ -55,7 +64,7 @@ def test_a_whole_snapshot_is_gone_on_from() -> None:
 
 
 def test_the_slot_made_last_counts() -> None:
-    later = source_name("77", "cap", START + 0x1000)
+    later = source_name("77", 3, "cap", START + 0x1000)
     slot = replace(FREE, confirmed_lsn=START + 0x1000)
     whole = base_seq(START + 0x1000)
     assert planned(slot, {SOURCE: WHOLE + 9, later: whole}) == Stream(later, whole, START + 0x1000)
@@ -128,7 +137,7 @@ def test_a_snapshot_that_only_the_chain_holds_counts_where_it_was_acknowledged()
     assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == Stream(SOURCE, 5, LATE)
     assert planned(ACKNOWLEDGED, {}, held) == Stream(SOURCE, 0, LATE)
     # A newer slot's, of which the resume point says nothing, is not mistaken for a gap of the older one.
-    newer = source_name("77", "cap", LATE)
+    newer = source_name("77", 3, "cap", LATE)
     assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, {SOURCE: WHOLE, newer: 7}) == TakeSnapshot(drops_slot=True)
 
 
@@ -155,8 +164,49 @@ def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:
     for slot in (FREE, None):
         assert "cluster 77" in gap(slot, {SOURCE: WHOLE}, system_id="78")
     # One that was captured before doesn't stand in the way of the present one.
-    both = {SOURCE: WHOLE, source_name("78", "cap", START): WHOLE}
-    assert planned(FREE, both, system_id="78") == Stream(source_name("78", "cap", START), WHOLE, START)
+    both = {SOURCE: WHOLE, source_name("78", 3, "cap", START): WHOLE}
+    assert planned(FREE, both, system_id="78") == Stream(source_name("78", 3, "cap", START), WHOLE, START)
+
+
+def test_the_log_of_another_timeline_is_a_gap_whoever_looks_and_whatever_the_slot_says() -> None:
+    """A stand-by that was promoted, or a restored database: positions that the queue holds mean other transactions there."""
+    marks = {SOURCE: base_seq(START + 0x1000)}
+    for timeline in (2, 4):
+        for slot in (FREE, None, replace(FREE, confirmed_lsn=START + 0x1000)):
+            assert "of timeline 3" in gap(slot, marks, timeline=timeline)
+
+
+def test_a_snapshot_that_another_timeline_left_unfinished_is_taken_again() -> None:
+    marks = {SOURCE: 4}
+    assert planned(FREE, marks, timeline=4) == TakeSnapshot(drops_slot=True)
+    # The new one counts from then on, also where that timeline began before the slot was made.
+    earlier = source_name("77", 4, "cap", START - 0x1000)
+    point = START - 0x1000
+    slot = replace(FREE, confirmed_lsn=point)
+    assert planned(slot, {**marks, earlier: base_seq(point)}, timeline=4) == Stream(earlier, base_seq(point), point)
+
+
+def test_a_stream_of_an_earlier_version_goes_on_on_any_timeline_under_its_own_source() -> None:
+    source = source_name("77", None, "cap", START)
+    assert source == "pg/77/cap/100000"
+    for timeline in (3, 4):
+        assert planned(FREE, {source: WHOLE}, timeline=timeline) == Stream(source, WHOLE, START)
+    assert "cluster 77" in gap(FREE, {source: WHOLE}, system_id="78")
+    assert "gone" in gap(None, {source: WHOLE})
+    # Its unfinished snapshot is taken again, under a source with a timeline, which is the later one.
+    assert planned(FREE, {source: 5}) == TakeSnapshot(drops_slot=True)
+    assert planned(FREE, {source: 5, SOURCE: WHOLE}) == Stream(SOURCE, WHOLE, START)
+
+
+@pytest.mark.parametrize("timeline", [None, 1, 4_294_967_295])
+def test_a_sources_name_says_what_was_put_in(timeline: int | None) -> None:
+    name = source_name("7581224471190847263", timeline, "seriatim_log", 0x16_B374_D848)
+    assert parse_source(name) == Source("7581224471190847263", timeline, "seriatim_log", 0x16_B374_D848)
+
+
+@pytest.mark.parametrize("name", ["producer", "pg/77/cap", "pg/77/cap/", "pg/77/cap/xyz", "pg/77./cap/1", "pg/77.3/cap/1/2", "a/77/cap/1", "pg//cap/1"])  # fmt: skip
+def test_what_somebody_else_calls_a_source_is_none(name: str) -> None:
+    assert parse_source(name) is None
 
 
 def test_default_names_hold_the_queues_name_and_fit_postgres() -> None:

@@ -11,10 +11,11 @@ Promises.
 
 - *Consistent start.* The slot is made first, the snapshot is read at the slot's consistent point, the stream starts
   there: no gap and no overlap.
-- *Identity.* Source ``pg/<system identifier>/<slot>/<consistent point>``, seq from the commit position and the number
-  inside the transaction (`core.identity`). The same log gives the same records with the same seqs, whoever reads it.
+- *Identity.* Source ``pg/<system identifier>.<timeline>/<slot>/<consistent point>``, seq from the commit position and the
+  number inside the transaction (`core.identity`). The same log gives the same records with the same seqs, whoever reads it.
 - *Nothing is confirmed early.* The slot is confirmed only up to what the queue acknowledged (`core.assembler`).
-- *No silent gap.* A slot that is gone, lost, made again, or further than the queue ends the capture with `CaptureGap`.
+- *No silent gap.* A slot that is gone, lost, made again, or further than the queue ends the capture with `CaptureGap`, and so
+  does a log of another timeline or one that was set back; whoever starts later finds the same.
 
 Who uses what: `capture.PostgresCapture` is the loop; `sender.OrderedSender` is what it sends through,
 `producing.CaptureSender` that over the producer library; `core` decides

@@ -127,6 +127,7 @@ class PostgresCapture:
             self._check_timeline(system_id, timeline)
             step = plan(
                 system_id=system_id,
+                timeline=timeline,
                 db=db,
                 slot_name=self._slot,
                 slot=catalog.find_slot(connection, self._slot),
@@ -135,7 +136,7 @@ class PostgresCapture:
             )
             if isinstance(step, TakeSnapshot):
                 self._publish(connection, exists=exists)
-                step = self._take_snapshot(replication, step, system_id, db)
+                step = self._take_snapshot(replication, step, system_id, timeline, db)
             elif not exists:
                 raise CaptureGap(
                     f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
@@ -164,12 +165,14 @@ class PostgresCapture:
 
     # ----------------------------------------------------------------------------------------------- snapshot
 
-    def _take_snapshot(self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, db: str) -> Stream:
+    def _take_snapshot(
+        self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, timeline: int, db: str
+    ) -> Stream:
         if step.drops_slot:
             _log.warning("capture drops slot=%s reason=its snapshot was never finished", self._slot)
             replication.drop_slot(self._slot)
         consistent_point, name = replication.create_slot(self._slot)
-        source = source_name(system_id, self._slot, consistent_point)
+        source = source_name(system_id, timeline, self._slot, consistent_point)
         _log.info("capture snapshot slot=%s at=%s source=%s", self._slot, format_lsn(consistent_point), source)
         with closing(catalog.connect(self._dsn)) as reader:
             ts_ms = catalog.start_snapshot(reader, name)

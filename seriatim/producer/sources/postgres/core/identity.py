@@ -12,11 +12,17 @@ A record's seq is ``(commit_lsn >> 5) << 22 | number``, an unsigned 64-bit numbe
 
 The snapshot's records are 1, 2, 3, …; its end is number 0 at the slot's consistent point, and every transaction of the
 stream commits at or after that point. A cluster's log starts at 16 MiB, so that even there 2 * 10**12 rows fit below.
+
+A record's source is ``pg/<system identifier>.<timeline>/<slot>/<consistent point>``: all that a log position needs to mean
+one thing. A restored database, or a promoted stand-by, has another timeline, where the same positions hold other
+transactions. A stream that an earlier version began has no timeline in its source, and goes on without.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from seriatim.producer.sources.postgres.errors import LogTooFar, TransactionTooLarge
@@ -73,18 +79,55 @@ def too_large(tx_id: int | None) -> TransactionTooLarge:
     )
 
 
-def source_prefix(system_id: str, slot: str) -> str:
-    """What the source names of all slots of this name in this cluster start with."""
-    return f"pg/{system_id}/{slot}/"
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a source's name says.
+
+    Attributes:
+        system_id: of the database cluster.
+        timeline: of its log, from 1; None in the name of a stream that an earlier version began.
+        slot: its name.
+        consistent_point: position at which the slot was made: a slot made again is another source.
+    """
+
+    system_id: str
+    timeline: int | None
+    slot: str
+    consistent_point: int
+
+    @property
+    def name(self) -> str:
+        """The source's name; `parse_source` reads it."""
+        timeline = "" if self.timeline is None else f".{self.timeline}"
+        return f"pg/{self.system_id}{timeline}/{self.slot}/{self.consistent_point:x}"
 
 
-def source_name(system_id: str, slot: str, consistent_point: int) -> str:
-    """Source of the records of one slot: named by its consistent point, a slot made again is another source."""
-    return f"{source_prefix(system_id, slot)}{consistent_point:x}"
+_match_source = re.compile(r"pg/([^/.]+)(?:\.([0-9]+))?/([^/]+)/([0-9a-f]+)").fullmatch
 
 
-def latest_source(marks: Mapping[str, int], system_id: str, slot: str) -> tuple[int, int] | None:
-    """Consistent point and mark of the source with the highest consistent point among those of the slot's name."""
-    prefix = source_prefix(system_id, slot)
-    found = [(int(source[len(prefix) :], 16), mark) for source, mark in marks.items() if source.startswith(prefix)]
-    return max(found, default=None)
+def source_name(system_id: str, timeline: int | None, slot: str, consistent_point: int) -> str:
+    """Source of the records of one slot."""
+    return Source(system_id, timeline, slot, consistent_point).name
+
+
+def parse_source(name: str) -> Source | None:
+    """What the name says; None for the source of somebody else."""
+    match = _match_source(name)
+    if match is None:
+        return None
+    system_id, timeline, slot, consistent_point = match.groups()
+    return Source(system_id, None if timeline is None else int(timeline), slot, int(consistent_point, 16))
+
+
+def latest_source(marks: Mapping[str, int], system_id: str, slot: str) -> tuple[Source, int] | None:
+    """The source begun last, and its mark, among those of this slot's name in this cluster.
+
+    Timelines rise, and on one of them so do consistent points. One without a timeline was begun before any that has one.
+    """
+    parsed = ((parse_source(name), mark) for name, mark in marks.items())
+    found = [
+        (source, mark)
+        for source, mark in parsed
+        if source is not None and source.system_id == system_id and source.slot == slot
+    ]
+    return max(found, key=lambda each: (each[0].timeline or 0, each[0].consistent_point), default=None)

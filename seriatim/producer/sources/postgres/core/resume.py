@@ -19,7 +19,7 @@ from seriatim.producer.sources.postgres.core.identity import (
     base_seq,
     format_lsn,
     latest_source,
-    source_name,
+    parse_source,
 )
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
 
@@ -79,7 +79,9 @@ class Stream:
 Plan: TypeAlias = TakeSnapshot | Stream
 
 
-def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, kept: Kept, log_end: int) -> Plan:
+def plan(
+    *, system_id: str, timeline: int, db: str, slot_name: str, slot: Slot | None, kept: Kept, log_end: int
+) -> Plan:
     """Decide how a term starts.
 
     The chain tells how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone on with;
@@ -97,15 +99,21 @@ def plan(*, system_id: str, db: str, slot_name: str, slot: Slot | None, kept: Ke
             f"slot {slot_name} exists and is no pgoutput slot of database {db}; choose another slot name",
             slot=slot_name,
         )
-    latest = latest_source(kept.held, system_id, slot_name)
-    if latest is None:
+    found = latest_source(kept.held, system_id, slot_name)
+    if found is None:
         _refuse_moved(kept.held, system_id, slot_name)
         return TakeSnapshot(drops_slot=slot is not None)
-    consistent_point, held = latest
-    source = source_name(system_id, slot_name, consistent_point)
+    latest, held = found
+    source = latest.name
     mark = kept.resume_point.get(source, 0)
-    if not _is_snapshot_kept(consistent_point, mark, held, slot):
+    if not _is_snapshot_kept(latest.consistent_point, mark, held, slot):
         return TakeSnapshot(drops_slot=slot is not None)
+    if latest.timeline not in {None, timeline}:
+        raise _gap(
+            slot_name,
+            f"the queue holds the log of timeline {latest.timeline}, and the database is on timeline {timeline}: "
+            "it was restored, or a stand-by was promoted, and the same positions hold other transactions",
+        )
     if slot is None:
         raise _gap(slot_name, "the slot is gone, and with it the changes since")
     if slot.wal_status == "lost" or slot.invalidation is not None:
@@ -135,11 +143,12 @@ def _is_snapshot_kept(consistent_point: int, mark: int, held: int, slot: Slot | 
 
 def _refuse_moved(marks: Mapping[str, int], system_id: str, slot_name: str) -> None:
     """Another cluster's log under the same slot name: the database was replaced under the capture."""
-    for source in marks:
-        parts = source.split("/")
-        if len(parts) == 4 and parts[0] == "pg" and parts[2] == slot_name and parts[1] != system_id:
+    for name in marks:
+        source = parse_source(name)
+        if source is not None and source.slot == slot_name and source.system_id != system_id:
             raise _gap(
-                slot_name, f"the queue holds the log of cluster {parts[1]}, and the database is cluster {system_id}"
+                slot_name,
+                f"the queue holds the log of cluster {source.system_id}, and the database is cluster {system_id}",
             )
 
 
