@@ -12,7 +12,7 @@ import pytest
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
-from seriatim.producer.sources.postgres.core.identity import parse_lsn
+from seriatim.producer.sources.postgres.core.identity import base_seq, parse_lsn
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
@@ -381,6 +381,54 @@ def test_slot_made_again_is_a_gap(new_database):
     with running(dsn, Sender(queue)) as run:
         wait_for(lambda: run.error is not None)
     assert isinstance(run.error, CaptureGap)
+
+
+@pytest.fixture
+def set_back(new_database):
+    """A database, and a queue that holds more of its log than there is."""
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+    wait_for(lambda: is_free(dsn))
+    (source,) = queue.marks
+    queue.marks[source] = base_seq(parse_lsn(str(one(dsn, "SELECT pg_current_wal_flush_lsn()::text"))) + (1 << 20))
+    return dsn, queue
+
+
+def write_on(dsn: str) -> None:
+    """Past what the queue holds: two files of the log further."""
+    sql(dsn, "INSERT INTO a VALUES (1)", "SELECT pg_switch_wal()", "INSERT INTO a VALUES (2)", "SELECT pg_switch_wal()")
+
+
+def test_a_database_set_back_stays_a_gap_when_it_has_written_on(set_back):
+    dsn, queue = set_back
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, CaptureGap)
+    assert one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0
+    assert "the slot was dropped" in str(run.error)
+    write_on(dsn)
+    for _ in range(2):
+        with running(dsn, Sender(queue)) as run:
+            wait_for(lambda run=run: run.error is not None)
+        assert isinstance(run.error, CaptureGap)
+        assert "drop the old slot" in str(run.error)
+    assert not queue.rows()
+
+
+def test_a_slot_that_can_t_be_dropped_is_a_gap_all_the_same(set_back, monkeypatch):
+    def refuse(_self: ReplicationConnection, _slot: str) -> None:
+        raise CaptureRefused("permission denied")
+
+    dsn, queue = set_back
+    monkeypatch.setattr(ReplicationConnection, "drop_slot", refuse)
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, CaptureGap)
+    assert "can't be dropped: permission denied" in str(run.error)
+    assert "the slot was dropped" not in str(run.error)
 
 
 def test_another_timeline_is_a_gap_for_every_process_and_stays_one(new_database, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.producer.sources.postgres.core.identity import Source, base_seq, parse_source, source_name
 from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
-from seriatim.producer.sources.postgres.core.resume import Kept, Slot, Stream, TakeSnapshot, plan
+from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Kept, Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
 
 START = 0x10_0000
@@ -20,7 +20,7 @@ WHOLE = base_seq(START)
 
 def planned(
     slot: Slot | None, marks: dict[str, int], held: dict[str, int] | None = None, **other: Any
-) -> TakeSnapshot | Stream:
+) -> TakeSnapshot | Stream | GiveUpSlot:
     """`marks`: the resume point. `held`: what the chain holds, where that is more."""
     settings: dict[str, Any] = {
         "system_id": "77",
@@ -153,11 +153,27 @@ def test_what_an_operator_gave_up_is_a_gap_once_this_term_would_not_send_it() ->
     assert planned(ACKNOWLEDGED, {SOURCE: inside}, held, given_up_from={"another": 1}) == Stream(SOURCE, inside, LATE)
 
 
-def test_a_database_set_back_is_a_gap() -> None:
+def test_the_slot_of_a_database_set_back_is_given_up_as_long_as_that_is_seen() -> None:
     mark = base_seq(START + 0x1000)
-    assert "set back" in gap(FREE, {SOURCE: mark}, log_end=START + 0xFE0)
+    for held in (None, {SOURCE: mark}):
+        step = planned(FREE, {SOURCE: WHOLE if held else mark}, held, log_end=START + 0xFE0)
+        assert isinstance(step, GiveUpSlot)
+        assert "set back" in step.reason
+    # Once it has written past what the queue holds, it looks as any other: so the slot has to be gone by then.
     assert isinstance(planned(FREE, {SOURCE: mark}, log_end=START + 0x1000), Stream)
-    assert "set back" in gap(FREE, {SOURCE: WHOLE}, held={SOURCE: mark}, log_end=START + 0xFE0)
+    assert "gone" in gap(None, {SOURCE: mark}, log_end=START + 0x1000)
+
+
+def test_nothing_else_gives_a_slot_up() -> None:
+    """What stays true while the database writes on needs no drop, and a slot of somebody else gets none."""
+    mark = base_seq(START + 0x1000)
+    early: dict[str, Any] = {"log_end": START + 0xFE0}
+    assert "given up" in gap(replace(FREE, wal_status="lost"), {SOURCE: mark}, **early)
+    assert "timeline" in gap(FREE, {SOURCE: mark}, timeline=4, **early)
+    with pytest.raises(CaptureRefused):
+        planned(replace(FREE, db="elsewhere"), {SOURCE: mark}, **early)
+    with pytest.raises(SlotBusy):
+        planned(replace(FREE, is_active=True), {SOURCE: mark}, **early)
 
 
 def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:

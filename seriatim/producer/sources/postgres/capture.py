@@ -12,16 +12,24 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import psycopg
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
-from seriatim.producer.sources.postgres.core.resume import Stream, TakeSnapshot, plan
+from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
-from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable, ResumePointUnknown, SlotBusy, SourceLost
+from seriatim.producer.sources.postgres.errors import (
+    CaptureGap,
+    CaptureRefused,
+    KeylessTable,
+    ResumePointUnknown,
+    SlotBusy,
+    SlotGivenUp,
+    SourceLost,
+)
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 
@@ -134,6 +142,8 @@ class PostgresCapture:
                 kept=self._sender.kept(),
                 log_end=catalog.log_end(connection),
             )
+            if isinstance(step, GiveUpSlot):
+                self._give_up_slot(replication, step)
             if isinstance(step, TakeSnapshot):
                 self._publish(connection, exists=exists)
                 step = self._take_snapshot(replication, step, system_id, timeline, db)
@@ -153,6 +163,14 @@ class PostgresCapture:
                 catalog.create_publication(connection, self._publication, self._tables)
                 catalog.published_tables(connection, self._publication)
             catalog.check_rows(connection, self._publication)
+
+    def _give_up_slot(self, replication: ReplicationConnection, step: GiveUpSlot) -> NoReturn:
+        try:
+            replication.drop_slot(self._slot)
+        except (CaptureRefused, SlotBusy, SourceLost) as error:
+            raise gap(self._slot, f"{step.reason}, and the slot can't be dropped: {error.message}") from error
+        _log.warning("capture drops slot=%s reason=%s", self._slot, step.reason)
+        raise gap(self._slot, step.reason, SlotGivenUp)
 
     def _check_timeline(self, system_id: str, timeline: int) -> None:
         if self._timeline is not None and self._timeline != (system_id, timeline):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from seriatim.protocol.errors import BugError, CallerError, WorldError
+
+_START_AGAIN: Final = (
+    "to start again with a new snapshot, capture with another slot name; the replay empties its tables at that snapshot"
+)
 
 
 class CaptureRefused(CallerError):
@@ -37,7 +43,20 @@ class CaptureGap(CallerError):
     """
 
     code = "capture-gap"
-    next_step = "to start again with a new snapshot, capture with another slot name; the replay empties its tables at that snapshot"
+    next_step = (
+        f"{_START_AGAIN}; drop the old slot where it is still there, it keeps the log until the disk is full: "
+        "SELECT pg_drop_replication_slot('SLOT')"
+    )
+
+
+class SlotGivenUp(CaptureGap):
+    """A gap for good: the slot belongs to a history that the database left, and was dropped, so that no later start takes it up.
+
+    `details`: slot, reason.
+    """
+
+    code = "slot-given-up"
+    next_step = f"the slot was dropped, since it would have left changes out; {_START_AGAIN}"
 
 
 class TransactionTooLarge(CallerError):

@@ -3,6 +3,9 @@
 Problem: the slot is confirmed to what was acknowledged; the resume point can lie below that, because the one member whose
 answer sealed a link didn't know yet that its last records were committed. What lies between can't be read from the log again.
 
+A database that was set back writes other transactions at positions that the queue has passed. Once it has written beyond what
+the queue holds nothing shows that any more, so the slot, which is set back too, is dropped as soon as it is seen.
+
 Rule: what the log still has is sent again from the resume point on (H2), and what it has let go the chain has to hold. A slot
 that is confirmed beyond what the chain holds, or beyond what an operator gave up of it, proves a gap.
 """
@@ -76,7 +79,18 @@ class Stream:
     confirmed_lsn: int
 
 
-Plan: TypeAlias = TakeSnapshot | Stream
+@dataclass(frozen=True, slots=True)
+class GiveUpSlot:
+    """Drop the slot, and end with a gap for this reason.
+
+    For what can be seen now, and no longer once the database has written on: with the slot still there, a later start would
+    go on from it.
+    """
+
+    reason: str
+
+
+Plan: TypeAlias = TakeSnapshot | Stream | GiveUpSlot
 
 
 def plan(
@@ -109,25 +123,25 @@ def plan(
     if not _is_snapshot_kept(latest.consistent_point, mark, held, slot):
         return TakeSnapshot(drops_slot=slot is not None)
     if latest.timeline not in {None, timeline}:
-        raise _gap(
+        raise gap(
             slot_name,
             f"the queue holds the log of timeline {latest.timeline}, and the database is on timeline {timeline}: "
             "it was restored, or a stand-by was promoted, and the same positions hold other transactions",
         )
     if slot is None:
-        raise _gap(slot_name, "the slot is gone, and with it the changes since")
+        raise gap(slot_name, "the slot is gone, and with it the changes since")
     if slot.wal_status == "lost" or slot.invalidation is not None:
-        raise _gap(slot_name, f"PostgreSQL has given up the slot ({slot.invalidation or slot.wal_status})")
+        raise gap(slot_name, f"PostgreSQL has given up the slot ({slot.invalidation or slot.wal_status})")
     if slot.confirmed_lsn is None or slot.confirmed_lsn >> LSN_SHIFT > held >> NUMBER_BITS:
         at = "nothing" if slot.confirmed_lsn is None else format_lsn(slot.confirmed_lsn)
-        raise _gap(slot_name, f"the slot is confirmed to {at}, beyond what the queue holds: it was made again or moved")
+        raise gap(slot_name, f"the slot is confirmed to {at}, beyond what the queue holds: it was made again or moved")
     lost = kept.given_up_from.get(source)
     if lost is not None and (lost <= mark or lost < base_seq(slot.confirmed_lsn)):
         at = format_lsn(lost >> NUMBER_BITS << LSN_SHIFT)
-        raise _gap(slot_name, f"an operator gave up a part of the queue in which changes from {at} on may have been")
+        raise gap(slot_name, f"an operator gave up a part of the queue in which changes from {at} on may have been")
     if log_end >> LSN_SHIFT < held >> NUMBER_BITS:
-        raise _gap(
-            slot_name, f"the database's log ends at {format_lsn(log_end)}, before what the queue holds: it was set back"
+        return GiveUpSlot(
+            f"the database's log ends at {format_lsn(log_end)}, before what the queue holds: it was set back"
         )
     return Stream(source, mark, slot.confirmed_lsn)
 
@@ -146,11 +160,12 @@ def _refuse_moved(marks: Mapping[str, int], system_id: str, slot_name: str) -> N
     for name in marks:
         source = parse_source(name)
         if source is not None and source.slot == slot_name and source.system_id != system_id:
-            raise _gap(
+            raise gap(
                 slot_name,
                 f"the queue holds the log of cluster {source.system_id}, and the database is cluster {system_id}",
             )
 
 
-def _gap(slot_name: str, reason: str) -> CaptureGap:
-    return CaptureGap(f"slot {slot_name}: {reason}", slot=slot_name, reason=reason)
+def gap(slot_name: str, reason: str, kind: type[CaptureGap] = CaptureGap) -> CaptureGap:
+    """The error for a slot that can't be gone on from."""
+    return kind(f"slot {slot_name}: {reason}", slot=slot_name, reason=reason)
