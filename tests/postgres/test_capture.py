@@ -10,12 +10,10 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
-from seriatim.producer.sources.postgres.core.identity import base_seq, parse_lsn
+from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
-from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.change import Change, decode, encode, key_of
 
@@ -73,17 +71,6 @@ class Sender:
 
     def acknowledged(self, source: str) -> int:
         return self.queue.marks.get(source, 0)
-
-
-class Standby(Sender):
-    """Never elected."""
-
-    asked = 0
-
-    def wait_until_elected(self, timeout_s: float) -> bool:
-        self.asked += 1
-        time.sleep(0.02)
-        return False
 
 
 class Run:
@@ -383,92 +370,6 @@ def test_slot_made_again_is_a_gap(new_database):
     assert isinstance(run.error, CaptureGap)
 
 
-@pytest.fixture
-def set_back(new_database):
-    """A database, and a queue that holds more of its log than there is."""
-    dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-    queue = Queue()
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
-    wait_for(lambda: is_free(dsn))
-    (source,) = queue.marks
-    queue.marks[source] = base_seq(parse_lsn(str(one(dsn, "SELECT pg_current_wal_flush_lsn()::text"))) + (1 << 20))
-    return dsn, queue
-
-
-def write_on(dsn: str) -> None:
-    """Past what the queue holds: two files of the log further."""
-    sql(dsn, "INSERT INTO a VALUES (1)", "SELECT pg_switch_wal()", "INSERT INTO a VALUES (2)", "SELECT pg_switch_wal()")
-
-
-def test_a_database_set_back_stays_a_gap_when_it_has_written_on(set_back):
-    dsn, queue = set_back
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, CaptureGap)
-    assert one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0
-    assert "the slot was dropped" in str(run.error)
-    write_on(dsn)
-    for _ in range(2):
-        with running(dsn, Sender(queue)) as run:
-            wait_for(lambda run=run: run.error is not None)
-        assert isinstance(run.error, CaptureGap)
-        assert "drop the old slot" in str(run.error)
-    assert not queue.rows()
-
-
-def test_a_slot_that_can_t_be_dropped_is_a_gap_all_the_same(set_back, monkeypatch):
-    def refuse(_self: ReplicationConnection, _slot: str) -> None:
-        raise CaptureRefused("permission denied")
-
-    dsn, queue = set_back
-    monkeypatch.setattr(ReplicationConnection, "drop_slot", refuse)
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, CaptureGap)
-    assert "can't be dropped: permission denied" in str(run.error)
-    assert "the slot was dropped" not in str(run.error)
-
-
-def test_another_timeline_is_a_gap_for_every_process_and_stays_one(new_database, monkeypatch):
-    """A process that never saw the old timeline knows it from the queue, also when the log is past what that holds."""
-    dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-    queue = Queue()
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
-    wait_for(lambda: is_free(dsn))
-    identify = ReplicationConnection.identify
-    with monkeypatch.context() as patched:
-        patched.setattr(ReplicationConnection, "identify", lambda self: (*identify(self)[:1], 2, identify(self)[2]))
-        for number in (1, 2):
-            sql(dsn, f"INSERT INTO a VALUES ({number})")
-            with running(dsn, Sender(queue)) as run:
-                wait_for(lambda run=run, number=number: run.error is not None or last_commit_of(queue, number))
-            assert isinstance(run.error, CaptureGap)
-    assert not queue.rows()
-    with running(dsn, Sender(queue)) as run:  # where it was the wrong server, the right one is gone on with
-        wait_for(lambda: last_commit_of(queue, 2), run)
-
-
-def test_a_stream_that_an_earlier_version_began_goes_on(new_database):
-    dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-    queue = Queue()
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
-    wait_for(lambda: is_free(dsn))
-    (source,) = queue.marks
-    earlier = source.replace(".1/", "/")
-    assert earlier != source
-    queue.marks = {earlier: queue.marks[source]}
-    with running(dsn, Sender(queue)) as run:
-        sql(dsn, "INSERT INTO a VALUES (1)")
-        wait_for(lambda: last_commit_of(queue, 1), run)
-    assert set(queue.marks) == {earlier}
-
-
 def test_table_without_a_key_is_refused_with_what_mends_it(new_database):
     dsn = new_database()
     sql(dsn, "CREATE TABLE a (id int)")
@@ -488,105 +389,6 @@ def test_table_without_a_key_is_refused_with_what_mends_it(new_database):
         sql(dsn, "UPDATE later SET id = 2")
         wait_for(lambda: queue.changes()[-2].op == "u", run)
     assert [change.op for change in queue.rows()] == ["c", "u"]
-
-
-FAMILIES = {
-    "partitions": (
-        "CREATE TABLE top (id int NOT NULL, part int NOT NULL) PARTITION BY LIST (part)",
-        "CREATE TABLE middle PARTITION OF top FOR VALUES IN (1, 2) PARTITION BY LIST (part)",
-        "CREATE TABLE leaf PARTITION OF middle FOR VALUES IN (1)",
-    ),
-    "heirs": (
-        "CREATE TABLE top (id int PRIMARY KEY, part int NOT NULL)",
-        "CREATE TABLE middle (PRIMARY KEY (id)) INHERITS (top)",
-        "CREATE TABLE leaf () INHERITS (middle)",
-    ),
-}
-
-
-@pytest.mark.parametrize("tables", [("public.top",), ()])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_keys_of_partitions_and_heirs_count_before_anything_is_made(new_database, family, tables):
-    """With a publication that names a table without a key, the application's own updates fail."""
-    dsn = new_database()
-    sql(dsn, *FAMILIES[family])
-    queue = Queue()
-    with running(dsn, Sender(queue), tables=tables) as run:
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, KeylessTable)
-    assert run.error.details["table"] == "leaf"
-    assert one(dsn, "SELECT count(*) FROM pg_publication") == 0
-    sql(dsn, "INSERT INTO leaf VALUES (1, 1)", "UPDATE leaf SET id = 2", str(run.error.details["statement"]))
-    with running(dsn, Sender(queue), tables=tables) as run:
-        wait_for(lambda: streaming(queue), run)
-    assert replayed(queue)["leaf", 2] == {"id": 2, "part": 1}
-
-
-def test_a_publication_that_can_t_be_captured_isn_t_left_behind(new_database, monkeypatch):
-    """A table whose key went just after it was looked at."""
-    dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int)")
-    monkeypatch.setattr(catalog, "check_keys", lambda _connection, _tables: None)
-    with running(dsn, Sender(Queue()), tables=("a",)) as run:
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, KeylessTable)
-    assert one(dsn, "SELECT count(*) FROM pg_publication") == 0
-
-
-NAMED = {
-    "made by the capture": "",
-    "by table": "CREATE PUBLICATION pub FOR TABLE parted",
-    "by schema": "CREATE PUBLICATION pub FOR TABLES IN SCHEMA public",
-    "all": "CREATE PUBLICATION pub FOR ALL TABLES",
-    "as one": "CREATE PUBLICATION pub FOR TABLE parted WITH (publish_via_partition_root)",
-}
-
-
-@pytest.mark.parametrize("named", NAMED)
-def test_a_partitioned_table_is_copied_streamed_gone_on_with_and_stood_by_for(new_database, named):
-    dsn = new_database()
-    sql(
-        dsn,
-        "CREATE SCHEMA elsewhere",
-        "CREATE TABLE parted (id int PRIMARY KEY, t text) PARTITION BY RANGE (id)",
-        "CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (100)",
-        "CREATE TABLE elsewhere.high PARTITION OF parted FOR VALUES FROM (100) TO (200) PARTITION BY RANGE (id)",
-        "CREATE TABLE elsewhere.high_1 PARTITION OF elsewhere.high FOR VALUES FROM (100) TO (200)",
-        "INSERT INTO parted VALUES (1, 'x'), (101, 'y')",
-        *filter(None, [NAMED[named]]),
-    )
-    queue = Queue()
-    for marker in (10, 110):  # the second one goes on
-        with running(dsn, Sender(queue), tables=("public.parted", "low", "elsewhere.high")) as run:
-            wait_for(lambda: streaming(queue), run)
-            sql(dsn, f"UPDATE parted SET t = '{marker}' WHERE id = 101", f"INSERT INTO parted VALUES ({marker}, 'z')")
-            wait_for(lambda marker=marker: last_commit_of(queue, marker), run)
-            standby = Standby(queue)
-            with running(dsn, standby, tables=("parted",)) as waiting:
-                wait_for(lambda standby=standby: standby.asked, waiting)
-        wait_for(lambda: is_free(dsn))
-    assert [change.op for change in queue.changes()].count("snapshot_begin") == 1
-    found = {row["id"]: row for row in replayed(queue).values()}
-    assert found == {row["id"]: row for row in table_rows(dsn, "parted").values()}
-    tables = {"parted"} if named == "as one" else {"low", "high_1"}
-    assert {change.source.table for change in queue.rows()} == tables
-
-
-def test_a_partitioned_table_that_the_publication_doesn_t_name_is_refused_with_what_adds_it(new_database):
-    dsn = new_database()
-    sql(
-        dsn,
-        "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
-        "CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (100)",
-        "CREATE PUBLICATION pub FOR TABLE low",
-    )
-    with running(dsn, Sender(Queue()), tables=("parted",)) as run:
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, CaptureRefused)
-    sql(dsn, str(run.error.details["statement"]))
-    queue = Queue()
-    with running(dsn, Sender(queue), tables=("parted",)) as run:
-        wait_for(lambda: streaming(queue), run)
 
 
 def test_unknown_table_is_refused(new_database):
