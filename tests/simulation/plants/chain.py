@@ -426,8 +426,11 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         "recovered once more",
-        "a recovery that was cut off begins anew",
-        changed(recovery, "goes_on_from", lambda *_: False),
+        "a recovery that was cut off begins anew, whoever was elected since (by a coordinator that no member told of it)",
+        together(
+            changed(recovery, "goes_on_from", lambda *_: False),
+            instead(Registry, "check_not_set_back", lambda *_: None),
+        ),
         within=100,
         shape=Shape(kinds=("queue recovered",), faults=(2, 3)),
         finds="7:",
