@@ -95,15 +95,16 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: Data, at: int) -> tuple[int, int]:
-    """A number and where it ends. Raises IndexError where the bytes end before."""
+    """A number and where it ends. Raises IndexError where the bytes end before, or it is larger than any that protobuf writes."""
     number = shift = 0
-    while True:
+    while shift < 70:
         byte = data[at]
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
         shift += 7
+    raise IndexError
 
 
 _HEADER: Final = _tag(pb.Batch.HEADER_FIELD_NUMBER, _LENGTH_DELIMITED)

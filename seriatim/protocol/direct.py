@@ -24,8 +24,9 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import errors, frames, log
+from seriatim.protocol import errors, frames, log, patience
 from seriatim.protocol.errors import (
+    BadChecksum,
     IncompatibleVersion,
     InvalidArgument,
     MalformedFrame,
@@ -45,8 +46,11 @@ AVOIDED_S: Final = 10.0
 OPENING_S: Final = 5.0
 """So long may a connection stand before it says what it is for."""
 SILENCE_S: Final = 5
-LINGER_S: Final = 1.0
-"""So long who was told the end of a stream has for leaving it."""
+OPENING_BYTES: Final = 1024
+LINGER_S: Final = patience.MAX_S
+"""So long who was told the end of a stream has for leaving it: what was said before may be long on its way."""
+STRANGER_LINGER_S: Final = 1.0
+"""The same for who didn't say what the connection is for."""
 UNREAD_BYTES: Final = 1024 * 1024
 """Beyond so much that nobody has taken, nothing more is read."""
 UNSENT_BYTES: Final = 1024 * 1024
@@ -62,22 +66,25 @@ Serialize = Callable[[Any], Sequence[Data]]
 class DirectStream(asyncio.BufferedProtocol):
     """One end of a stream. `write` and `read` take and give messages, which `serialize` makes bytes of, in parts, and `parse` finds in them.
 
-    `opened(stream, method)`: on the side that was connected to, called once. `lost` is called when the connection is gone.
+    `opened(stream, method)`: on the side that was connected to, called once, raises for what it isn't opened for. `lost` is called when the connection is gone.
     """
 
     def __init__(self, opened: Callable[[DirectStream, str], None] | None = None) -> None:
         self._opened = opened
         self._is_caller = opened is None
-        self._reader = FrameReader()
+        self._reader = FrameReader(frames.MAX_FRAME_BYTES if opened is None else OPENING_BYTES)
         self._unread: deque[Data] = deque()
         self._unread_bytes = 0
         self._arrived: asyncio.Future[bool] | None = None
         self._taker: Take | None = None
-        self._drained: asyncio.Future[bool] | None = None
+        self._waiting: list[asyncio.Future[bool]] = []
         self._is_full = False
         self._is_reading = True
         self._is_ended = False
         self._is_closing = False
+        self._is_open = False
+        self._is_lost = False
+        self._leaving: asyncio.TimerHandle | None = None
         self._error: SeriatimError | None = None
         self._transport: Any = None
         self.parse: Parse = bytes
@@ -93,9 +100,14 @@ class DirectStream(asyncio.BufferedProtocol):
         _end_when_silent(transport.get_extra_info("socket"))
         if not self._is_caller:
             self.end_when_unheard()
+        if self._is_lost:
+            self._transport.abort()  # cancelled before it was made
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
+        self._is_lost = True
+        if self._leaving is not None:
+            self._leaving.cancel()
         self._over(Unreachable(f"the connection broke: {exc or 'it was closed'}"))
         self.lost()
 
@@ -118,7 +130,7 @@ class DirectStream(asyncio.BufferedProtocol):
                 self._over(Unreachable(f"who answers there makes no sense: {error.message}"))
                 self.cancel()
             else:
-                self.fail(error)
+                self.fail(_damaged(error) if self._is_open and isinstance(error, MalformedFrame) else error)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -127,7 +139,7 @@ class DirectStream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self._is_full = False
-        _wake(self._drained)
+        self._wake_writers()
 
     # ---- what arrives
 
@@ -135,6 +147,7 @@ class DirectStream(asyncio.BufferedProtocol):
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened(self, _method(kind, bytes(data)))
+            self._is_open = True
         elif kind is Kind.MESSAGE:
             if self._taker is None or not self._handed(self._taker, data):
                 self._unread.append(data)
@@ -155,7 +168,7 @@ class DirectStream(asyncio.BufferedProtocol):
         if waiting is None or waiting.done():
             return False
         try:
-            goes_on = taker(self.parse(data))
+            goes_on = taker(self._parsed(data))
         except Exception as error:
             if waiting.done():  # given up by what it led to
                 raise
@@ -178,7 +191,18 @@ class DirectStream(asyncio.BufferedProtocol):
         """Nothing more comes; what came before may still be read."""
         self._error = self._error or error
         _wake(self._arrived)
-        _wake(self._drained)
+        self._wake_writers()
+
+    def _wake_writers(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            _wake(each)
+
+    def _parsed(self, data: Data) -> Any:
+        try:
+            return self.parse(data)
+        except MalformedFrame as error:
+            raise _damaged(error) from error
 
     # ---- for who uses it
 
@@ -220,14 +244,15 @@ class DirectStream(asyncio.BufferedProtocol):
         data = self._unread.popleft()
         self._unread_bytes -= len(data)
         self._keep_reading()
-        return self.parse(data)
+        return self._parsed(data)
 
     async def write(self, message: Any) -> None:
         """Send a message behind those before it; waits where the network is slower. Raises as `read`, and PeerLost where the server is done."""
         self._send(Kind.MESSAGE, *self.serialize(message))
         while self._is_full and self._error is None:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+            drained = asyncio.get_running_loop().create_future()
+            self._waiting.append(drained)
+            await drained
 
     def write_now(self, message: Any) -> bool:
         """Send a message behind those before it, where that needs no waiting. False: nothing was sent, `write` says why."""
@@ -270,6 +295,11 @@ class DirectStream(asyncio.BufferedProtocol):
 
     def cancel(self) -> None:
         """End it at once, on both sides."""
+        if self._is_lost:
+            return  # asyncio's transport may be in pieces
+        if self._transport is None:
+            self._is_lost = True
+            return
         self._transport.abort()
 
     def finish(self) -> None:
@@ -290,7 +320,8 @@ class DirectStream(asyncio.BufferedProtocol):
         self._transport.write_eof()
         if not self._is_reading:
             self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+        linger_s = LINGER_S if self._is_open else STRANGER_LINGER_S
+        self._leaving = asyncio.get_running_loop().call_later(linger_s, self.cancel)
 
 
 def _method(kind: Kind, data: bytes) -> str:
@@ -299,6 +330,11 @@ def _method(kind: Kind, data: bytes) -> str:
     if not data.startswith(_FORMAT):
         raise IncompatibleVersion(f"streams of format {data[len(_FORMAT) - 1]} are not known here")
     return data[len(_FORMAT) :].decode(errors="replace")
+
+
+def _damaged(error: MalformedFrame) -> BadChecksum:
+    """Of a stream that was opened right: bytes that TCP's checksum let by. As with a batch's, they are sent again."""
+    return BadChecksum(f"the stream's bytes were damaged on their way: {error.message}")
 
 
 def _told(data: bytes) -> SeriatimError:

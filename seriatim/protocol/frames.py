@@ -19,6 +19,8 @@ MAX_FRAME_BYTES: Final = 2 * MAX_PAYLOAD_BYTES
 BUFFER_BYTES: Final = 64 * 1024
 """A frame that doesn't fit into so much has a buffer of its own."""
 FIRST_BUFFER_BYTES: Final = 4 * 1024
+LARGE_BYTES: Final = 1024 * 1024
+"""So much room a frame gets at first; more once that has come."""
 _HEAD: Final = struct.Struct("<IB")
 
 
@@ -56,20 +58,23 @@ def encode(kind: Kind, *parts: Data) -> list[Data]:
     return [*written, b"".join(small)] if small else written
 
 
-def _checked(size_bytes: int) -> int:
-    if size_bytes > MAX_FRAME_BYTES:
-        raise MalformedFrame(f"a frame has at most {MAX_FRAME_BYTES} bytes, not {size_bytes}")
+def _checked(size_bytes: int, max_bytes: int = MAX_FRAME_BYTES) -> int:
+    if size_bytes > max_bytes:
+        raise MalformedFrame(f"a frame has at most {max_bytes} bytes here, not {size_bytes}")
     return size_bytes
 
 
 class FrameReader:
     """Cuts bytes into frames: fill `room()`, from its beginning, and say with `filled` how much came."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """`first_max_bytes`: what the first frame may have at most; its sender is nobody yet."""
         self._use(bytearray(FIRST_BUFFER_BYTES))
         self._used_bytes = 0
+        self._max_bytes = first_max_bytes
         self._large: memoryview | None = None
         self._large_kind = Kind.MESSAGE
+        self._large_bytes = 0
         self._large_used_bytes = 0
 
     def _use(self, buffer: bytearray) -> None:
@@ -88,6 +93,9 @@ class FrameReader:
             self._large_used_bytes += size_bytes
             if self._large_used_bytes < len(self._large):
                 return []
+            if self._large_used_bytes < self._large_bytes:
+                self._large = _grown(self._large, self._large_bytes)
+                return []
             large, self._large = self._large, None
             return [(self._large_kind, large)]
         self._used_bytes += size_bytes
@@ -101,21 +109,31 @@ class FrameReader:
         while used_bytes - at >= _HEAD.size:
             size_bytes, number = _HEAD.unpack_from(self._buffer, at)
             kind = _kind(number)
-            start, end = at + _HEAD.size, at + _HEAD.size + _checked(size_bytes)
+            start, end = at + _HEAD.size, at + _HEAD.size + _checked(size_bytes, self._max_bytes)
             if end <= used_bytes:
+                self._max_bytes = MAX_FRAME_BYTES
                 frames.append((kind, bytes(self._view[start:end])))
                 at = end
                 continue
             if _HEAD.size + size_bytes > BUFFER_BYTES:
-                self._large = memoryview(bytearray(size_bytes))
-                self._large_kind, self._large_used_bytes = kind, used_bytes - start
-                self._large[: used_bytes - start] = self._view[start:used_bytes]
+                self._large_kind, self._large_bytes, self._large_used_bytes = kind, size_bytes, used_bytes - start
+                self._large = _grown(self._view[start:used_bytes], size_bytes)
                 at = used_bytes
             break
         self._used_bytes = used_bytes - at
         if at:
             self._view[: self._used_bytes] = self._view[at:used_bytes]
         return frames
+
+
+def _grown(part: memoryview, size_bytes: int) -> memoryview:
+    """The part of a frame of this size that came, with room behind it: for no more than has come, or LARGE_BYTES.
+
+    Who only says that much comes takes no memory by it.
+    """
+    found = memoryview(bytearray(min(size_bytes, max(LARGE_BYTES, 2 * len(part)))))
+    found[: len(part)] = part
+    return found
 
 
 def _kind(number: int) -> Kind:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -244,11 +245,22 @@ class ZooKeeperSession:
         connection._connect = noting  # noqa: SLF001
 
     async def start(self, timeout_s: float = 15) -> None:
-        """Connect. Raises Unreachable where no server answers within `timeout_s`."""
+        """Connect. Raises Unreachable where no server answers within `timeout_s`. Who is cancelled leaves no session behind."""
         self._loop = asyncio.get_running_loop()
         self._client.add_listener(self._state_changed)
+        is_given_up = threading.Event()
+
+        def start() -> None:
+            self._client.start(timeout_s)
+            if is_given_up.is_set():
+                self._stop()
+
         try:
-            await self._loop.run_in_executor(None, self._client.start, timeout_s)
+            await self._loop.run_in_executor(None, start)
+        except asyncio.CancelledError:
+            is_given_up.set()
+            self._loop.run_in_executor(None, self._stop)  # beside `start`, which may be past its look, or waiting
+            raise
         except KazooTimeoutError as error:
             await self.stop()
             raise Unreachable(f"no ZooKeeper answers at {self.hosts}") from error
@@ -256,12 +268,11 @@ class ZooKeeperSession:
 
     async def stop(self) -> None:
         """End the session at once; its ephemeral nodes go with it."""
+        await asyncio.get_running_loop().run_in_executor(None, self._stop)
 
-        def stop() -> None:
-            self._client.stop()
-            self._client.close()
-
-        await asyncio.get_running_loop().run_in_executor(None, stop)
+    def _stop(self) -> None:
+        self._client.stop()
+        self._client.close()
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the loop whenever the session's state changes."""

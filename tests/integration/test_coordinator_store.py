@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -331,6 +332,31 @@ def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str
             assert store.chains[queue_id].version == 1
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_who_is_cancelled_while_it_connects_leaves_no_session_behind(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        given_up = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
+        client, may_start = given_up._client, threading.Event()
+        start = client.start
+
+        def started_late(timeout_s: float) -> None:
+            may_start.wait()
+            start(timeout_s)
+
+        monkeypatch.setattr(client, "start", started_late)
+        starting = asyncio.create_task(given_up.start())
+        await asyncio.sleep(0.1)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        ended = asyncio.create_task(asyncio.get_running_loop().shutdown_default_executor())
+        may_start.set()
+        await ended
+        assert not client.connected
 
     asyncio.run(scenario())
 

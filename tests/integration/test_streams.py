@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,9 @@ from seriatim.protocol import batch, batch_streams, direct, frames, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.batch_streams import BatchMessage, BatchStub, add_broker
+from seriatim.protocol.direct import DirectStream
 from seriatim.protocol.errors import (
+    BadChecksum,
     IncompatibleVersion,
     MalformedFrame,
     SeriatimError,
@@ -408,12 +411,14 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MalformedFrame),
         (frame(Kind.MESSAGE, b"before it is opened"), MalformedFrame),
-        (frame(Kind.OPEN, b"SRS\x01Append") * 2, MalformedFrame),
+        (frame(Kind.OPEN, b"x" * 2000), MalformedFrame),
         (frame(Kind.OPEN, b"SRS"), MalformedFrame),
         (frame(Kind.ERROR, b"\xff"), MalformedFrame),
         (frame(Kind.OPEN, b"SRS\x02Append"), IncompatibleVersion),
         (frame(Kind.OPEN, b"SRS\x01Subtract"), IncompatibleVersion),
-        (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.MESSAGE, b"\xff"), MalformedFrame),
+        # Of who has opened it right: then they were damaged on their way, and are to be sent again.
+        (frame(Kind.OPEN, b"SRS\x01Append") * 2, BadChecksum),
+        (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.MESSAGE, b"\xff"), BadChecksum),
     ],
 )
 def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expected: type[SeriatimError]) -> None:
@@ -466,6 +471,77 @@ def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> No
             await read(call)
         call.cancel()
         other.close()
+
+    run(scenario())
+
+
+def test_what_was_said_before_the_end_arrives_however_long_it_takes() -> None:
+    said = pb.AppendReply(refusal="x" * 3_000_000)
+
+    async def say_much(call: Any) -> None:
+        await call.write(said)
+
+    async def scenario() -> None:
+        server = batch_streams.direct_server(*[say_much] * 5)
+        port = await server.listen("127.0.0.1", 0)
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(reader, ("127.0.0.1", port))
+            await loop.sock_sendall(reader, frame(Kind.OPEN, b"SRS\x01Append"))
+            await asyncio.sleep(2)  # a batch's on a slow path
+            found = bytearray()
+            while data := await loop.sock_recv(reader, 1 << 20):
+                found += data
+        assert bytes(found) == frame(Kind.MESSAGE, said.SerializeToString()) + frame(Kind.END, b"")
+        await server.stop()
+
+    run(scenario())
+
+
+class Pipe:
+    """What a stream writes to, and what asyncio's transport does with an end that comes while something is unsent."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_extra_info(self, _: str) -> Any:
+        return mock.Mock(spec=socket.socket)
+
+    def write(self, _: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_a_stream_that_is_over_can_be_cancelled_and_one_that_is_not_yet() -> None:
+    pipes = [Pipe(), Pipe(), Pipe()]
+    cancelled, over, early = DirectStream(), DirectStream(), DirectStream()
+    for stream, pipe in ((cancelled, pipes[0]), (over, pipes[1])):
+        stream.connection_made(cast("Any", pipe))
+    over.connection_lost(None)
+    for stream in (cancelled, over, early):
+        stream.cancel()
+    early.connection_made(cast("Any", pipes[2]))
+    assert [pipe.is_aborted for pipe in pipes] == [True, False, True]
+
+
+def test_all_who_wait_for_the_network_go_on() -> None:
+    async def scenario() -> None:
+        stream = DirectStream()
+        stream.connection_made(cast("Any", Pipe()))
+        stream.pause_writing()
+        writing = [asyncio.create_task(stream.write(b"answer")) for _ in range(3)]
+        await asyncio.sleep(0)
+        writing[1].cancel()
+        stream.resume_writing()
+        ended = await asyncio.gather(*writing, return_exceptions=True)
+        assert [type(one) for one in ended] == [type(None), asyncio.CancelledError, type(None)]
 
     run(scenario())
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from seriatim.protocol import frames
 from seriatim.protocol.errors import MalformedFrame
-from seriatim.protocol.frames import BUFFER_BYTES, FIRST_BUFFER_BYTES, MAX_FRAME_BYTES, Frame, FrameReader, Kind
+from seriatim.protocol.frames import (
+    BUFFER_BYTES,
+    FIRST_BUFFER_BYTES,
+    LARGE_BYTES,
+    MAX_FRAME_BYTES,
+    Frame,
+    FrameReader,
+    Kind,
+)
 
 sizes = st.one_of(
     st.integers(0, 300),
@@ -85,3 +93,18 @@ def test_what_is_no_frame_is_refused_before_room_is_made_for_it(data: bytes) -> 
 def test_a_frame_over_the_limit_is_not_sent() -> None:
     with pytest.raises(MalformedFrame, match="at most"):
         frames.encode(Kind.MESSAGE, bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_who_says_that_much_comes_takes_no_memory_by_it() -> None:
+    reader = FrameReader()
+    large = written(b"x" * 5_000_000)
+    assert fed(reader, large[:5], [5]) == []
+    assert len(reader.room()) == LARGE_BYTES
+    [(_, content)] = fed(reader, large[5:], [300_000, 70_000])
+    assert content == large[5:]
+
+
+def test_the_first_frame_may_be_small_only() -> None:
+    assert len(fed(FrameReader(10), written(b"x" * 10) + written(b"x" * 200_000), [4096])) == 2
+    with pytest.raises(MalformedFrame, match="at most 10 bytes here"):
+        fed(FrameReader(10), written(b"x" * 11), [4096])

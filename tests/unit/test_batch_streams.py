@@ -119,3 +119,9 @@ def test_a_message_that_was_cut_off_is_refused() -> None:
                 continue
             # Between two fields a message may end, as far as protobuf can tell.
             assert not isinstance(found, BatchMessage) or found.payload == b""
+
+
+def test_a_length_that_never_ends_is_refused_at_once() -> None:
+    tag = APPEND.serialize(pb.AppendRequest(batch=pb.Batch(header=b"h", payload=b"p")))[:1]
+    with pytest.raises(DecodeError):  # a megabyte of it took a minute
+        APPEND.parse(tag + b"\xff" * 1_000_000)
