@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan
-from seriatim.consumer.spark.targets.errors import ApplyFailed, Diverged, NotClaimed, PositionMoved, TargetLost
+from seriatim.consumer.spark.targets.errors import (
+    ApplyFailed,
+    Diverged,
+    NotClaimed,
+    PositionMoved,
+    TargetLost,
+    TruncateRefused,
+)
 from seriatim.consumer.spark.targets.execution import BULK_FROM
 from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
-from seriatim.protocol.change import Change, Origin, encode
+from seriatim.protocol.change import Change, Origin, Table, encode
 from seriatim.protocol.errors import Fenced
 from tests.property import change_strategies as changes
 
@@ -44,6 +51,14 @@ def transaction(first: int, *steps: tuple, table: str = "keyed", key=("id",)) ->
 
 def inserts(count: int, first: int = 0) -> list[ChangeRow]:
     return transaction(first, *(("c", None, {"id": i, "code": i, "note": f"n{i}"}) for i in range(count)))
+
+
+def emptying(first: int, *names: str, cascade: bool = False) -> list[ChangeRow]:
+    """A transaction that truncates these tables, as the source's log names them."""
+    begin, _, commit = transaction(first, ("d", {}, None))
+    tables = tuple(Table("public", name, ("id",), ("id",)) for name in names)
+    origin = Origin("db", "slot", 100, 1, 5, tables=tables, cascade=cascade)
+    return [begin, ChangeRow(first + 1, "slot", first + 1, encode(Change("t", None, None, origin, 1))), commit]
 
 
 def fetch(dsn: str, query: str) -> list[tuple]:
@@ -237,6 +252,63 @@ def test_foreign_keys(new_database, is_superuser) -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(f"DROP OWNED BY {role} CASCADE")
             connection.execute(f"DROP ROLE {role}")
+
+
+def test_a_truncate_empties_the_tables_it_names_and_no_others(target, dsn) -> None:
+    """The source's TRUNCATE … CASCADE names in the log what it reached there. The target has a child, and an heir, of its own."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE heir () INHERITS (keyed)")
+        connection.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
+        connection.execute("CREATE TABLE known (id integer REFERENCES parent)")
+        connection.execute("CREATE TABLE parted (id integer PRIMARY KEY) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE part PARTITION OF parted DEFAULT")
+        for table in ("heir", "keyed", "parent", "known", "parted"):
+            connection.execute(f"INSERT INTO {table} (id) VALUES (1)")
+    target.apply(QUEUE, planned(target, emptying(0, "keyed", "parent", "known", "parted", cascade=True)), 1)
+    left = "SELECT (SELECT count(*) FROM ONLY keyed), (SELECT count(*) FROM heir), (SELECT count(*) FROM parted)"
+    assert fetch(dsn, left) == [(0, 1, 0)]
+    assert fetch(dsn, "SELECT id FROM parent UNION ALL SELECT id FROM known") == []
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE stranger (id integer REFERENCES parent)")
+        connection.execute("INSERT INTO parent VALUES (1)")
+        connection.execute("INSERT INTO stranger VALUES (1)")
+    with pytest.raises(
+        TruncateRefused, match=r'Table "stranger" references "parent".*drop that foreign key'
+    ) as refused:
+        target.apply(QUEUE, planned(target, emptying(3, "parent", "known", cascade=True), 3), 1)
+    assert refused.value.details == {"table": "public.parent, public.known", "key": None, "offset": 4}
+    assert fetch(dsn, "SELECT id FROM parent UNION ALL SELECT id FROM stranger") == [(1,), (1,)]
+    assert target.position(QUEUE).offset == 3
+
+
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE heir () INHERITS (keyed)")
+        connection.execute("CREATE TABLE heirless () INHERITS (keyless)")
+    start = 0
+    for table, key in (("keyed", ("id",)), ("keyless", ())):
+        rows = [{"id": i, "code": i, "note": f"n{i}"} for i in range(count)]
+        made = transaction(start, *(("c", None, row) for row in rows), table=table, key=key)
+        target.apply(QUEUE, planned(target, made, start), 1)
+        start += len(made)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("INSERT INTO heir SELECT * FROM ONLY keyed")
+        connection.execute("INSERT INTO heirless SELECT * FROM ONLY keyless")
+    half = count // 2
+    for table, key in (("keyed", ("id",)), ("keyless", ())):
+        steps = [("u", None if key else row, {**row, "code": -1}, ("note",) if key else ()) for row in rows[:half]]
+        for _op, _before, after, unchanged in steps:
+            for name in unchanged:
+                del after[name]
+        steps += [("d", {"id": row["id"]} if key else row, None) for row in rows[half:]]
+        made = transaction(start, *steps, table=table, key=key)
+        target.apply(QUEUE, planned(target, made, start), 1)
+        start += len(made)
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM ONLY keyed") == [(half, -half)]
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM ONLY keyless") == [(half, -half)]
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM heir") == [(count, sum(range(count)))]
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM heirless") == [(count, sum(range(count)))]
 
 
 _CHILD = """

@@ -50,7 +50,7 @@ def test_a_snapshot_may_be_cut_behind_any_row() -> None:
     rows = [row(0, "snapshot_begin", tables=(table,)), row(1, "r", after={"id": 1}), row(2, "r", after={"id": 2})]
     made = plan(rows, 0, SHAPES)
     assert (made.end, made.changes) == (3, 2)
-    assert made.segments[0].truncate == orders.Truncate((KEYED,), 0, cascade=False, restart_identity=False)
+    assert made.segments[0].truncate == orders.Truncate((KEYED,), 0, restart_identity=False)
 
 
 def test_a_new_snapshot_drops_a_transaction_left_unfinished() -> None:
@@ -125,7 +125,7 @@ def test_a_truncate_splits() -> None:
     ]  # fmt: skip
     first, second = plan(rows, 0, SHAPES).segments
     assert (first.truncate, len(first.collapsed)) == (None, 1)
-    assert second.truncate == orders.Truncate((KEYED,), 2, cascade=True, restart_identity=False)
+    assert second.truncate == orders.Truncate((KEYED,), 2, restart_identity=False)
     assert len(second.collapsed) == 1
 
 

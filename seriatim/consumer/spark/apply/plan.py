@@ -117,7 +117,6 @@ class Truncate:
 
     tables: tuple[TableName, ...]
     offset: int
-    cascade: bool
     restart_identity: bool
 
 

@@ -139,7 +139,7 @@ def _segments(entries: Sequence[Entry], shapes: Shapes) -> tuple[Segment, ...]:
         if change.op in _BARRIERS:
             if truncate is not None or by_table:
                 segments.append(_segment(truncate, by_table, shapes))
-            truncate = Truncate(_tables(change), offset, source.cascade, source.restart_identity)
+            truncate = Truncate(_tables(change), offset, source.restart_identity)
             by_table = {}
             continue
         name = (source.schema, source.table)

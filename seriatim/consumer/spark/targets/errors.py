@@ -10,12 +10,16 @@ SeriatimError
 │   └── TargetBusy            deadlocks or serialization failures did not stop
 └── CallerError
 ├── ApplyFailed           the target refused a change
-│   └── Diverged          a row that a change updates or deletes isn't there, or not once
+│   ├── Diverged          a row that a change updates or deletes isn't there, or not once
+│   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
 └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.protocol.errors import CallerError, RefusedError, WorldError
 
 
@@ -55,3 +59,23 @@ class Diverged(ApplyFailed):
 
     code = "diverged"
     next_step = "compare with `seriatim verify`; then mend the target or take a new snapshot"
+
+
+class TruncateRefused(ApplyFailed):
+    """PostgreSQL empties no table that a foreign key of another one refers to, and the target has such a key, the source none.
+
+    To empty the other one as well (CASCADE) would take rows that nobody deleted at the source.
+    """
+
+    code = "truncate-refused"
+    next_step = "drop that foreign key in the target, then start the replay again"
+
+    def __init__(self, tables: Iterable[TableName], offset: int, detail: str) -> None:
+        names = ", ".join(map(str, tables))
+        super().__init__(
+            f"{names}: to be emptied by the change at offset {offset}, but another table of the target refers to it, which "
+            f"that change doesn't empty: {detail} Nothing was applied",
+            table=names,
+            key=None,
+            offset=offset,
+        )

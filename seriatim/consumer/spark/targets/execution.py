@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import psycopg
 
 from seriatim.consumer.spark.apply import plan as orders
-from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableChanges, Values
+from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableChanges, Truncate, Values
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.targets import statements
-from seriatim.consumer.spark.targets.errors import Diverged
+from seriatim.consumer.spark.targets.errors import Diverged, TruncateRefused
 from seriatim.protocol.change import Value
 
 BULK_FROM = 20
@@ -98,10 +98,7 @@ class Execution:
 
     def _segment(self, segment: Segment, number: int) -> None:
         if segment.truncate is not None:
-            order = segment.truncate
-            self.place = Place(order.tables[0], None, order.offset)
-            text = statements.truncate(order.tables, cascade=order.cascade, restart_identity=order.restart_identity)
-            run(self.connection, text)
+            self._truncate(segment.truncate)
             self.on_step(f"segment {number}: truncated")
         for changes in segment.collapsed:
             if self.singly or len(changes) < BULK_FROM:
@@ -115,6 +112,14 @@ class Execution:
             for step in segment.steps:
                 self._count(step.table, 1)
             self.on_step(f"segment {number}: steps")
+
+    def _truncate(self, order: Truncate) -> None:
+        self.place = Place(order.tables[0], None, order.offset)
+        shapes = [self.shapes[name] for name in order.tables]
+        try:
+            run(self.connection, statements.truncate(shapes, restart_identity=order.restart_identity))
+        except psycopg.errors.FeatureNotSupported as error:  # a foreign key, whatever the session's role
+            raise TruncateRefused(order.tables, order.offset, error.diag.message_detail or str(error)) from error
 
     def _count(self, table: TableName, rows: int) -> None:
         self.applied[str(table)] = self.applied.get(str(table), 0) + rows

@@ -33,10 +33,18 @@ def listed(columns: Iterable[str], prefix: str = "") -> str:
     return ", ".join(prefix + quote(name) for name in columns)
 
 
-def truncate(tables: Iterable[TableName], *, cascade: bool, restart_identity: bool) -> str:
-    """Empty tables."""
-    names = ", ".join(table_name(name) for name in tables)
-    return f"TRUNCATE {names}{' RESTART IDENTITY' if restart_identity else ''}{' CASCADE' if cascade else ''}"
+def rows_of(shape: TableShape) -> str:
+    """The table as a statement names it that changes its rows: without those that inherit from it, which the source names itself.
+
+    A partitioned table has no rows of its own: what its partitions hold is meant.
+    """
+    return table_name(shape.name) if shape.is_partitioned else f"ONLY {table_name(shape.name)}"
+
+
+def truncate(shapes: Iterable[TableShape], *, restart_identity: bool) -> str:
+    """Empty these tables and no others. The source's own statement may have cascaded; its log then names all that it emptied."""
+    names = ", ".join(rows_of(shape) for shape in shapes)
+    return f"TRUNCATE {names}{' RESTART IDENTITY' if restart_identity else ''}"
 
 
 def create_stage(stage: str, shape: TableShape, columns: tuple[str, ...]) -> str:
@@ -58,7 +66,7 @@ def _same_key(key: Iterable[str]) -> str:
 
 def delete_staged(stage: str, shape: TableShape, key: tuple[str, ...]) -> str:
     """Delete the rows whose keys are staged."""
-    return f"DELETE FROM {table_name(shape.name)} t USING {stage} s WHERE {_same_key(key)}"
+    return f"DELETE FROM {rows_of(shape)} t USING {stage} s WHERE {_same_key(key)}"
 
 
 def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str | None:
@@ -66,7 +74,7 @@ def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: 
     sets = [f"{quote(name)} = s.{quote(name)}" for name in _settable(shape, key, columns)]
     if not sets:
         return None
-    return f"UPDATE {table_name(shape.name)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(key)}"
+    return f"UPDATE {rows_of(shape)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(key)}"
 
 
 def insert_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -90,22 +98,22 @@ def insert(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) ->
 
 def delete(shape: TableShape, key: tuple[str, ...]) -> str:
     """Delete the row of a key. Parameters: the key."""
-    return f"DELETE FROM {table_name(shape.name)} WHERE {_given(key, ' AND ')}"
+    return f"DELETE FROM {rows_of(shape)} WHERE {_given(key, ' AND ')}"
 
 
 def update(shape: TableShape, key: tuple[str, ...], sets: tuple[str, ...]) -> str:
     """Update the row of a key. Parameters: the columns set, then the key."""
-    return f"UPDATE {table_name(shape.name)} SET {_given(sets, ', ')} WHERE {_given(key, ' AND ')}"
+    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {_given(key, ' AND ')}"
 
 
 def delete_one(shape: TableShape, match: tuple[str, ...]) -> str:
     """Delete one of the rows that equal an image. Parameters: the image."""
-    return f"DELETE FROM {table_name(shape.name)} WHERE {_one(shape, match)}"
+    return f"DELETE FROM {rows_of(shape)} WHERE {_one(shape, match)}"
 
 
 def update_one(shape: TableShape, match: tuple[str, ...], sets: tuple[str, ...]) -> str:
     """Update one of the rows that equal an image. Parameters: the columns set, then the image."""
-    return f"UPDATE {table_name(shape.name)} SET {_given(sets, ', ')} WHERE {_one(shape, match)}"
+    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {_one(shape, match)}"
 
 
 def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> bool:
@@ -134,7 +142,7 @@ def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ..
 def _one(shape: TableShape, match: tuple[str, ...]) -> str:
     same = " AND ".join(_equals(quote(name), shape.columns[name]) for name in match) or "true"
     place = "tableoid, ctid" if shape.is_partitioned else "ctid"
-    return f"({place}) = (SELECT {place} FROM {table_name(shape.name)} WHERE {same} LIMIT 1)"
+    return f"({place}) = (SELECT {place} FROM {rows_of(shape)} WHERE {same} LIMIT 1)"
 
 
 def _equals(column: str, type_name: str) -> str:
