@@ -7,15 +7,19 @@ Every statement is to be run with parameters, be it with none: per cent signs of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from seriatim.consumer.spark.apply import errors
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 
-_BY_TEXT = ("json", "xml", "point", "line", "lseg", "box", "path", "polygon", "circle", "numeric")
-"""Types without an equality, with one that isn't of the whole value, or that takes 1.0 for 1.00."""
-_BY_BYTES = ("text", "character varying", "citext")
-"""Types whose collation may take different texts for equal."""
+_is_equal_when_whole = re.compile(
+    r"smallint|integer|bigint|oid|boolean|uuid|bytea|date|time(stamp)?(\(\d\))? with(out)? time zone"
+).fullmatch
+"""Types whose equality is of the whole value. The others may have none (json), or one that takes different values for equal: 1.0 for
+1.00, -0 for 0, 24 hours for a day, an A for an a by a collation, and an array or a domain of such values."""
+_is_padded = re.compile(r"character\(\d+\)").fullmatch
+"""Its values are equal to others with fewer blanks at the end; a column pads all of them to one length."""
 
 
 def quote(name: str) -> str:
@@ -146,8 +150,14 @@ def _one(shape: TableShape, match: tuple[str, ...]) -> str:
 
 
 def _equals(column: str, type_name: str) -> str:
-    if type_name.startswith(_BY_TEXT):
-        return f"{column}::text IS NOT DISTINCT FROM %s"
-    if type_name.startswith(_BY_BYTES):
-        return f'{column}::text COLLATE "C" IS NOT DISTINCT FROM %s'
-    return f"{column} IS NOT DISTINCT FROM %s"
+    """Whether a column holds exactly the value of an image: compared as text in what any but the simplest types write as theirs.
+
+    A cast to text isn't that for all (an inet gets its mask, a boolean is spelled out); `format` is. No index is lost: none
+    serves IS NOT DISTINCT FROM.
+    """
+    if _is_equal_when_whole(type_name):
+        return f"{column} IS NOT DISTINCT FROM %s"
+    if _is_padded(type_name):
+        return f'{column}::text COLLATE "C" IS NOT DISTINCT FROM %s::bpchar::text'
+    # What `format` makes of null is the empty text. A composite of nulls IS NULL, too, but isn't one.
+    return f"CASE num_nulls({column}) WHEN 0 THEN format('%%s', {column}) END COLLATE \"C\" IS NOT DISTINCT FROM %s"
