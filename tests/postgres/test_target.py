@@ -311,6 +311,26 @@ def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
     assert fetch(dsn, "SELECT count(*), sum(code) FROM heirless") == [(count, sum(range(count)))]
 
 
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+def test_a_key_that_the_target_numbers_itself_identifies_no_row_of_the_source(target, dsn, count) -> None:
+    """The source has replica identity full, the target a key of its own: one that the source's rows have, or don't have."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE numbered (number serial PRIMARY KEY, id integer, note text)")
+        connection.execute("CREATE TABLE known (id integer PRIMARY KEY, note text)")
+    start = 0
+    for table in ("numbered", "known"):
+        rows = [{"id": i, "note": f"n{i}"} for i in range(count)]
+        for steps in (
+            [("c", None, row) for row in rows],
+            [("u", row, {**row, "note": "new"}) for row in rows[1:]] + [("d", rows[0], None)],
+        ):
+            made = transaction(start, *steps, table=table, key=())
+            target.apply(QUEUE, planned(target, made, start), 1)
+            start += len(made)
+        assert fetch(dsn, f"SELECT id, note FROM {table} ORDER BY id") == [(i, "new") for i in range(1, count)]
+    assert fetch(dsn, "SELECT count(*) FROM numbered WHERE number = id + 1") == [(count - 1,)]
+
+
 ALIKE = {
     "interval": ("24:00:00", "1 day"),
     "double precision": ("0", "-0"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from seriatim.consumer.spark.apply import plan as orders
@@ -115,6 +117,23 @@ def test_inserts_and_deletes_beside_a_second_unique_rule_collapse() -> None:
         commit(3, 2),
     ]
     assert len(only(rows).collapsed) == 1
+
+
+def test_a_column_that_the_target_s_key_names_comes_to_the_source_within_a_micro_batch() -> None:
+    shape = replace(SHAPES[KEYLESS], primary_key=("code",))
+    rows = [
+        row(0, "begin"),
+        row(1, "u", before={"id": 1}, after={"id": 2}, name=KEYLESS),
+        row(2, "u", before={"id": 2, "code": 1}, after={"id": 3, "code": 1}, name=KEYLESS),
+        row(3, "d", before={"id": 3, "code": 1}, name=KEYLESS),
+        row(4, "c", after={"id": 4}, name=KEYLESS),
+        commit(5, 4),
+    ]
+    (segment,) = plan(rows, 0, {KEYLESS: shape}).segments
+    assert [type(step) for step in segment.steps] == [orders.ChangeOne, orders.Change, orders.Remove, orders.Put]
+    assert segment.steps[3].key == ()
+    (segment,) = plan([rows[0], *rows[2:4], commit(5, 2)], 0, {KEYLESS: shape}).segments
+    assert [table.key for table in segment.collapsed] == [("code",)]
 
 
 def test_a_truncate_splits() -> None:

@@ -38,8 +38,9 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None
     `entries` are the c, u, d and r changes of the table between two truncates, not empty.
     Raises BrokenStream when an image lacks a column of the key.
     """
-    named = entries[0][1].source.key
-    key = shape.key_for(named)
+    first = entries[0][1]
+    named = first.source.key
+    key = shape.key_for(first)
     if not key:
         return _only_inserts(shape, entries)
     others = shape.other_unique(frozenset(key))
@@ -51,6 +52,8 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None
             if change.source.key != named or not _fold(last, offset, change, values_of, others):
                 return None
     except KeyError as error:
+        if not named:
+            return None  # the table got, or lost, a column of the target's key
         raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
     return _grouped(shape, key, last)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from seriatim.protocol.change import Change
+
 
 class TableName(NamedTuple):
     """Schema and name of a table, as the catalogue spells them."""
@@ -42,9 +44,16 @@ class TableShape:
     keeps_order: bool = False
     is_partitioned: bool = False
 
-    def key_for(self, named: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns that identify a row: those the change names, else the target's own primary key, else none."""
-        return named or self.primary_key
+    def key_for(self, change: Change) -> tuple[str, ...]:
+        """The columns that identify a row: those the change names, else the target's own primary key, else none.
+
+        The target's key is of use only where the source has its columns: by one that the target numbers itself no row is found.
+        """
+        named = change.source.key
+        if named or not self.primary_key:
+            return named
+        image = change.after if change.before is None else change.before
+        return self.primary_key if image is not None and image.keys() >= set(self.primary_key) else ()
 
     def other_unique(self, key: frozenset[str]) -> tuple[frozenset[str] | None, ...]:
         """The unique rules beside the one over `key`."""

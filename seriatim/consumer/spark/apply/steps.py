@@ -12,7 +12,7 @@ from seriatim.protocol.change import Change, Row
 
 def step(shape: TableShape, offset: int, change: Change) -> Step:
     """What one c, u, d or r change does. Raises BrokenStream when an image lacks what identifies the row."""
-    key = shape.key_for(change.source.key)
+    key = shape.key_for(change)
     before, after = change.before, change.after
     try:
         if after is None:
