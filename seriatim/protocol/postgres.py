@@ -1,14 +1,17 @@
-"""How a connection to PostgreSQL notices that the other side is gone without a word: a machine without power, a cut between sites.
+"""What all who use PostgreSQL have in common: a schema of Seriatim's own, and how a connection notices that the other side is gone.
 
-Left alone, TCP asks after two hours whether an idle connection's other side is still there. So long a replay would wait for an
-answer of its target; and so long a target would keep the transaction of a replay that is gone, and the lock on its position, for
-which the next one waits.
+It may be gone without a word: a machine without power, a cut between sites. Left alone, TCP asks after two hours whether an idle
+connection's other side is still there. So long a replay would wait for an answer of its target; and so long a target would keep the
+transaction of a replay that is gone, and the lock on its position, for which the next one waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
+
+OWN_SCHEMA: Final = "seriatim_replay"
+"""Where a replay keeps its positions in a target. What stands there is of that database alone: no copy of it has a use for it."""
 
 CLIENT_DEFAULTS: Final[Mapping[str, str]] = {
     "connect_timeout": "10",

@@ -8,7 +8,9 @@ from seriatim.consumer.spark.apply import plan as orders
 from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.protocol.change import Change, Origin, Table, encode
+from seriatim.protocol.postgres import OWN_SCHEMA
 from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, UNIQUE
 
 
@@ -169,3 +171,30 @@ def test_a_broken_stream_stops_loudly(rows) -> None:
 def test_missing_tables_are_named() -> None:
     with pytest.raises(MissingTables, match=r"public\.keyed"):
         plan([row(0, "begin"), row(1, "c", after={"id": 1}), commit(2, 1)], 0, {})
+
+
+def test_positions_of_a_replay_into_the_source_are_passed_over() -> None:
+    """A to B to C: what is captured of B holds the position of the replay from A, which moves with each transaction."""
+    own = TableName(OWN_SCHEMA, "positions")
+    tables = [Table(name.schema, name.table, ("id",), ("id",)) for name in (own, KEYED)]
+    rows = [
+        row(0, "snapshot_begin", tables=tuple(tables)),
+        row(1, "r", after={"queue_id": 7, "job": "replay"}, name=own),
+        row(2, "r", after={"id": 1}),
+        row(3, "begin"),
+        row(4, "u", after={"queue_id": 7, "job": "replay"}, name=own),
+        row(5, "c", after={"id": 2}),
+        row(6, "t", tables=(tables[0],)),
+        commit(7, 3),
+        row(8, "begin"),
+        row(9, "u", after={"queue_id": 7, "job": "replay"}, name=own),
+        commit(10, 1),
+    ]
+    made = plan(rows, 0, SHAPES)
+    assert (made.end, made.changes, made.transactions) == (11, 2, 2)
+    (segment,) = made.segments
+    assert segment.truncate == orders.Truncate((KEYED,), 0, restart_identity=False)
+    assert [(table.table, len(table)) for table in segment.collapsed] == [(KEYED, 2)]
+    assert plan([row(0, "snapshot_begin", tables=(tables[0],))], 0, SHAPES).segments == ()
+    with pytest.raises(MissingTables, match=r"lacks table public\.keyed;"):
+        plan(rows, 0, {})

@@ -13,7 +13,7 @@ Cost: 8 to 10 microseconds a record on a 2-core machine, of which reading the en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seriatim.consumer.spark.apply.collapse import Entry, collapse
 from seriatim.consumer.spark.apply.errors import BrokenStream, MissingColumns, MissingKey, MissingTables
@@ -21,6 +21,7 @@ from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, T
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.apply.steps import step
 from seriatim.protocol.change import Change, MalformedChange, decode
+from seriatim.protocol.postgres import OWN_SCHEMA
 
 _ROW_OPERATIONS = frozenset({"c", "u", "d"})
 _BARRIERS = frozenset({"t", "snapshot_begin"})
@@ -30,7 +31,7 @@ def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
     """Plan the rows from offset `start`, the target's position, to the last complete transaction among them.
 
     `rows` rise by offset; gaps are re-sends that readers aren't handed. Rows below `start` are in the target already and
-    are skipped. `shapes` has the target's tables.
+    are skipped. `shapes` has the target's tables. Tables of `OWN_SCHEMA` are passed over: a replay into the source keeps its position there.
 
     Raises:
         BrokenStream: the rows are no run of whole transactions, or one is no change envelope.
@@ -39,6 +40,9 @@ def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
     reading = _read(rows, start)
     covered = reading.entries[: reading.entries_covered]
     missing = {name for _, change in covered for name in _tables(change)} - shapes.keys()
+    if any(_is_own(name) for name in missing):
+        covered = _without_own(covered)
+        missing = {name for name in missing if not _is_own(name)}
     if missing:
         raise MissingTables(missing)
     changes = sum(change.op not in _BARRIERS for _, change in covered)
@@ -127,6 +131,24 @@ def _tables(change: Change) -> tuple[TableName, ...]:
     if source.table is None or source.schema is None:
         return tuple(TableName(table.schema, table.name) for table in source.tables)
     return (TableName(source.schema, source.table),)
+
+
+def _is_own(name: TableName) -> bool:
+    return name.schema == OWN_SCHEMA
+
+
+def _without_own(entries: Sequence[Entry]) -> list[Entry]:
+    """Without what a replay into the source database wrote there for itself: its position is none in this target."""
+    kept: list[Entry] = []
+    for offset, change in entries:
+        tables = _tables(change)
+        if not any(map(_is_own, tables)):
+            kept.append((offset, change))
+        elif not all(map(_is_own, tables)):  # a truncate, or a snapshot's begin
+            source = change.source
+            others = tuple(table for table in source.tables if table.schema != OWN_SCHEMA)
+            kept.append((offset, replace(change, source=replace(source, tables=others))))
+    return kept
 
 
 def _segments(entries: Sequence[Entry], shapes: Shapes) -> tuple[Segment, ...]:
