@@ -32,8 +32,17 @@ SERVER_SETTINGS: Final[Mapping[str, str]] = {
 }
 """Settings of a session: a silent client is gone after 25 s, and with it its transaction and its locks. It may wait as long as it likes."""
 
-TARGET_SETTINGS: Final[Mapping[str, str]] = {**SERVER_SETTINGS, "tcp_user_timeout": "60000"}
-"""For a client that always takes what it is sent: gone after a minute, also where something is on its way to it."""
+TARGET_SETTINGS: Final[Mapping[str, str]] = {
+    **SERVER_SETTINGS,
+    "tcp_user_timeout": "60000",
+    "idle_in_transaction_session_timeout": "1min",
+}
+"""For a client that always takes what it is sent: gone after a minute, also where something is on its way to it.
+
+And for one that has all it needs before a transaction begins: where it says nothing for a minute within one, it was stopped (by a
+signal, by a container's pause), and its machine goes on answering for its connection. PostgreSQL doesn't count the time within a COPY
+or a pipeline, nor after a pipeline's end.
+"""
 
 
 def defaults_beside(given: Mapping[str, object]) -> dict[str, str]:

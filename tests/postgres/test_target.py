@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.targets import positions, postgres
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
     NotClaimed,
     PositionMoved,
+    TargetBusy,
     TargetLost,
     TruncateRefused,
 )
 from seriatim.consumer.spark.targets.execution import BULK_FROM
 from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
 from seriatim.protocol.change import Change, Origin, Table, encode
-from seriatim.protocol.errors import Fenced
+from seriatim.protocol.errors import Fenced, SeriatimError
+from seriatim.protocol.postgres import TARGET_SETTINGS
 from tests.property import change_strategies as changes
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -309,6 +312,152 @@ def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
     assert fetch(dsn, "SELECT count(*), sum(code) FROM ONLY keyless") == [(half, -half)]
     assert fetch(dsn, "SELECT count(*), sum(code) FROM heir") == [(count, sum(range(count)))]
     assert fetch(dsn, "SELECT count(*), sum(code) FROM heirless") == [(count, sum(range(count)))]
+
+
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+@pytest.mark.parametrize(
+    ("state", "means"),
+    [
+        *[(state, TargetBusy) for state in ("53100", "53200", "53400", "55P03", "57014", "58030")],
+        *[(state, TargetLost) for state in ("25006", "57P01", "08006")],
+        *[(state, ApplyFailed) for state in ("54000", "22003", "P0001")],
+    ],
+)
+def test_what_passes_is_no_refusal(target, dsn, state, means, count) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{state}'; END $$"
+        )
+        connection.execute("CREATE TRIGGER fails BEFORE INSERT ON keyed FOR EACH ROW EXECUTE FUNCTION fail()")
+        connection.execute("ALTER TABLE keyed ENABLE ALWAYS TRIGGER fails")
+    made = planned(target, inserts(count))
+    with pytest.raises(means, match="no room"):
+        target.apply(QUEUE, made, 1)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("DROP TRIGGER fails ON keyed")
+    assert target.apply(QUEUE, made, 1).position == Position(made.end, 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
+
+
+def test_a_lock_that_lasts_longer_than_the_role_may_wait_is_waited_for(dsn) -> None:
+    with psycopg.connect(dsn) as holding, PostgresTarget(f"{dsn}?options=-clock_timeout%3D100ms", "job") as target:
+        target.claim(QUEUE, "q", 1)
+        made = planned(target, inserts(2))
+        holding.execute("LOCK TABLE keyed IN EXCLUSIVE MODE")
+        with pytest.raises(TargetBusy, match="lock timeout"):
+            target.apply(QUEUE, made, 1)
+        holding.rollback()
+        assert target.apply(QUEUE, made, 1).position.offset == made.end
+
+
+def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn) -> None:
+    made = planned(target, inserts(2))
+    read_only = "default_transaction_read_only"
+    with (
+        PostgresTarget(f"{dsn}?options=-c{read_only}%3Don", "job") as other,
+        pytest.raises(TargetLost, match="read-only"),
+    ):
+        other.claim(QUEUE, "q", 2)
+    vars(target)["_connection"].execute(f"SET {read_only} = on")
+    with pytest.raises(TargetLost, match="read-only"):
+        target.apply(QUEUE, made, 1)
+    assert target.apply(QUEUE, made, 1).position.offset == made.end  # by another connection
+
+
+def test_a_role_that_may_not_keep_a_position_is_told(new_database) -> None:
+    dsn = new_database()
+    role = f"reader_{dsn.rsplit('_', 1)[1]}"
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        with (
+            PostgresTarget(dsn.replace("postgres@", f"{role}@"), "job") as target,
+            pytest.raises(ApplyFailed, match="permission denied"),
+        ):
+            target.claim(QUEUE, "q", 1)
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"DROP ROLE {role}")
+
+
+def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch) -> None:
+    monkeypatch.setattr(positions, "CLAIM_WAIT", "100ms")
+    with psycopg.connect(dsn) as holding:
+        holding.execute("SELECT FROM seriatim_replay.positions FOR UPDATE")
+        with pytest.raises(TargetBusy, match="job job in the target has been held for 100ms by another session"):
+            target.claim(QUEUE, "q", 2)
+    assert target.claim(QUEUE, "q", 2) == Position(0, 2)
+
+
+class Halted:
+    """A replay that stands still behind a step of its transaction, such as one stopped by a signal; then it tries again."""
+
+    def __init__(self, dsn: str, step: str, rows: list[ChangeRow]) -> None:
+        self.ends: list[Exception] = []
+        self.moved, self.go_on = threading.Event(), threading.Event()
+        self._step = step
+        self._target = PostgresTarget(dsn, "job", on_step=self._stand_still)
+        self._target.claim(QUEUE, "q", 1)
+        self.plan = planned(self._target, rows)
+        self._thread = threading.Thread(target=self._apply_twice)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self.moved.wait(60)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.go_on.set()
+        self._thread.join(60)
+        self._target.close()
+
+    def _stand_still(self, step: str) -> None:
+        if step == self._step:
+            self.moved.set()
+            assert self.go_on.wait(60)
+
+    def _apply_twice(self) -> None:
+        for _ in range(2):
+            try:
+                self._target.apply(QUEUE, self.plan, 1)
+            except SeriatimError as error:
+                self.ends.append(error)
+
+
+@pytest.mark.parametrize("step", ["position moved", "changes carried out"])
+@pytest.mark.parametrize("count", [3, BULK_FROM * 2])
+def test_a_replay_that_stands_still_in_a_transaction_is_ended_by_the_next_one(dsn, monkeypatch, step, count) -> None:
+    monkeypatch.setattr(positions, "CLAIM_WAIT", "300ms")
+    with PostgresTarget(dsn, "job") as following, Halted(dsn, step, inserts(count)) as halted:
+        with pytest.raises(TargetBusy, match="held for 300ms by a replay before this one: its session was ended"):
+            following.claim(QUEUE, "q", 2)
+        assert following.claim(QUEUE, "q", 2) == Position(0, 2)
+        assert following.apply(QUEUE, halted.plan, 2).position.offset == halted.plan.end
+    assert [type(error) for error in halted.ends] == [TargetLost, Fenced]
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
+
+
+def test_a_replay_of_another_queue_or_job_is_left_alone(dsn, monkeypatch) -> None:
+    monkeypatch.setattr(positions, "CLAIM_WAIT", "100ms")
+    with PostgresTarget(dsn, "job") as following, psycopg.connect(dsn) as holding:
+        following.claim(QUEUE + 1, "q", 1)
+        with Halted(dsn, "position moved", inserts(3)) as halted:
+            holding.execute("SELECT FROM seriatim_replay.positions WHERE queue_id = %s FOR UPDATE", (QUEUE + 1,))
+            with pytest.raises(TargetBusy, match="by another session"):
+                following.claim(QUEUE + 1, "q", 2)
+            holding.rollback()
+    assert [type(error) for error in halted.ends] == [PositionMoved]
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(3,)]
+
+
+def test_a_replay_that_stands_still_keeps_nothing_locked_for_longer_than_a_minute(dsn, monkeypatch) -> None:
+    assert TARGET_SETTINGS["idle_in_transaction_session_timeout"] == "1min"
+    short = {**TARGET_SETTINGS, "idle_in_transaction_session_timeout": "300ms"}
+    monkeypatch.setattr(postgres, "TARGET_SETTINGS", short)
+    with PostgresTarget(dsn, "job") as following, Halted(dsn, "position moved", inserts(3)) as halted:
+        assert following.claim(QUEUE, "q", 2) == Position(0, 2)
+    assert [type(error) for error in halted.ends] == [TargetLost, Fenced]
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

@@ -20,7 +20,8 @@ from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets.errors import PositionMoved
-from seriatim.consumer.spark.targets.postgres import Applied, Position
+from seriatim.consumer.spark.targets.positions import Position
+from seriatim.consumer.spark.targets.postgres import Applied
 from seriatim.protocol.change import MalformedChange, decode
 
 HELD_ROWS = 50_000

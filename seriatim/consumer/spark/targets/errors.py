@@ -7,7 +7,7 @@ SeriatimError
 │   └── NotClaimed            no position is stored for this queue and job
 ├── WorldError
 │   ├── TargetLost            the connection broke; whether the plan is in the target, its position tells
-│   └── TargetBusy            deadlocks or serialization failures did not stop
+│   └── TargetBusy            others collide with the plan all the time, or the target lacks space, memory or time for it
 └── CallerError
 ├── ApplyFailed           the target refused a change
 │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
@@ -37,13 +37,13 @@ class NotClaimed(RefusedError):
 
 
 class TargetLost(WorldError):
-    """The connection broke. The plan is in the target wholly or not at all; its position tells which."""
+    """The connection broke, or leads to a server that isn't the primary any more. The plan is in the target wholly or not at all; its position tells which."""
 
     code = "target-lost"
 
 
 class TargetBusy(WorldError):
-    """Others in the target kept colliding with the plan; nothing was applied."""
+    """Others in the target kept colliding with the plan, or it can't be carried out for now; nothing was applied."""
 
     code = "target-busy"
 

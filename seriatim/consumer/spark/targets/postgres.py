@@ -25,18 +25,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from seriatim.consumer.spark.apply.plan import Plan
 from seriatim.consumer.spark.apply.shape import Shapes
+from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
-    NotClaimed,
-    PositionMoved,
     TargetBusy,
     TargetLost,
 )
 from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
+from seriatim.consumer.spark.targets.positions import Position
+from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
-from seriatim.protocol.errors import Fenced
 from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside
 
 _LOG = logging.getLogger(__name__)
@@ -46,45 +46,10 @@ ATTEMPTS = 5
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
-_POSITIONS = b"""
-CREATE SCHEMA IF NOT EXISTS seriatim_replay;
-CREATE TABLE IF NOT EXISTS seriatim_replay.positions (
-    queue_id    bigint NOT NULL,
-    job         text NOT NULL,
-    queue       text NOT NULL,
-    next_offset bigint NOT NULL,
-    token       bigint NOT NULL,
-    updated_at  timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (queue_id, job)
-);
-COMMENT ON TABLE seriatim_replay.positions IS
-    'Up to which offset (exclusive) each queue is in this database, and the token of the replay that may go on.';
-"""
-_POSITION = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
-_CLAIM = b"""
-INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token) VALUES (%s, %s, %s, %s, %s)
-    ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now()
-    WHERE p.token <= excluded.token
-RETURNING next_offset, token
-"""
-_ADVANCE = b"""
-UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
- WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
-"""
-
-
 _NO_REPLICA_ROLE = (
     "the target's role may not set session_replication_role: triggers of the target fire, and tables with foreign keys "
     "get their changes one by one; mend it with: GRANT SET ON PARAMETER session_replication_role TO ROLE"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """offset: the first one that isn't in the target yet. token: of the replay that may go on from there."""
-
-    offset: int
-    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +82,7 @@ class PostgresTarget:
         self._connection: psycopg.Connection[Any] | None = None
         self._stages = Stages()
         self._has_positions = False
+        self._marked_for: int | None = None
         self._may_replicate = False
 
     def __enter__(self) -> Self:
@@ -147,44 +113,42 @@ class PostgresTarget:
         try:
             with connection.transaction():
                 return read_shapes(connection, fires_triggers=not self._may_replicate)
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+        except psycopg.Error as error:
+            self._raise_trouble(error)
+            raise
 
     def position(self, queue_id: int) -> Position | None:
         """Where the target stands; None before the first claim. Raises TargetLost."""
         connection = self._connected()
         try:
             with connection.transaction():
-                return self._position(connection, queue_id)
+                return positions.stored(connection, queue_id, self._job)
         except sql.UndefinedTable:
             return None
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+        except psycopg.Error as error:
+            self._raise_trouble(error)
+            raise
 
     def claim(self, queue_id: int, queue: str, token: int, start: int = 0) -> Position:
         """Become the replay that may apply: raise the stored token to `token`. Where nothing is stored, begin at `start`.
 
-        Returns the position to go on from. Raises Fenced where a newer token is stored, TargetLost.
+        Returns the position to go on from. Raises Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
+        the position, which is to be tried again, or the target lacks something; ApplyFailed where the role may not claim.
         """
         connection = self._connected()
         try:
             if not self._has_positions:
-                # A transaction of its own: the claim may have to wait, and another job's needs this lock, too.
-                with connection.transaction():
-                    connection.execute("SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.positions'))")
-                    connection.execute(_POSITIONS)
-            with connection.transaction():
-                row = connection.execute(_CLAIM, (queue_id, self._job, queue, start, token)).fetchone()
-                stored = None if row else self._position(connection, queue_id)
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-        self._has_positions = True
-        if row is None:
-            raise self._fenced(token, stored)
+                positions.make_table(connection)
+            self._has_positions = True
+            claimed = positions.claim(connection, queue_id, self._job, queue, token, start)
+        except psycopg.Error as error:
+            self._raise_trouble(error)
+            raise ApplyFailed(f"the target refused to keep a position: {str(error).strip()}") from error
         _LOG.info(
-            "target claimed queue=%s queue_id=%d job=%s token=%d offset=%d", queue, queue_id, self._job, token, row[0]
+            "target claimed queue=%s queue_id=%d job=%s token=%d offset=%d",
+            *(queue, queue_id, self._job, token, claimed.offset),
         )
-        return Position(*row)
+        return claimed
 
     def apply(self, queue_id: int, plan: Plan, token: int) -> Applied:
         """Carry out the plan and move the position from `plan.start` to `plan.end`, in one transaction.
@@ -196,7 +160,8 @@ class PostgresTarget:
             PositionMoved: the target stands elsewhere; where it stands at `plan.end` or beyond, the plan was applied before.
             Fenced: a newer token is stored. NotClaimed: no position is stored.
             ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
-            TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times. TargetLost: the connection broke.
+            TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time.
+            TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
         wait_s = BACKOFF_S
@@ -222,8 +187,11 @@ class PostgresTarget:
         self._stages.begin()
         execution: Execution | None = None
         try:
+            if self._marked_for != queue_id:
+                positions.mark(connection, queue_id, self._job)
+                self._marked_for = queue_id
             with connection.transaction():
-                self._advance(connection, queue_id, plan, token)
+                positions.advance(connection, queue_id, self._job, token, plan.start, plan.end)
                 self._on_step("position moved")
                 if plan.segments:
                     execution = self._execution(connection)
@@ -233,8 +201,7 @@ class PostgresTarget:
             raise
         except psycopg.Error as error:
             self._stages.forget()
-            if connection.closed or isinstance(error, (sql.AdminShutdown, sql.CrashShutdown)):
-                raise self._lost(error) from error
+            self._raise_trouble(error)
             raise self._failed(error, plan, execution) from error
         except BaseException:
             self._stages.forget()
@@ -250,35 +217,6 @@ class PostgresTarget:
         connection.execute("SET LOCAL enable_mergejoin = off")
         shapes = read_shapes(connection, fires_triggers=not self._may_replicate)
         return Execution(connection, shapes, self._stages, self._on_step, singly=singly)
-
-    def _advance(self, connection: psycopg.Connection[Any], queue_id: int, plan: Plan, token: int) -> None:
-        """Compare and set. The row stays locked until the end, so a second replay waits here, and then finds it moved."""
-        try:
-            done = connection.execute(_ADVANCE, (plan.end, token, queue_id, self._job, plan.start, token))
-        except sql.UndefinedTable as error:
-            raise NotClaimed(f"queue {queue_id} has no position for job {self._job}") from error
-        if done.rowcount == 1:
-            return
-        stored = self._position(connection, queue_id)
-        if stored is None:
-            raise NotClaimed(f"queue {queue_id} has no position for job {self._job}")
-        if stored.token > token:
-            raise self._fenced(token, stored)
-        raise PositionMoved(
-            f"the target stands at offset {stored.offset}, the plan starts at {plan.start}: nothing was done",
-            start=plan.start,
-            position=stored.offset,
-        )
-
-    def _position(self, connection: psycopg.Connection[Any], queue_id: int) -> Position | None:
-        row = connection.execute(_POSITION, (queue_id, self._job)).fetchone()
-        return None if row is None else Position(*row)
-
-    def _fenced(self, token: int, stored: Position | None) -> Fenced:
-        newer = stored.token if stored else None
-        return Fenced(
-            f"job {self._job}: token {token} is older than {newer}, which the target has", token=token, stored=newer
-        )
 
     def _failed(self, error: psycopg.Error, plan: Plan, execution: Execution | None) -> ApplyFailed:
         """The typed error for what the server refused. After a bulk statement the row is looked for, one by one."""
@@ -312,6 +250,7 @@ class PostgresTarget:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         self._stages.forget()
+        self._marked_for = None
         try:
             defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(self._dsn))
             connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
@@ -324,13 +263,18 @@ class PostgresTarget:
             except sql.InsufficientPrivilege:
                 self._may_replicate = False
         except psycopg.OperationalError as error:
-            raise self._lost(error) from error
+            raise TargetLost(f"the target's connection failed: {str(error).strip()}") from error
         self._connection = connection
         return connection
 
-    def _lost(self, error: Exception) -> TargetLost:
-        self.close()
-        return TargetLost(f"the target's connection failed: {str(error).strip()}")
+    def _raise_trouble(self, error: psycopg.Error) -> None:
+        """Raise TargetLost or TargetBusy, where the error is one that may pass."""
+        connection = self._connection
+        found = trouble(error, is_closed=connection is None or connection.closed)
+        if isinstance(found, TargetLost):
+            self.close()
+        if found is not None:
+            raise found from error
 
 
 def _may_be_another(error: psycopg.Error) -> bool:

@@ -1,0 +1,150 @@
+"""The table `seriatim_replay.positions` of a target: up to where each queue is in it, and which replay may go on.
+
+Who applies a plan holds the row's lock until its transaction ends, and who claims the position waits for that. A replay that was
+stopped within its transaction (by a signal, by a container's pause) would hold it for ever: its machine answers for its connection.
+So a session that applies is marked, by an advisory lock that hinders nobody, and a claim that has waited for long enough
+ends those that are marked. At any moment that costs at most a try: the row tells who may move the position, not the lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import errors as sql
+
+from seriatim.consumer.spark.targets.errors import NotClaimed, PositionMoved, TargetBusy
+from seriatim.protocol.errors import Fenced
+
+Connection: TypeAlias = psycopg.Connection[Any]
+
+CLAIM_WAIT = "10s"
+"""So long a claim waits for a lock, in PostgreSQL's spelling."""
+
+_TABLE = b"""
+CREATE SCHEMA IF NOT EXISTS seriatim_replay;
+CREATE TABLE IF NOT EXISTS seriatim_replay.positions (
+    queue_id    bigint NOT NULL,
+    job         text NOT NULL,
+    queue       text NOT NULL,
+    next_offset bigint NOT NULL,
+    token       bigint NOT NULL,
+    updated_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (queue_id, job)
+);
+COMMENT ON TABLE seriatim_replay.positions IS
+    'Up to which offset (exclusive) each queue is in this database, and the token of the replay that may go on.';
+"""
+_STORED = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
+_CLAIM = b"""
+INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token) VALUES (%s, %s, %s, %s, %s)
+    ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now()
+    WHERE p.token <= excluded.token
+RETURNING next_offset, token
+"""
+_ADVANCE = b"""
+UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
+ WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
+"""
+_MARK = b"SELECT pg_advisory_lock_shared(hashtext('seriatim_replay'), hashtext(%s))"
+_END_MARKED = b"""
+SELECT pg_terminate_backend(pid)
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE locktype = 'advisory' AND classid = hashtext('seriatim_replay')::oid AND objid = hashtext(%s)::oid AND objsubid = 2
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """offset: the first one that isn't in the target yet. token: of the replay that may go on from there."""
+
+    offset: int
+    token: int
+
+
+def make_table(connection: Connection) -> None:
+    """Make the table where it isn't there yet."""
+    # A transaction of its own: the claim may have to wait, and another job's needs this lock, too.
+    with connection.transaction():
+        _wait_only(connection)
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.positions'))")
+        connection.execute(_TABLE)
+
+
+def stored(connection: Connection, queue_id: int, job: str) -> Position | None:
+    """Where the target stands; None before the first claim. Raises UndefinedTable before the first of all."""
+    row = connection.execute(_STORED, (queue_id, job)).fetchone()
+    return None if row is None else Position(*row)
+
+
+def claim(connection: Connection, queue_id: int, job: str, queue: str, token: int, start: int) -> Position:
+    """Raise the stored token to `token`; where nothing is stored, begin at `start`.
+
+    Raises Fenced where a newer token is stored, TargetBusy where somebody has held the position for `CLAIM_WAIT`: a session that
+    applies is ended then, so that the next try finds it free.
+    """
+    try:
+        with connection.transaction():
+            _wait_only(connection)
+            row = connection.execute(_CLAIM, (queue_id, job, queue, start, token)).fetchone()
+            if row is None:
+                raise _fenced(job, token, stored(connection, queue_id, job))
+            return Position(*row)
+    except sql.LockNotAvailable as error:
+        raise TargetBusy(_held(connection, queue_id, job)) from error
+
+
+def advance(connection: Connection, queue_id: int, job: str, token: int, start: int, end: int) -> None:
+    """Compare and set. The row stays locked until the end, so a second replay waits here, and then finds it moved.
+
+    Raises NotClaimed, Fenced, PositionMoved.
+    """
+    try:
+        done = connection.execute(_ADVANCE, (end, token, queue_id, job, start, token))
+    except sql.UndefinedTable as error:
+        raise NotClaimed(f"queue {queue_id} has no position for job {job}") from error
+    if done.rowcount == 1:
+        return
+    found = stored(connection, queue_id, job)
+    if found is None:
+        raise NotClaimed(f"queue {queue_id} has no position for job {job}")
+    if found.token > token:
+        raise _fenced(job, token, found)
+    raise PositionMoved(
+        f"the target stands at offset {found.offset}, the plan starts at {start}: nothing was done",
+        start=start,
+        position=found.offset,
+    )
+
+
+def mark(connection: Connection, queue_id: int, job: str) -> None:
+    """Say, for as long as the session lasts, that it applies under this position."""
+    connection.execute(_MARK, (_marked(queue_id, job),))
+
+
+def _marked(queue_id: int, job: str) -> str:
+    return f"{queue_id} {job}"
+
+
+def _wait_only(connection: Connection) -> None:
+    connection.execute("SELECT set_config('lock_timeout', %s, true)", (CLAIM_WAIT,))
+
+
+def _held(connection: Connection, queue_id: int, job: str) -> str:
+    """End who applies, and tell who it was that held the position."""
+    what = f"the position of job {job} in the target has been held for {CLAIM_WAIT}"
+    try:
+        ended = connection.execute(_END_MARKED, (_marked(queue_id, job),)).fetchall()
+    except sql.InsufficientPrivilege as error:
+        return f"{what} by a replay before this one, whose session this one's role can't end: {error}"
+    if ended:
+        return f"{what} by a replay before this one: its session was ended"
+    return f"{what} by another session, which is no replay's: pg_stat_activity there shows whose"
+
+
+def _fenced(job: str, token: int, found: Position | None) -> Fenced:
+    newer = found.token if found else None
+    return Fenced(f"job {job}: token {token} is older than {newer}, which the target has", token=token, stored=newer)
