@@ -109,7 +109,7 @@ def replay(
         from seriatim.consumer.spark.apply.errors import BrokenStream, UnfitTarget
         from seriatim.consumer.spark.replay import Replay
         from seriatim.consumer.spark.run import ReplaySettings
-        from seriatim.consumer.spark.targets.errors import ApplyFailed
+        from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherQueue
         from seriatim.consumer.spark.term import RecordsGone
     except ModuleNotFoundError as error:
         raise click.ClickException(
@@ -146,7 +146,7 @@ def replay(
     signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         running.run()
-    except (UnfitTarget, ApplyFailed, BrokenStream, RecordsGone, Fenced) as error:
+    except (UnfitTarget, ApplyFailed, OtherQueue, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
         raise click.ClickException(str(error)) from error
     finally:

@@ -109,6 +109,12 @@ class Subscriber:
         return 0 if view is None else view.queue_id
 
     @property
+    def queue_created_at_ms(self) -> int:
+        """When the queue was made; 0 before the first term."""
+        view = None if self._session is None else self._session.view
+        return 0 if view is None else view.created_at_ms
+
+    @property
     def is_connected(self) -> bool:
         """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
         return self._session is not None and self._session.is_connected

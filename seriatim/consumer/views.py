@@ -26,6 +26,7 @@ def chain_view(view: pb.QueueView) -> ChainView:
         subscriptions=tuple(_subscription(one) for one in view.subscriptions),
         is_deleted=view.is_deleted,
         ahead=_ahead(view),
+        created_at_ms=view.created_at_ms,
     )
 
 

@@ -20,6 +20,7 @@ from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
     NotClaimed,
+    OtherQueue,
     PositionMoved,
     TargetBusy,
     TargetLost,
@@ -388,6 +389,41 @@ def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch
         with pytest.raises(TargetBusy, match="job job in the target has been held for 100ms by another session"):
             target.claim(QUEUE, "q", 2)
     assert target.claim(QUEUE, "q", 2) == Position(0, 2)
+
+
+def test_a_position_of_another_queue_with_the_same_id_is_refused(dsn) -> None:
+    """Ids count from 1 in each cluster. The first token of a cluster that was made anew is lower than the last one's of the old."""
+    with PostgresTarget(dsn, "job") as old:
+        old.claim(QUEUE, "orders", 5, created_at_ms=1_700_000_000_000)
+        old.apply(QUEUE, planned(old, inserts(2)), 5)
+        assert old.claim(QUEUE, "orders", 6, created_at_ms=1_700_000_000_000) == Position(4, 6)
+        assert old.claim(QUEUE, "orders", 6) == Position(4, 6)  # one that doesn't know is believed
+    for token in (1, 7):
+        with PostgresTarget(dsn, "job") as new, pytest.raises(OtherQueue) as refused:
+            new.claim(QUEUE, "stock", token, created_at_ms=1_700_000_000_001)
+        said = str(refused.value)
+        assert "'orders', made at 2023-11-14 22:13:20+00, while 'stock' was made at 2023-11-14 22:13:20.001+00" in said
+        assert "queue_id = 7 AND job = 'job'" in said
+        assert "--subscription NAME" in said
+    with PostgresTarget(dsn, "other") as new:
+        assert new.claim(QUEUE, "stock", 1, created_at_ms=1_700_000_000_001) == Position(0, 1)
+    with PostgresTarget(dsn, "job") as old, pytest.raises(Fenced):
+        old.claim(QUEUE, "orders", 5, created_at_ms=1_700_000_000_000)
+
+
+def test_a_position_of_an_earlier_version_is_taken_over(dsn) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE SCHEMA seriatim_replay")
+        connection.execute(
+            "CREATE TABLE seriatim_replay.positions (queue_id bigint NOT NULL, job text NOT NULL, queue text NOT NULL, next_offset "
+            "bigint NOT NULL, token bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (queue_id, job))"
+        )
+        connection.execute("INSERT INTO seriatim_replay.positions VALUES (7, 'job', 'q', 20, 3)")
+    for _ in range(2):
+        with PostgresTarget(dsn, "job") as target:
+            assert target.claim(QUEUE, "q", 4, created_at_ms=9) == Position(20, 4)
+    with PostgresTarget(dsn, "job") as target, pytest.raises(OtherQueue):
+        target.claim(QUEUE, "q", 5, created_at_ms=8)
 
 
 class Halted:

@@ -55,6 +55,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.zookeeper = zookeeper
         self.links = [Link(1, 0)]
         self.dropped_links = 0
+        self.created_at_ms = 1_700_000_000_000
         self.version = 1
         self.cursors: list[int] = []
         self.tokens: dict[str, int] = {}
@@ -143,6 +144,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
             queue=self.name,
             cluster=self.cluster,
             chain_version=self.version,
+            created_at_ms=self.created_at_ms,
             links=links,
             subscriptions=[subscription],
         )

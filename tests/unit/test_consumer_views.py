@@ -14,7 +14,8 @@ def group(name: str, *, is_registered: bool = True) -> pb.GroupView:
 
 
 def test_ahead_are_the_members_of_the_group_that_follows_on_the_send_list() -> None:
-    view = pb.QueueView(send_list=["g2", "g3"], groups=[group("g1"), group("g2"), group("g3")])
+    view = pb.QueueView(send_list=["g2", "g3"], groups=[group("g1"), group("g2"), group("g3")], created_at_ms=5)
+    assert chain_view(view).created_at_ms == 5
     view.links.add(epoch=1, group="g2", state="open", answered=["a"])
     assert chain_view(view).ahead == ("g3-a:1", "g3-b:1")
     assert chain_view(view).links[0].answered == ("a",)

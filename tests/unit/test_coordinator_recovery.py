@@ -56,6 +56,7 @@ def test_whoever_comes_next_gets_numbers_that_nobody_had(world):
     document = recovery.recovered(copy)
     before = world.document
     assert document.links == before.links
+    assert (document.queue_id, document.created_at_ms) == (before.queue_id, before.created_at_ms)  # the same queue
     assert (document.sender_token, document.sender_node) == (before.sender_token + BEYOND, "")
     assert document.next_subscription_id == before.next_subscription_id + BEYOND
     assert document.subscriptions[0].reader_token == before.subscriptions[0].reader_token + BEYOND

@@ -90,7 +90,11 @@ class SubscriptionView:
 
 @dataclass(frozen=True, slots=True)
 class ChainView:
-    """A snapshot of a queue. `links` by rising epoch. `ahead`: addresses of the members that a switch would lead to now."""
+    """A snapshot of a queue. `links` by rising epoch. `ahead`: addresses of the members that a switch would lead to now.
+
+    `created_at_ms`: when the queue was made, by a coordinator's clock; 0 where it isn't told. Ids count from 1 in each cluster, so
+    outside of the cluster it takes both to name a queue for good.
+    """
 
     cluster: str
     queue_id: int
@@ -100,6 +104,7 @@ class ChainView:
     subscriptions: tuple[SubscriptionView, ...] = ()
     is_deleted: bool = False
     ahead: tuple[str, ...] = ()
+    created_at_ms: int = 0
 
     def link(self, epoch: Epoch) -> LinkView | None:
         at = bisect_left(self.links, epoch, key=_epoch_of)

@@ -136,7 +136,13 @@ class ReplayTerm:
 
     def _stream(self) -> None:
         settings = self._settings
-        claimed = self._target.claim(self._queue_id, settings.queue, self._term.token, self._start())
+        claimed = self._target.claim(
+            self._queue_id,
+            settings.queue,
+            self._term.token,
+            self._start(),
+            created_at_ms=self._subscriber.queue_created_at_ms,
+        )
         positions = self._reader.positions()
         if claimed.offset < positions.earliest:
             raise RecordsGone(
@@ -146,7 +152,7 @@ class ReplayTerm:
                 earliest=positions.earliest,
             )
         if claimed.offset > positions.end:
-            # A member that answers for the end may be behind for a moment; a queue that was made anew stays so.
+            # A member that answers for the end may be behind for a moment. (A queue that was made anew is another one: OtherQueue.)
             raise WorldError(
                 f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, "
                 f"which is {positions.end}"

@@ -12,6 +12,7 @@ SeriatimError
 ├── ApplyFailed           the target refused a change
 │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
 │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
+├── OtherQueue            the position that the target holds is that of another queue
 └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
 """
 
@@ -37,7 +38,10 @@ class NotClaimed(RefusedError):
 
 
 class TargetLost(WorldError):
-    """The connection broke, or leads to a server that isn't the primary any more. The plan is in the target wholly or not at all; its position tells which."""
+    """The connection broke, or leads to a server that isn't the primary any more.
+
+    The plan is in the target wholly or not at all; its position tells which.
+    """
 
     code = "target-lost"
 
@@ -46,6 +50,16 @@ class TargetBusy(WorldError):
     """Others in the target kept colliding with the plan, or it can't be carried out for now; nothing was applied."""
 
     code = "target-busy"
+
+
+class OtherQueue(CallerError):
+    """Another cluster's queue, or that of a cluster that was made anew, has the same id: its offsets mean nothing in this one."""
+
+    code = "other-queue"
+    next_step = (
+        "if both are meant for this target, start this one with another --subscription NAME; if the other one is no more, "
+        "delete that row: the target is then filled anew from this queue's snapshot"
+    )
 
 
 class ApplyFailed(CallerError):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import errors as sql
 
-from seriatim.consumer.spark.targets.errors import NotClaimed, PositionMoved, TargetBusy
+from seriatim.consumer.spark.targets.errors import NotClaimed, OtherQueue, PositionMoved, TargetBusy
 from seriatim.protocol.errors import Fenced
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -31,17 +31,30 @@ CREATE TABLE IF NOT EXISTS seriatim_replay.positions (
     next_offset bigint NOT NULL,
     token       bigint NOT NULL,
     updated_at  timestamptz NOT NULL DEFAULT now(),
+    queue_created_at_ms bigint,
     PRIMARY KEY (queue_id, job)
 );
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'seriatim_replay.positions'::regclass
+                      AND attname = 'queue_created_at_ms') THEN
+        ALTER TABLE seriatim_replay.positions ADD COLUMN queue_created_at_ms bigint;
+    END IF;
+END $$;
 COMMENT ON TABLE seriatim_replay.positions IS
     'Up to which offset (exclusive) each queue is in this database, and the token of the replay that may go on.';
 """
 _STORED = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
 _CLAIM = b"""
-INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token) VALUES (%s, %s, %s, %s, %s)
-    ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now()
-    WHERE p.token <= excluded.token
+INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token, queue_created_at_ms)
+    VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now(),
+        queue_created_at_ms = coalesce(p.queue_created_at_ms, excluded.queue_created_at_ms)
+    WHERE p.token <= excluded.token AND (p.queue_created_at_ms = excluded.queue_created_at_ms) IS NOT FALSE
 RETURNING next_offset, token
+"""
+_OTHER = b"""
+SELECT queue, to_timestamp(queue_created_at_ms / 1000.0)::text, to_timestamp(%s / 1000.0)::text
+  FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s AND queue_created_at_ms <> %s
 """
 _ADVANCE = b"""
 UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
@@ -80,21 +93,39 @@ def stored(connection: Connection, queue_id: int, job: str) -> Position | None:
     return None if row is None else Position(*row)
 
 
-def claim(connection: Connection, queue_id: int, job: str, queue: str, token: int, start: int) -> Position:
+def claim(
+    connection: Connection, queue_id: int, job: str, queue: str, token: int, start: int, created_at_ms: int
+) -> Position:
     """Raise the stored token to `token`; where nothing is stored, begin at `start`.
 
-    Raises Fenced where a newer token is stored, TargetBusy where somebody has held the position for `CLAIM_WAIT`: a session that
+    `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
+
+    Raises OtherQueue where the row is of another queue, Fenced where a newer token is stored, TargetBusy where somebody has held the position for `CLAIM_WAIT`: a session that
     applies is ended then, so that the next try finds it free.
     """
     try:
         with connection.transaction():
             _wait_only(connection)
-            row = connection.execute(_CLAIM, (queue_id, job, queue, start, token)).fetchone()
+            values = (queue_id, job, queue, start, token, created_at_ms or None)
+            row = connection.execute(_CLAIM, values).fetchone()
             if row is None:
+                _check_same(connection, queue_id, job, queue, created_at_ms)
                 raise _fenced(job, token, stored(connection, queue_id, job))
             return Position(*row)
     except sql.LockNotAvailable as error:
         raise TargetBusy(_held(connection, queue_id, job)) from error
+
+
+def _check_same(connection: Connection, queue_id: int, job: str, queue: str, created_at_ms: int) -> None:
+    other = connection.execute(_OTHER, (created_at_ms, queue_id, job, created_at_ms)).fetchone()
+    if other is not None and created_at_ms:
+        name, then, now = other
+        raise OtherQueue(
+            f"the target's position is that of another queue with id {queue_id}, {name!r}, made at {then}, while {queue!r} was made at "
+            f"{now}: the row of seriatim_replay.positions with queue_id = {queue_id} AND job = '{job}'",
+            queue_id=queue_id,
+            job=job,
+        )
 
 
 def advance(connection: Connection, queue_id: int, job: str, token: int, start: int, end: int) -> None:

@@ -1,6 +1,6 @@
 """A PostgreSQL database as target.
 
-The table `seriatim_replay.positions` holds, per queue and job, the offset up to which the queue is in the target, and
+The table `seriatim_replay.positions` (`positions`) holds, per queue and job, the offset up to which the queue is in the target, and
 the token of the replay that may go on from there. `apply` moves that offset by compare-and-set in the very
 transaction that carries out the plan: killed at any moment, it leaves all or nothing, and whoever comes next reads
 where to go on (protocol.md 6, *Exactly once elsewhere*).
@@ -129,10 +129,12 @@ class PostgresTarget:
             self._raise_trouble(error)
             raise
 
-    def claim(self, queue_id: int, queue: str, token: int, start: int = 0) -> Position:
+    def claim(self, queue_id: int, queue: str, token: int, start: int = 0, *, created_at_ms: int = 0) -> Position:
         """Become the replay that may apply: raise the stored token to `token`. Where nothing is stored, begin at `start`.
 
-        Returns the position to go on from. Raises Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
+        `created_at_ms`: when the queue was made; with its id it says which queue that is, in whatever cluster. 0: unknown.
+
+        Returns the position to go on from. Raises OtherQueue where what is stored is another queue's; Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
         the position, which is to be tried again, or the target lacks something; ApplyFailed where the role may not claim.
         """
         connection = self._connected()
@@ -140,7 +142,7 @@ class PostgresTarget:
             if not self._has_positions:
                 positions.make_table(connection)
             self._has_positions = True
-            claimed = positions.claim(connection, queue_id, self._job, queue, token, start)
+            claimed = positions.claim(connection, queue_id, self._job, queue, token, start, created_at_ms)
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to keep a position: {str(error).strip()}") from error
