@@ -107,10 +107,10 @@ def replay(
     """
     try:
         from seriatim.consumer.spark.apply.errors import BrokenStream, UnfitTarget
+        from seriatim.consumer.spark.beginning import RecordsGone
         from seriatim.consumer.spark.replay import Replay
         from seriatim.consumer.spark.run import ReplaySettings
         from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherQueue
-        from seriatim.consumer.spark.term import RecordsGone
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"{error.name} is missing: install seriatim with its extras, pip install 'seriatim[spark,postgres]'"

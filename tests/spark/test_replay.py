@@ -20,7 +20,7 @@ import pytest
 from fake_queue import QUEUE_ID, FakeQueue
 
 from seriatim.cli.embedded.ports import free_port
-from seriatim.protocol.change import Change, Origin, encode
+from seriatim.protocol.change import Change, Origin, Table, encode
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -249,6 +249,39 @@ def test_position_of_another_cluster_s_queue_ends_it(queue, dsn, tmp_path):
     assert "the target's position is that of another queue with id 7" in said
     assert "Traceback" not in said
     assert position(dsn)[0] == end
+
+
+def test_new_target_of_a_queue_whose_first_records_are_gone_begins_at_a_snapshot(queue, dsn, tmp_path):
+    source = Source(seed=8)
+    end = fill(queue, source, [50])
+    queue.switch()
+    queue.dropped_links = 1
+    queue.links[0].cursor = queue.links[0].end
+    end = fill(queue, source, [5], end)
+    with running(queue, dsn, tmp_path / "none.log") as process:
+        assert process.end() == 3, process.log.read_text()[-4000:]
+    said = (tmp_path / "none.log").read_text()
+    assert "the target has no position yet, and queue 'stock' has no snapshot to begin with" in said
+    assert "Traceback" not in said
+    assert position(dsn) is None
+    table = Table("public", "stock", ("id",), ("id", "amount", "note"))
+    named = {"schema": "public", "table": "stock", "key": ("id",), "is_snapshot": True}
+    snapshot = [
+        source._envelope("snapshot_begin", 1, is_snapshot=True, tables=(table,)),
+        *(
+            source._envelope("r", 2, after={"id": key, "amount": amount, "note": note}, **named)
+            for key, (amount, note) in source.rows.items()
+        ),
+        source._envelope("snapshot_end", 0, is_snapshot=True, changes=len(source.rows)),
+    ]
+    queue.append_values(snapshot, end)
+    begun = end
+    end = fill(queue, source, [5, 5], end + len(snapshot))
+    with running(queue, dsn, tmp_path / "log", "--until-idle", "1") as process:
+        assert process.end() == 0, process.log.read_text()[-4000:]
+    assert held(dsn) == source.rows
+    assert position(dsn)[0] == end
+    assert next(event for event in process.events() if event["event"] == "started")["offset"] == begun
 
 
 def refused_at_once(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,16 +12,19 @@ from typing import TYPE_CHECKING, Any, Self
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
 from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.beginning import RecordsGone, first_offset
+from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.datasource import NAME
 from seriatim.consumer.spark.engine import lacks_executors
 from seriatim.consumer.spark.progress import SLOW_S, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
+from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s, now_ms
-from seriatim.protocol.errors import BugError, CallerError, Fenced, NotElected, RefusedError, SeriatimError, WorldError
+from seriatim.protocol.errors import BugError, Fenced, NotElected, RefusedError, SeriatimError, WorldError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,13 +42,6 @@ _FINISH_S = 10.0
 
 class _Abandoned(Exception):
     """The micro-batch is given up because the replay stops or is deposed; nothing of it is in the target, or all."""
-
-
-class RecordsGone(CallerError):
-    """Retention dropped records that the target doesn't have."""
-
-    code = "records-gone"
-    next_step = "take a new snapshot into the target"
 
 
 class QueryFailed(WorldError):
@@ -136,13 +130,7 @@ class ReplayTerm:
 
     def _stream(self) -> None:
         settings = self._settings
-        claimed = self._target.claim(
-            self._queue_id,
-            settings.queue,
-            self._term.token,
-            self._start(),
-            created_at_ms=self._subscriber.queue_created_at_ms,
-        )
+        claimed = self._claimed()
         positions = self._reader.positions()
         if claimed.offset < positions.earliest:
             raise RecordsGone(
@@ -164,30 +152,22 @@ class ReplayTerm:
         self._failure = None
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, claimed.offset))
-        with self._checkpoint() as checkpoint, self._telling_if_spark_is_gone():
+        folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.token)
+        with folder as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(claimed.offset, checkpoint)
             try:
                 self._follow(query)
             finally:
                 self._stop(query)
 
-    def _start(self) -> int:
-        """Where a target begins that has no position yet: at the first record that is kept."""
-        return self._reader.positions().earliest
-
-    @contextlib.contextmanager
-    def _checkpoint(self) -> Iterator[str]:
-        """A folder for one query. It is never gone on with: the target says where to start (protocol.md 6)."""
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=f"run-{self._term.token}-", dir=self._checkpoints)
-        for other in self._checkpoints.glob("run-*"):
-            token = other.name.split("-")[1]
-            if token.isdigit() and int(token) < self._term.token:
-                shutil.rmtree(other, ignore_errors=True)  # left behind by a run that was killed
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    def _claimed(self) -> Position:
+        """The target's position, claimed; a target that has none yet gets one at which it will be whole."""
+        target, queue_id = self._target, self._queue_id
+        start = 0
+        if target.position(queue_id) is None:
+            start = first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
+        created_at_ms = self._subscriber.queue_created_at_ms
+        return target.claim(queue_id, self._settings.queue, self._term.token, start, created_at_ms=created_at_ms)
 
     @contextlib.contextmanager
     def _telling_if_spark_is_gone(self) -> Iterator[None]:

@@ -1,0 +1,70 @@
+"""Where a target begins that has no position yet.
+
+A queue that still has its first record is taken from there. One whose first links retention has dropped can only be begun at a
+snapshot: what comes before it changes rows that the target would have to have, and what wasn't changed since would never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from seriatim.consumer.range_reader import Positions, RangeReader
+from seriatim.protocol.change import MalformedChange, decode
+from seriatim.protocol.errors import CallerError, NotElected
+
+
+class RecordsGone(CallerError):
+    """Retention dropped records that the target doesn't have."""
+
+    code = "records-gone"
+    next_step = "take a new snapshot into the target"
+
+
+class NoSnapshot(RecordsGone):
+    """Retention dropped the queue's first records, and with them the snapshot that a new target would begin with."""
+
+    code = "no-snapshot"
+    next_step = "start the capture with another --slot, which takes a new snapshot, then start the replay again"
+
+
+def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Callable[[], bool]) -> int:
+    """The offset to begin at: 0, or that of the first snapshot that is kept.
+
+    Reads the queue until that is found, at most to its end; `report` is told before, `is_over` asked meanwhile.
+    Raises NoSnapshot where there is none, NotElected where it is over before that is known, and what `RangeReader` raises.
+    """
+    positions = reader.positions()
+    if positions.earliest == 0:
+        return 0
+    report(
+        f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {positions.earliest:,}: "
+        "looking for a snapshot from there on"
+    )
+    with closing(_records(reader, positions)) as records:
+        for offset, value in records:
+            if begins_snapshot(value):
+                return offset
+            if is_over():
+                raise NotElected("looking for a snapshot was given up")
+    raise NoSnapshot(
+        f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its first records are gone, "
+        f"the first one kept is {positions.earliest}, and up to its end, {positions.end}, none begins",
+        earliest=positions.earliest,
+        end=positions.end,
+    )
+
+
+def _records(reader: RangeReader, positions: Positions) -> Generator[tuple[int, bytes], None, None]:
+    for rows in reader.read_columns(positions.earliest, positions.end):
+        yield from zip(rows.offsets, rows.columns.values, strict=True)
+
+
+def begins_snapshot(value: bytes) -> bool:
+    """Whether a record's value is the envelope that begins a snapshot."""
+    if b"snapshot_begin" not in value:
+        return False
+    try:
+        return decode(value).op == "snapshot_begin"
+    except MalformedChange:
+        return False

@@ -1,0 +1,149 @@
+"""What surrounds a replay's queries, without Spark: where a new target begins, folders, and what follows on a failure."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_queue import QUEUE_ID, FakeQueue
+
+from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.beginning import NoSnapshot, begins_snapshot, first_offset
+from seriatim.consumer.spark.checkpoints import query_folder
+from seriatim.consumer.spark.progress import Event
+from seriatim.consumer.spark.run import ReplaySettings, Run
+from seriatim.consumer.spark.targets.postgres import Position
+from seriatim.consumer.spark.term import ReplayTerm
+from seriatim.consumer.subscriber import Term
+from seriatim.protocol.change import Change, Origin, encode
+from seriatim.protocol.errors import NotElected
+
+ROW = encode(
+    Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
+)
+BEGIN = encode(Change("snapshot_begin", None, None, Origin("db", "slot", 1, 1, is_snapshot=True), 1))
+
+
+@pytest.fixture
+def queue():
+    with FakeQueue("stock") as queue:
+        yield queue
+
+
+@pytest.fixture
+def reader(queue):
+    with RangeReader(queue.address, "stock") as reader:
+        yield reader
+
+
+def without_its_first_link(queue: FakeQueue, *values: bytes) -> None:
+    """Ten records, which retention drops, and then these, the last half of them in a link of its own."""
+    queue.append_values([ROW] * 10, 0)
+    queue.switch()
+    half = len(values) // 2
+    queue.append_values(values[:half], 10, per_batch=2)
+    queue.switch()
+    queue.append_values(values[half:], 10 + half, per_batch=2)
+    queue.dropped_links = 1
+
+
+def begins_at(reader, *, is_over=lambda: False) -> tuple[int, list[str]]:
+    told: list[str] = []
+    return first_offset(reader, told.append, is_over), told
+
+
+def test_a_queue_that_has_its_first_record_is_taken_from_there(queue, reader):
+    queue.append_values([ROW] * 10, 0)
+    assert begins_at(reader) == (0, [])
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_one_that_has_lost_it_is_taken_from_its_first_snapshot(queue, reader, place):
+    values = [ROW, ROW, b'{"op":"snapshot_begin"', ROW, ROW, ROW, BEGIN]
+    values[place] = BEGIN
+    without_its_first_link(queue, *values)
+    offset, told = begins_at(reader)
+    assert offset == 10 + place
+    assert "the first record that queue 'stock' keeps is 10: looking for a snapshot" in told[0]
+    assert begins_at(reader)[0] == offset  # the reader is free again
+
+
+def test_without_a_snapshot_a_new_target_would_be_part_of_a_copy(queue, reader):
+    without_its_first_link(queue, ROW, ROW)
+    with pytest.raises(NoSnapshot, match=r"the first one kept is 10, and up to its end, 12, none.*another --slot"):
+        begins_at(reader)
+    with pytest.raises(NotElected):
+        begins_at(reader, is_over=lambda: True)
+
+
+def test_only_the_operation_begins_a_snapshot():
+    assert begins_snapshot(BEGIN)
+    assert not begins_snapshot(ROW)
+    assert not begins_snapshot(b"snapshot_begin")
+
+
+class Claims:
+    """A target that keeps its position."""
+
+    def __init__(self, stored: Position | None = None) -> None:
+        self.stored = stored
+        self.created_at_ms = 0
+
+    def position(self, queue_id):
+        assert queue_id == QUEUE_ID
+        return self.stored
+
+    def claim(self, queue_id, queue, token, start=0, *, created_at_ms=0):
+        self.created_at_ms = created_at_ms
+        self.stored = Position(start if self.stored is None else self.stored.offset, token)
+        return self.stored
+
+
+class Elected:
+    queue_id = QUEUE_ID
+    queue_created_at_ms = 1234
+
+    def commit(self, offset, *, timeout_s):
+        pass
+
+
+@contextmanager
+def replay_term(target, reader, tmp_path: Path, events: list[Event]):
+    term = Term(3, 1, 5, 0)
+    run = Run(ReplaySettings("nowhere", "stock", "dsn"), events.append)
+    run.grant(term)
+    with ReplayTerm(run, None, target, reader, Elected(), term, tmp_path) as made:
+        yield made
+
+
+def test_the_first_claim_begins_at_the_snapshot_and_later_ones_where_the_target_stands(queue, reader, tmp_path):
+    without_its_first_link(queue, ROW, ROW, ROW, BEGIN, ROW)
+    target = Claims()
+    events: list[Event] = []
+    for _ in range(2):
+        with replay_term(target, reader, tmp_path, events) as term:
+            assert term._claimed() == Position(13, 5)
+    assert target.created_at_ms == 1234
+    assert len(events) == 1
+
+
+def test_folders_of_older_runs_go_and_those_of_other_replays_stay(tmp_path):
+    def names() -> set[str]:
+        return {folder.name for folder in tmp_path.iterdir()}
+
+    with (
+        query_folder(tmp_path, 1, "replay", 3),
+        query_folder(tmp_path, 12, "replay", 2),
+        query_folder(tmp_path, 1, "replay-9", 2),
+        query_folder(tmp_path, 1, "a/b", 2),
+    ):
+        others = names()
+        assert len(others) == 4
+        with query_folder(tmp_path, 2, "replay", 9), query_folder(tmp_path, 1, "other", 9):
+            assert others < names()
+        with query_folder(tmp_path, 1, "replay", 4) as newer:
+            assert len(others & names()) == 3
+            with query_folder(tmp_path, 1, "replay", 4):
+                assert Path(newer).is_dir()
+    assert names() == set()
