@@ -37,6 +37,7 @@ class Source:
 
     def __init__(self, seed: int = 0) -> None:
         self.rows: Rows = {}
+        self.note = ""
         self._chance = random.Random(seed)
         self._lsn = 0
 
@@ -55,7 +56,7 @@ class Source:
             del self.rows[key]
             return self._envelope("d", number, before={"id": key}, **named)
         op = "u" if key in self.rows else "c"
-        self.rows[key] = (self._chance.randrange(1000), f"note {self._lsn}.{number}")
+        self.rows[key] = (self._chance.randrange(1000), f"note {self._lsn}.{number}{self.note}")
         after = {"id": key, "amount": self.rows[key][0], "note": self.rows[key][1]}
         return self._envelope(op, number, after=after, **named)
 
@@ -282,6 +283,19 @@ def test_new_target_of_a_queue_whose_first_records_are_gone_begins_at_a_snapshot
     assert held(dsn) == source.rows
     assert position(dsn)[0] == end
     assert next(event for event in process.events() if event["event"] == "started")["offset"] == begun
+
+
+def test_micro_batches_too_large_for_spark_s_memory_are_made_smaller(queue, dsn, tmp_path):
+    source = Source(seed=9)
+    source.note = "x" * 5_000
+    end = fill(queue, source, [1] * 200)
+    small = ("--spark-conf", "spark.driver.maxResultSize=300k", "--max-records", "600", "--until-idle", "1")
+    with running(queue, dsn, tmp_path / "log", *small) as process:
+        assert process.end() == 0, process.log.read_text()[-4000:]
+    assert process.has_reason("spark.driver.maxResultSize")
+    assert process.has_reason("the next try is with at most 300 records at a time")
+    assert held(dsn) == source.rows
+    assert position(dsn)[0] == end
 
 
 def refused_at_once(

@@ -11,13 +11,13 @@ from fake_queue import QUEUE_ID, FakeQueue
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.beginning import NoSnapshot, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
-from seriatim.consumer.spark.progress import Event
+from seriatim.consumer.spark.progress import Event, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
-from seriatim.consumer.spark.term import ReplayTerm
+from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
-from seriatim.protocol.errors import NotElected
+from seriatim.protocol.errors import NotElected, Unreachable
 
 ROW = encode(
     Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
@@ -83,6 +83,26 @@ def test_only_the_operation_begins_a_snapshot():
     assert not begins_snapshot(b"snapshot_begin")
 
 
+def test_of_spark_s_traces_the_line_is_told_that_says_what_happened():
+    trace = """An error occurred while calling o92.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkErrorUtils.tryWithSafeFinally$(SparkErrorUtils.scala:83)
+Caused by: org.apache.spark.SparkException: Job aborted: results are bigger than spark.driver.maxResultSize
+\tat org.apache.spark.util.SparkErrorUtils.tryWithSafeFinally$(SparkErrorUtils.scala:83)
+\t... 1 more"""
+    assert _last_line(trace) == (
+        "org.apache.spark.SparkException: Job aborted: results are bigger than spark.driver.maxResultSize"
+    )
+    python = """Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "x.py", line 1, in read
+seriatim.protocol.errors.Fenced: a newer reader
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)"""
+    assert _last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
+    assert _last_line("nothing to see") == "nothing to see"
+    assert _last_line("") == "no reason given"
+
+
 class Claims:
     """A target that keeps its position."""
 
@@ -109,9 +129,9 @@ class Elected:
 
 
 @contextmanager
-def replay_term(target, reader, tmp_path: Path, events: list[Event]):
+def replay_term(target, reader, tmp_path: Path, events: list[Event], max_records: int = 20_000):
     term = Term(3, 1, 5, 0)
-    run = Run(ReplaySettings("nowhere", "stock", "dsn"), events.append)
+    run = Run(ReplaySettings("nowhere", "stock", "dsn", max_records=max_records), events.append)
     run.grant(term)
     with ReplayTerm(run, None, target, reader, Elected(), term, tmp_path) as made:
         yield made
@@ -147,3 +167,56 @@ def test_folders_of_older_runs_go_and_those_of_other_replays_stay(tmp_path):
             with query_folder(tmp_path, 1, "replay", 4):
                 assert Path(newer).is_dir()
     assert names() == set()
+
+
+class Failing:
+    """In the place of a term's queries: which sizes of a micro-batch pass."""
+
+    def __init__(self, term: ReplayTerm, passing: int, error: Exception | None = None) -> None:
+        self.sizes: list[int] = []
+        self._term = term
+        self._passing = passing
+        self._error = error or QueryFailed("the query failed: larger than spark.driver.maxResultSize")
+        term._stream = self._stream
+
+    def _stream(self) -> None:
+        term = self._term
+        term._has_passed = term._max_records <= self._passing
+        self.sizes.append(term._max_records)
+        if len(self.sizes) == 4:
+            term._run.stopping.set()
+            return
+        raise self._error
+
+
+def test_micro_batches_that_fail_are_halved_until_they_pass(queue, reader, tmp_path, monkeypatch):
+    events: list[Event] = []
+    with replay_term(Claims(), reader, tmp_path, events) as term:
+        failing = Failing(term, passing=5_000)
+        term.run()
+        assert failing.sizes == [20_000, 10_000, 5_000, 5_000]
+    said = [event.reason for event in events if isinstance(event, Waiting)]
+    assert said[0].endswith("spark.driver.maxResultSize; the next try is with at most 10,000 records at a time")
+    assert said[2].endswith("spark.driver.maxResultSize")
+
+
+@pytest.mark.parametrize(
+    ("max_records", "error", "sizes"),
+    [
+        (3, None, [3, 1, 1, 1]),
+        (9, Unreachable("no coordinator answers"), [9, 9, 9, 9]),  # says nothing about their size
+    ],
+)
+def test_micro_batches_have_a_record_at_least(queue, reader, tmp_path, max_records, error, sizes):
+    with replay_term(Claims(), reader, tmp_path, [], max_records) as term:
+        failing = Failing(term, 0, error)
+        term.run()
+        assert failing.sizes == sizes
+
+
+def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        monkeypatch.setattr(term, "_does_queue_answer", lambda: False)
+        failing = Failing(term, 0)
+        term.run()
+        assert failing.sizes == [20_000] * 4

@@ -36,7 +36,7 @@ _PAUSE_FIRST_S = 0.2
 _PAUSE_MAX_S = 5.0
 _LAG_EVERY_S = 0.5
 _FAILURES_MAX = 10
-"""So many failures in a row, without a micro-batch between them and with a queue that answers, are no passing trouble."""
+"""So many failures in a row, without a transaction applied between them and with a queue that answers, are no passing trouble."""
 _FINISH_S = 10.0
 
 
@@ -83,6 +83,8 @@ class ReplayTerm:
         self._application: Application | None = None
         self._failure: BaseException | None = None
         self._failures = 0
+        self._max_records = self._settings.max_records
+        self._has_passed = False  # a micro-batch of the query that runs
         self._is_busy = threading.Event()
         self._slow_at_s = 0.0
         self._asked_lag_at_s = 0.0
@@ -110,8 +112,20 @@ class ReplayTerm:
             except (WorldError, RefusedError) as error:
                 self._judge(error)
                 pause_s = _PAUSE_FIRST_S if self._failures <= failures else min(_PAUSE_MAX_S, pause_s * 2)
-                self._tell_waiting(error)
+                self._tell_waiting(error, self._taking_less(error))
                 self._run.stopping.wait(pause_s)
+
+    def _taking_less(self, error: SeriatimError) -> str:
+        """Halve the micro-batches of the next query where none of this one's passed; what is to be told of it.
+
+        One that is too large for the memory that Spark has, or may use for it, fails whenever it is tried.
+        """
+        if not isinstance(error, QueryFailed) or self._has_passed or self._max_records == 1:
+            return ""
+        if self._is_over or not self._does_queue_answer():
+            return ""
+        self._max_records //= 2
+        return f"; the next try is with at most {self._max_records:,} records at a time"
 
     def _judge(self, error: SeriatimError) -> None:
         """Count a failure; raise what can't be mended by waiting."""
@@ -150,6 +164,7 @@ class ReplayTerm:
             self._target, self._queue_id, self._term.token, claimed.offset, self._read_range
         )
         self._failure = None
+        self._has_passed = False
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, claimed.offset))
         folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.token)
@@ -199,7 +214,7 @@ class ReplayTerm:
     def _started(self, offset: int, checkpoint: str) -> StreamingQuery:
         settings = self._settings
         source = self._source(self._spark.readStream)
-        records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", settings.max_records).load()
+        records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", self._max_records).load()
         writer = records.select(*COLUMNS).writeStream.foreachBatch(self._apply_batch)
         writer = writer.option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(processingTime=f"{settings.trigger_ms} milliseconds").start()
@@ -219,9 +234,12 @@ class ReplayTerm:
         self._is_busy.set()
         try:
             began_s = boottime_s()
+            before = self._application.position if self._application is not None else 0
             outcome = self._applied(_collected(records))
             self._worked_at_s = boottime_s()
-            self._failures = 0
+            self._has_passed = True
+            if outcome.position > before:
+                self._failures = 0
             self._cursor.want(outcome.position)
             self._tell(outcome, boottime_s() - began_s)
         except BaseException as error:
@@ -342,8 +360,8 @@ class ReplayTerm:
                 return None
         return max(0, self._end - position)
 
-    def _tell_waiting(self, error: SeriatimError) -> None:
-        self._run.report(Waiting(str(error)))
+    def _tell_waiting(self, error: SeriatimError, more: str = "") -> None:
+        self._run.report(Waiting(f"{error}{more}"))
 
 
 def _collected(records: DataFrame) -> list[ChangeRow]:
@@ -356,6 +374,10 @@ def _collected(records: DataFrame) -> list[ChangeRow]:
 
 def _last_line(text: str) -> str:
     """The line of a traceback that says what happened; Spark wraps it in many others."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("seriatim.") or ("Error" in line and "Traceback" not in line)]
-    return (telling or lines or ["no reason given"])[-1][:500]
+    lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("at ")]
+    telling = [
+        line
+        for line in lines
+        if "Traceback" not in line and (line.startswith(("seriatim.", "Caused by: ")) or "Error" in line)
+    ]
+    return (telling or lines or ["no reason given"])[-1].removeprefix("Caused by: ")[:500]
