@@ -71,8 +71,8 @@ class Replay:
         """Replay until stopped or idle.
 
         Raises JavaMissing or SparkNotStarted, and InvalidArgument for a setting of Spark's that isn't the user's; TargetLost,
-        Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, BrokenStream or InvalidArgument where going
-        on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
+        Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, OtherQueue, RecordsGone, BrokenStream or
+        InvalidArgument where going on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
         """
         run, settings = self._run, self._run.settings
         check_conf(settings.spark_conf)

@@ -100,8 +100,8 @@ def claim(
 
     `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
 
-    Raises OtherQueue where the row is of another queue, Fenced where a newer token is stored, TargetBusy where somebody has held the position for `CLAIM_WAIT`: a session that
-    applies is ended then, so that the next try finds it free.
+    Raises OtherQueue where the row is of another queue, Fenced where a newer token is stored, TargetBusy where somebody has held the
+    position for `CLAIM_WAIT`: a session that applies is ended then, so that the next try finds it free.
     """
     try:
         with connection.transaction():
