@@ -11,6 +11,7 @@ from fake_queue import QUEUE_ID, FakeQueue
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.beginning import NoSnapshot, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
+from seriatim.consumer.spark.engine import driver_memory
 from seriatim.consumer.spark.progress import Event, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
@@ -101,6 +102,22 @@ seriatim.protocol.errors.Fenced: a newer reader
     assert _last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
     assert _last_line("nothing to see") == "nothing to see"
     assert _last_line("") == "no reason given"
+
+
+def test_too_much_for_the_driver_is_refused_before_its_memory_is_out():
+    assert driver_memory({}) == {"spark.driver.memory": "768m", "spark.driver.maxResultSize": "160m"}
+    assert driver_memory({"spark.driver.memory": "4g"}) == {}  # the limit is Spark's own then
+
+
+@pytest.mark.parametrize("shown", [{"offset": 10}, '{"offset": 10}', {"offset": 9}, '{"offset": 9}', None])
+def test_all_is_read_where_the_query_reached_the_end_within_a_transaction(queue, reader, tmp_path, shown):
+    queue.append_values([ROW] * 10, 0)
+
+    class Query:
+        lastProgress = {"sources": [{"endOffset": shown}]}  # noqa: N815, RUF012
+
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        assert term._is_all_read(Query()) is ("10" in str(shown))
 
 
 class Claims:

@@ -95,6 +95,16 @@ def check_conf(conf: Mapping[str, str]) -> None:
             raise InvalidArgument(f"{name} is {_FIXED[name]}: a replay needs it so")
 
 
+def driver_memory(conf: Mapping[str, str]) -> dict[str, str]:
+    """What the driver gets, unless a user's settings say: so little that what is too much for it is refused before its memory is out.
+
+    Measured: of 768 MiB 150 MiB of records pass in one piece, 220 don't.
+    """
+    if "spark.driver.memory" in conf:
+        return {}
+    return {"spark.driver.memory": "768m", "spark.driver.maxResultSize": "160m"}
+
+
 def spark_session(
     master: str,
     directory: Path,
@@ -123,10 +133,11 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.memory": "768m",
+        **driver_memory(wanted),
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} "
-        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {shlex.join(archive_options)} {java_options}",
+        # Without memory a thread of Spark's may end alone, and the query wait for it for ever: better that all end.
+        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError {shlex.join(archive_options)} {java_options}",
         "spark.task.maxFailures": "4",
     }
     if master.startswith("local"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -296,6 +297,8 @@ class ReplayTerm:
                 return True
             progress = query.lastProgress
             reached = progress["sources"][0]["endOffset"] if progress else None
+            if isinstance(reached, str):  # as JSON, where Spark is not told that it is an object
+                reached = json.loads(reached)
             return reached is not None and int(reached["offset"]) >= end
         return False
 
