@@ -55,10 +55,6 @@ def queues(
     from a document that ZooKeeper had. A copy also shows what no link was told: that a subscription was sought.
     """
     found: dict[QueueId, str] = {}
-    for queue_id, copy in kept.items():
-        seen = chains.get(queue_id)
-        if seen is not None and not seen.document.is_deleted and (what := _older_than(copy, seen)):
-            found[queue_id] = what
     for holding in held:
         queue_id = holding.record.queue_id
         if queue_id in chains and queue_id not in found:
@@ -66,6 +62,10 @@ def queues(
             what = "" if document.is_deleted else _unexplained(name, disk_id, document, version, holding)
             if what:
                 found[queue_id] = what
+    for queue_id in kept.keys() & chains.keys() - found.keys():
+        seen = chains[queue_id]
+        if not seen.document.is_deleted and (what := _older_than(kept[queue_id], seen)):
+            found[queue_id] = what
     return found
 
 
