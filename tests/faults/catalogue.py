@@ -237,6 +237,21 @@ def _kinds_of_people() -> list[Kind]:
     ]
 
 
+def _kinds_of_people_amid_failures() -> list[Kind]:
+    """What people do while something else is harmed: each order can be carried out before that is healed."""
+    return [
+        Kind(f"{name}, {harm.name}", "two at once", (*harm.harms, order), harm.held_s, share=0.3)
+        for order, name, harms in (
+            (Order("add a group"), "group added", ("master killed", "elected coordinator killed", "master | slave")),
+            (Order("drain the head"), "head drained and resumed", ("slave killed", "elected coordinator killed")),
+            (Order("rotate"), "rotation", ("slave paused", "elected coordinator paused", "sender | master")),
+            (Order("create a subscription"), "subscription created", ("master paused", "slave | reader")),
+        )
+        for harm in (*_kinds_of_processes(), *_kinds_of_network())
+        if harm.name.removeprefix("cut: ") in harms
+    ]
+
+
 KINDS: tuple[Kind, ...] = (
     *_kinds_of_processes(),
     *_kinds_of_network(),
@@ -244,6 +259,7 @@ KINDS: tuple[Kind, ...] = (
     *_kinds_of_zookeeper(),
     *_kinds_of_disks(),
     *_kinds_of_people(),
+    *_kinds_of_people_amid_failures(),
 )
 
 

@@ -7,14 +7,13 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from seriatim.cli.embedded.errors import StartFailed
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import SubscriptionExists, UnknownGroup
 from tests.faults.catalogue import (
-    KINDS,
     BlankDisk,
     Cut,
     DiskTrouble,
@@ -137,12 +136,10 @@ class Nemesis:
 
     def _possible(self, kind: Kind) -> Kind:
         """The spare group is added only where it isn't there, and removed only where it is."""
-        named = {one.name: one for one in KINDS}
-        if kind.name == "group added" and self._has_spare:
-            return named["group drained and removed"]
-        if kind.name == "group drained and removed" and not self._has_spare:
-            return named["group added"]
-        return kind
+        add, remove = (Order("add a group"), "group added"), (Order("remove a group"), "group drained and removed")
+        (wrong, its_name), (right, name) = (add, remove) if self._has_spare else (remove, add)
+        harms = tuple(right if harm == wrong else harm for harm in kind.harms)
+        return kind if harms == kind.harms else replace(kind, harms=harms, name=kind.name.replace(its_name, name))
 
     @staticmethod
     def _players(kind: Kind, scene: Round) -> dict[Role, tuple[str, ...]]:
