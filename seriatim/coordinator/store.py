@@ -518,18 +518,22 @@ class Store:
             self.chains.pop(queue_id, None)
             await self._await_node(path, watch)
             return
-        seen = self.chains.get(queue_id)
-        if seen is None or seen.version != version:
+        if self._is_news(queue_id, version):  # what isn't need not be decoded
             self._saw(chain_json.decode(data), ChainVersion(version))
         self._of_earlier_session.discard(queue_id)
+
+    def _is_news(self, queue_id: QueueId, version: int) -> bool:
+        seen = self.chains.get(queue_id)
+        return (
+            seen is None or seen.version < version or (queue_id in self._of_earlier_session and seen.version != version)
+        )
 
     def _saw(self, document: ChainDocument, version: ChainVersion) -> bool:
         """Remember it, unless something newer is: of this session, because between two of them ZooKeeper may have been set back."""
         queue_id = document.queue_id
-        seen = self.chains.get(queue_id)
-        is_news = seen is None or seen.version < version or queue_id in self._of_earlier_session
+        is_news = self._is_news(queue_id, version)
+        self._of_earlier_session.discard(queue_id)
         if is_news:
-            self._of_earlier_session.discard(queue_id)
             self.chains[queue_id] = SeenChain(document, version, now_ms())
         return is_news
 
