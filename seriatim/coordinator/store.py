@@ -523,10 +523,9 @@ class Store:
         self._of_earlier_session.discard(queue_id)
 
     def _is_news(self, queue_id: QueueId, version: int) -> bool:
+        """Of an earlier session nothing counts: there, the same version may have been another chain's."""
         seen = self.chains.get(queue_id)
-        return (
-            seen is None or seen.version < version or (queue_id in self._of_earlier_session and seen.version != version)
-        )
+        return seen is None or seen.version < version or queue_id in self._of_earlier_session
 
     def _saw(self, document: ChainDocument, version: ChainVersion) -> bool:
         """Remember it, unless something newer is: of this session, because between two of them ZooKeeper may have been set back."""
