@@ -42,10 +42,9 @@ SETTLE_S = 0.05
 """A pass begins so much after its cause: what tells a member to look is often a death, and a switch follows."""
 REST_S = 5.0
 """After each pass this member rests as long as the pass took, and no longer than this: it looks at all queues."""
-_FAILURES = (SeriatimError, grpc.aio.AioRpcError)
-
 AT_ONCE = 16
 """So many queues, or links, are looked at before somebody else has a turn: a switch may wait for this member."""
+_FAILURES = (SeriatimError, grpc.aio.AioRpcError)
 
 
 class Resyncer:

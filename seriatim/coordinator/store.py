@@ -176,8 +176,8 @@ class Store:
 
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
         """Compare-and-set. None: somebody changed it first, nothing was written. Raises ChainSetBack; a queue can be deleted even then."""
-        if not document.is_deleted:
-            self.registry.check_not_set_back(document)
+        if not document.is_deleted and (set_back := self.registry.set_back_error(document)):
+            raise set_back
         try:
             data = chain_json.encode(document)
             version = ChainVersion(await self.session.set(self.paths.chain(document.queue_id), data, expected))
@@ -520,7 +520,6 @@ class Store:
             return
         if self._is_news(queue_id, version):  # what isn't need not be decoded
             self._saw(chain_json.decode(data), ChainVersion(version))
-        self._of_earlier_session.discard(queue_id)
 
     def _is_news(self, queue_id: QueueId, version: int) -> bool:
         """Of an earlier session nothing counts: there, the same version may have been another chain's."""

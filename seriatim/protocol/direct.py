@@ -47,6 +47,7 @@ OPENING_S: Final = 5.0
 """So long may a connection stand before it says what it is for."""
 SILENCE_S: Final = 5
 OPENING_BYTES: Final = 1024
+"""So long may what it is for be."""
 LINGER_S: Final = patience.MAX_S
 """So long who was told the end of a stream has for leaving it: what was said before may be long on its way."""
 STRANGER_LINGER_S: Final = 1.0

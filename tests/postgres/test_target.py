@@ -57,6 +57,13 @@ def inserts(count: int, first: int = 0) -> list[ChangeRow]:
     return transaction(first, *(("c", None, {"id": i, "code": i, "note": f"n{i}"}) for i in range(count)))
 
 
+def applied(target: PostgresTarget, start: int, *steps, **named) -> int:
+    """Apply a transaction of these steps, which begins at offset `start`; the offset behind it."""
+    made = transaction(start, *steps, **named)
+    target.apply(QUEUE, planned(target, made, start), 1)
+    return start + len(made)
+
+
 def emptying(first: int, *names: str, cascade: bool = False) -> list[ChangeRow]:
     """A transaction that truncates these tables, as the source's log names them."""
     begin, _, commit = transaction(first, ("d", {}, None))
@@ -293,9 +300,7 @@ def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
     start = 0
     for table, key in (("keyed", ("id",)), ("keyless", ())):
         rows = [{"id": i, "code": i, "note": f"n{i}"} for i in range(count)]
-        made = transaction(start, *(("c", None, row) for row in rows), table=table, key=key)
-        target.apply(QUEUE, planned(target, made, start), 1)
-        start += len(made)
+        start = applied(target, start, *(("c", None, row) for row in rows), table=table, key=key)
     with psycopg.connect(dsn) as connection:
         connection.execute("INSERT INTO heir SELECT * FROM ONLY keyed")
         connection.execute("INSERT INTO heirless SELECT * FROM ONLY keyless")
@@ -306,9 +311,7 @@ def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
             for name in unchanged:
                 del after[name]
         steps += [("d", {"id": row["id"]} if key else row, None) for row in rows[half:]]
-        made = transaction(start, *steps, table=table, key=key)
-        target.apply(QUEUE, planned(target, made, start), 1)
-        start += len(made)
+        start = applied(target, start, *steps, table=table, key=key)
     assert fetch(dsn, "SELECT count(*), sum(code) FROM ONLY keyed") == [(half, -half)]
     assert fetch(dsn, "SELECT count(*), sum(code) FROM ONLY keyless") == [(half, -half)]
     assert fetch(dsn, "SELECT count(*), sum(code) FROM heir") == [(count, sum(range(count)))]
@@ -509,9 +512,7 @@ def test_a_key_that_the_target_numbers_itself_identifies_no_row_of_the_source(ta
             [("c", None, row) for row in rows],
             [("u", row, {**row, "note": "new"}) for row in rows[1:]] + [("d", rows[0], None)],
         ):
-            made = transaction(start, *steps, table=table, key=())
-            target.apply(QUEUE, planned(target, made, start), 1)
-            start += len(made)
+            start = applied(target, start, *steps, table=table, key=())
         assert fetch(dsn, f"SELECT id, note FROM {table} ORDER BY id") == [(i, "new") for i in range(1, count)]
     assert fetch(dsn, "SELECT count(*) FROM numbered WHERE number = id + 1") == [(count - 1,)]
 

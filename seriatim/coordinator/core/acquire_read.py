@@ -48,7 +48,6 @@ from seriatim.coordinator.core.events import (
 from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription
 from seriatim.protocol.errors import (
-    ChainSetBack,
     Fenced,
     InvariantBroken,
     NotElected,
@@ -201,9 +200,7 @@ def _with_token(state: AcquireRead) -> Step:
         return replace(state, is_newest=True), (ReadChain(is_newest=True),)  # this ZooKeeper server may be behind
     token = state.request.token
     if token == 0:
-        try:
-            state.registry.check_not_set_back(document)
-        except ChainSetBack as set_back:
+        if set_back := state.registry.set_back_error(document):
             return state, (Answer(Refused(set_back)),)
         return replace(state, phase=Phase.ELECTING), (LookUpElection(found.subscription_id),)
     if token < found.reader_token:

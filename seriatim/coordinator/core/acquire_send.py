@@ -208,9 +208,7 @@ def _with_token(state: AcquireSend, now_ms: int) -> Step:
         return state, (Answer(Refused(not_ready(awaited))),)
     token = state.request.token
     if token == 0:
-        try:
-            state.registry.check_not_set_back(document)
-        except ChainSetBack as set_back:
+        if set_back := state.registry.set_back_error(document):
             return state, (Answer(Refused(set_back)),)
         return replace(state, phase=Phase.ELECTING), (LookUpElection(),)
     if token < document.sender_token:

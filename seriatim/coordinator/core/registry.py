@@ -119,14 +119,13 @@ class Registry:
             if queue_id in state.set_back
         }
 
-    def check_not_set_back(self, document: ChainDocument) -> None:
-        """Raises ChainSetBack where a disk knows more of the queue than this chain.
-
-        Nothing may be written by it: its version would soon be that of what is lost.
-        """
-        if set_back := self.set_back(document.queue_id):
-            said = "; ".join(f"{member}: {what}" for member, what in set_back.items())
-            raise ChainSetBack(f"the chain of queue {document.name} is an old one: {said}", queue=document.name)
+    def set_back_error(self, document: ChainDocument) -> ChainSetBack | None:
+        """The error for who would write the chain, where a disk knows more of the queue: its version would soon be that of what is lost."""
+        set_back = self.set_back(document.queue_id)
+        if not set_back:
+            return None
+        said = "; ".join(f"{member}: {what}" for member, what in set_back.items())
+        return ChainSetBack(f"the chain of queue {document.name} is an old one: {said}", queue=document.name)
 
     def standstill(self, queue_id: QueueId) -> dict[str, str]:
         """Why nothing is done by a queue's chain; empty where there is no reason."""

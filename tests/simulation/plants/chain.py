@@ -429,7 +429,7 @@ PLANTS: tuple[Plant, ...] = (
         "a recovery that was cut off begins anew, whoever was elected since (by a coordinator that no member told of it)",
         together(
             changed(recovery, "goes_on_from", lambda *_: False),
-            instead(Registry, "check_not_set_back", lambda *_: None),
+            instead(Registry, "set_back_error", lambda *_: None),
         ),
         within=100,
         shape=Shape(kinds=("queue recovered",), faults=(2, 3)),
