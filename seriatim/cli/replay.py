@@ -182,13 +182,15 @@ def reporter(*, is_json: bool) -> Callable[[Event], None]:
 
 def as_text(event: Event) -> str:
     """One line for a person; empty for a micro-batch that completed nothing."""
-    from seriatim.consumer.spark.progress import Progress, Started, Stopped, Waiting
+    from seriatim.consumer.spark.progress import Applying, Progress, Started, Stopped, Waiting
 
     match event:
         case Waiting(reason):
             return f"waiting: {reason}"
         case Started():
             return f"replaying queue {event.queue} from offset {event.offset:,} (token {event.token})"
+        case Applying():
+            return f"a large transaction: {event.offset:,} of {event.end:,} carried out, nothing of it to be seen before the end"
         case Progress():
             lag = "lag unknown" if event.lag_records is None else f"lag {event.lag_records:,} records"
             seconds = "" if event.lag_s is None else f", {event.lag_s:.2f} s"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
-from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.targets import positions, postgres
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
@@ -192,6 +193,66 @@ def test_a_refused_change_names_table_key_and_offset(target, dsn, count) -> None
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
     target.apply(QUEUE, planned(target, inserts(count)), 1)
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
+
+
+def in_parts(target: PostgresTarget, rows: list[ChangeRow], *cuts: int) -> Callable[[], Iterator[Plan]]:
+    """Plans of the rows from each cut to the next, the last one to the end."""
+
+    def parts() -> Iterator[Plan]:
+        unfinished, start = None, rows[0].offset
+        for cut in (*cuts, rows[-1].offset + 1):
+            part = [row for row in rows if start <= row.offset < cut]
+            made, unfinished = plan_part(part, start, cut, shapes, unfinished)
+            yield made
+            start = cut
+
+    shapes = target.tables()
+    return parts
+
+
+@pytest.mark.parametrize("count", [3, BULK_FROM * 4])
+def test_parts_of_a_transaction_are_in_the_target_all_or_none(target, dsn, count) -> None:
+    rows = inserts(count)
+    seen = []
+
+    def watched() -> Iterator[Plan]:
+        for part in in_parts(target, rows, 2, count - 1)():
+            yield part
+            seen.append(fetch(dsn, "SELECT count(*) FROM keyed"))
+
+    done = target.apply_parts(QUEUE, 0, count + 2, watched, 1)
+    assert seen == [[(0,)]] * 3
+    assert (done.position, done.changes, done.transactions) == (Position(count + 2, 1), count, 1)
+    assert done.rows == {"public.keyed": count}
+    assert done.commit_ts_ms == 1
+    assert fetch(dsn, "SELECT count(*), sum(code) FROM keyed") == [(count, sum(range(count)))]
+
+
+def test_what_goes_wrong_while_parts_are_read_undoes_those_before(target, dsn) -> None:
+    rows = inserts(50)
+
+    def broken() -> Iterator[Plan]:
+        yield next(in_parts(target, rows, 30)())
+        raise TargetBusy("as if Spark couldn't read")
+
+    with pytest.raises(TargetBusy):
+        target.apply_parts(QUEUE, 0, 52, broken, 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+    assert target.position(QUEUE) == Position(0, 1)
+    target.apply_parts(QUEUE, 0, 52, in_parts(target, rows, 30), 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(50,)]
+
+
+def test_a_row_that_is_refused_in_a_later_part_is_named(target, dsn) -> None:
+    rows = inserts(90)
+    target.apply_parts(QUEUE, 0, 92, in_parts(target, rows, 30, 60), 1)
+    steps = [("c", None, {"id": 100 + i, "code": 100 + i, "note": "n"}) for i in range(90)]
+    steps[70] = ("c", None, {"id": 170, "code": "no number", "note": "n"})
+    refused = transaction(92, *steps)
+    with pytest.raises(ApplyFailed) as raised:
+        target.apply_parts(QUEUE, 92, 184, in_parts(target, refused, 122, 152), 1)
+    assert raised.value.details == {"table": "public.keyed", "key": (170,), "offset": 92 + 71}
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(90,)]
 
 
 def test_update_with_a_value_not_sent_leaves_it(target, dsn) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.consumer.spark.apply import plan as orders
-from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.apply.errors import GivenUp
+from seriatim.consumer.spark.apply.planner import plan, plan_part
 from tests.property import change_strategies as changes
 
 
@@ -96,6 +97,29 @@ def test_planned_and_applied_equals_row_by_row(data) -> None:
         assert planned.leftover == tuple(row for row in rows if row.offset >= position)
         assert in_order(model.tables.values()) == in_order(wanted[position])
     assert position == len(source.rows), "all transactions were whole at the end"
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_in_parts_that_end_anywhere_it_is_the_same_at_the_end(data) -> None:
+    source = data.draw(changes.sources())
+    gaps: list[range] = []
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(source.rows)), max_size=6)) | {len(source.rows)})
+    while True:
+        model, position, unfinished = Model(), 0, None
+        try:
+            for cut in cuts:
+                rows = [row for row in source.rows[position:cut] if not any(row.offset in gap for gap in gaps)]
+                planned, unfinished = plan_part(rows, position, cut, changes.SHAPES, unfinished)
+                assert (planned.start, planned.end, planned.leftover) == (position, cut, ())
+                model.apply(planned)
+                position = cut
+        except GivenUp as error:
+            gaps.append(range(error.begun_at, error.ended_at))
+            continue
+        break
+    assert unfinished is None
+    assert in_order(model.tables.values()) == in_order(dict(source.after_commit)[position])
 
 
 @settings(max_examples=200, deadline=None)

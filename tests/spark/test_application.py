@@ -39,17 +39,24 @@ class MemoryTarget:
         return self.stored
 
     def apply(self, queue_id, plan, token):
+        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter([plan]), token)
+
+    def apply_parts(self, queue_id, start, end, parts, token):
         failure = self.fails.pop(0) if self.fails else ""
         if failure == "before":
             raise TargetLost("gone")
-        if plan.start != self.stored.offset:
+        if start != self.stored.offset:
             raise PositionMoved("moved", position=self.stored.offset)
-        self.stored = replace(self.stored, offset=plan.end)
-        self.ranges.append((plan.start, plan.end))
-        self.changes += plan.changes
+        plans = list(parts())
+        assert [plan.start for plan in plans] == [start, *(plan.end for plan in plans[:-1])]
+        assert plans[-1].end == end
+        self.stored = replace(self.stored, offset=end)
+        self.ranges.append((start, end))
+        changes = sum(plan.changes for plan in plans)
+        self.changes += changes
         if failure == "after":
             raise TargetLost("gone")
-        return Applied(self.stored, plan.changes, {}, plan.transactions, 1)
+        return Applied(self.stored, changes, {}, sum(plan.transactions for plan in plans), plans[-1].commit_ts_ms, 1)
 
 
 def log(sizes: list[int]) -> list[ChangeRow]:
@@ -108,18 +115,74 @@ def test_whatever_the_cuts_and_failures_every_transaction_arrives_once(seed):
     assert queue.reads == []
 
 
-def test_large_transaction_is_let_go_and_read_again_once(monkeypatch):
+@pytest.fixture
+def little_is_held(monkeypatch):
     monkeypatch.setattr(application, "HELD_ROWS", 30)
     monkeypatch.setattr(application, "_SCANNED_ROWS", 10)
+
+
+def test_large_transaction_is_let_go_and_read_again_part_by_part(little_is_held):
     rows = log([2, 500, 3])
     target, queue = MemoryTarget(), Queue(rows)
     running = applying(target, queue)
     outcomes = [running.apply(rows[at : at + 20]) for at in range(0, len(rows), 20)]
-    assert queue.reads == [(4, 511)]
+    assert queue.reads == [(4, 20), *((at, at + 20) for at in range(20, 500, 20))]
     assert target.ranges == [(0, 4), (4, 511)]
     assert target.stored.offset == len(rows)
     assert sum(outcome.changes for outcome in outcomes) == 505
+    assert sum(outcome.transactions for outcome in outcomes) == 3
     assert outcomes[3].changes == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_cuts_and_failures_large_transactions_arrive_once(little_is_held, seed):
+    chance = random.Random(seed)
+    rows = log([chance.choice([0, 3, 40, 200]) for _ in range(30)])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    at = 0
+    while at < len(rows):
+        part = rows[at : at + chance.randrange(1, 25)]
+        target.fails = [chance.choice(["", "", "before", "after"])]
+        if chance.random() < 0.02:
+            running = applying(target, queue)
+            at = target.stored.offset
+            continue
+        try:
+            running.apply(part)
+        except TargetLost:
+            running.apply(part)
+        at += len(part)
+    assert target.stored.offset == len(rows)
+    assert target.changes == sum(b'"op":"c"' in row.value for row in rows)
+    assert queue.reads
+    assert max(end - start for start, end in queue.reads) <= 25  # never more than a micro-batch
+
+
+def test_what_a_snapshot_takes_the_place_of_is_left_out_also_where_it_was_let_go(little_is_held):
+    rows = log([3, 100])[:-30]  # the capture was killed in the second one, and a new one began with a snapshot
+    snapshot = Change("snapshot_begin", None, None, Origin("db", "slot", 1, len(rows), is_snapshot=True), 1)
+    rows.append(ChangeRow(len(rows), "s", len(rows), encode(snapshot)))
+    rows += [row._replace(offset=len(rows) + number) for number, row in enumerate(log([4]))]
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    for at in range(0, len(rows), 20):
+        running.apply(rows[at : at + 20])
+    assert target.stored.offset == len(rows)
+    assert target.changes == 3 + 4
+
+
+def test_a_large_transaction_for_a_table_that_was_made_meanwhile(little_is_held):
+    rows = log([100])
+    target, queue = MemoryTarget(), Queue(rows)
+    target.has_table = False
+    running = applying(target, queue)
+    for at in range(0, 100, 20):
+        running.apply(rows[at : at + 20])
+    with pytest.raises(MissingTables):
+        running.apply(rows[100:])
+    target.has_table = True
+    assert running.apply(rows[100:]).changes == 100
 
 
 def test_micro_batch_that_is_in_the_target_already_changes_nothing():
@@ -133,14 +196,16 @@ def test_micro_batch_that_is_in_the_target_already_changes_nothing():
     assert target.ranges == before
 
 
-def test_target_that_was_set_back_gets_what_it_lacks_from_the_queue():
+def test_a_target_that_was_set_back_is_told_so_that_the_query_begins_anew_from_there():
     rows = log([3, 3, 3])
     target, queue = MemoryTarget(), Queue(rows)
     running = applying(target, queue)
     running.apply(rows[:10])
     target.stored = Position(5, 1)
-    running.apply(rows[10:])
-    assert queue.reads == [(5, 15)]
+    with pytest.raises(PositionMoved) as raised:
+        running.apply(rows[10:])
+    assert raised.value.details["position"] == 5
+    applying(target, queue).apply(rows[5:])
     assert target.stored.offset == 15
 
 

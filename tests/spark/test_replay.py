@@ -298,6 +298,21 @@ def test_micro_batches_too_large_for_spark_s_memory_are_made_smaller(queue, dsn,
     assert position(dsn)[0] == end
 
 
+def test_a_transaction_too_large_for_memory_is_applied_part_by_part(queue, dsn, tmp_path):
+    source = Source(seed=11)
+    end = fill(queue, source, [3, 60_000, 2])
+    small = ("--spark-conf", "spark.driver.maxResultSize=4m", "--max-records", "6000", "--until-idle", "1")
+    with running(queue, dsn, tmp_path / "log", *small, kill=("segment 0: public.stock", 6)) as process:
+        assert process.end() == -signal.SIGKILL, process.log.read_text()[-4000:]
+    assert len(held(dsn)) <= 3
+    with running(queue, dsn, tmp_path / "log", *small) as process:
+        assert process.end() == 0, process.log.read_text()[-4000:]
+    assert held(dsn) == source.rows
+    assert position(dsn)[0] == end
+    assert max(event["transactions"] for event in process.events() if event["event"] == "progress") >= 1
+    assert not process.has_reason("spark.driver.maxResultSize")
+
+
 def refused_at_once(
     queue: FakeQueue, target: str, environment: dict[str, str] | None = None, name: str = ""
 ) -> tuple[int, str]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_queue import QUEUE_ID, FakeQueue
 
+from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.beginning import NoSnapshot, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import driver_memory
-from seriatim.consumer.spark.progress import Event, Waiting
+from seriatim.consumer.spark.progress import Applying, Event, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
-from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _last_line
+from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.errors import NotElected, Unreachable
@@ -163,6 +165,24 @@ def test_the_first_claim_begins_at_the_snapshot_and_later_ones_where_the_target_
             assert term._claimed() == Position(13, 5)
     assert target.created_at_ms == 1234
     assert len(events) == 1
+
+
+def test_a_replay_that_is_to_stop_reads_no_more_of_a_large_transaction(queue, reader, tmp_path, monkeypatch):
+    events: list[Event] = []
+    with replay_term(Claims(), reader, tmp_path, events) as term:
+        monkeypatch.setattr(term, "_source", lambda _: pytest.fail("it reads"))
+        term._spark = SimpleNamespace(read=None)
+        term._batch_end = 100
+        with pytest.raises(pytest.fail.Exception):
+            term._read_range(10, 20)
+        assert events == [Applying("stock", 10, 100)]
+        assert as_text(events[0]).startswith("a large transaction: 10 of 100 carried out")
+        with pytest.raises(pytest.fail.Exception):
+            term._read_range(20, 30)
+        assert len(events) == 1  # a word now and then
+        term._run.stopping.set()
+        with pytest.raises(_Abandoned):
+            term._read_range(30, 40)
 
 
 def test_folders_of_older_runs_go_and_those_of_other_replays_stay(tmp_path):

@@ -4,20 +4,21 @@ Problem: a micro-batch begins and ends anywhere, also inside a transaction; it m
 was killed before it could say so; and a transaction may be larger than memory likes.
 
 Idea: the target's position is the only memory. The rows between that position and the micro-batch are *held* while they
-are few; when they aren't, they are let go and read again from the queue once the commit that completes them has come.
+are few; when they aren't, they are let go, and once the commit that completes them has come they are read again from the queue,
+micro-batch by micro-batch, each carried out and let go before the next, all within one transaction of the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from seriatim.consumer.spark.apply.errors import UnfitTarget
+from seriatim.consumer.spark.apply.errors import BrokenStream, GivenUp, UnfitTarget
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
-from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets.errors import PositionMoved
 from seriatim.consumer.spark.targets.positions import Position
@@ -31,7 +32,7 @@ HELD_BYTES = 64 * 1024 * 1024
 _SCANNED_ROWS = 2_000
 """Where fewer rows are held, planning them once more costs less than to look for a commit first."""
 _INNER = frozenset({"begin", "c", "u", "d", "t"})
-_MOVES = 5
+_Made = TypeVar("_Made")
 
 COLUMNS = ("offset", "source", "seq", "value")
 """What is needed of a record, in `ChangeRow`'s order."""
@@ -45,6 +46,10 @@ class Target(Protocol):
     def position(self, queue_id: int) -> Position | None: ...
 
     def apply(self, queue_id: int, plan: Plan, token: int) -> Applied: ...
+
+    def apply_parts(
+        self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int
+    ) -> Applied: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,9 @@ def change_rows(table: pa.Table) -> list[ChangeRow]:
 class Application:
     """Applies the micro-batches of one run of a query to one target.
 
-    `read(start, end)` gives the records of a range of offsets. The micro-batches must follow each other without a gap,
-    the first one beginning at `position`, which the target was claimed at with `token`. A micro-batch that raised may
-    be handed in again.
+    `read(start, end)` gives the records of a range of offsets, no more at a time than a micro-batch brought. The micro-batches must
+    follow each other without a gap, the first one beginning at `position`, which the target was claimed at with `token`. A
+    micro-batch that raised may be handed in again.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Application:
         self._read = read
         self._shapes: Shapes | None = None
         self._held: list[ChangeRow] | None = []
+        self._ends: list[int] = []
         self.position = position
 
     def apply(self, rows: Sequence[ChangeRow]) -> Outcome:
@@ -106,67 +112,111 @@ class Application:
         Raises:
             UnfitTarget, ApplyFailed, BrokenStream: nothing was done, and trying again won't help.
             Fenced: a newer replay has the target. TargetLost, TargetBusy: to be tried again.
+            PositionMoved: the target stands before what was applied: somebody restored it. To be begun anew from there.
         """
         if not rows:
             return Outcome(self.position, 0)
         end = rows[-1].offset + 1
-        whole = self._whole(rows, end)
-        if whole is None:
-            return Outcome(self.position, len(rows))
-        for _ in range(_MOVES):
-            if self.position >= end:
-                self._hold(())
-                return Outcome(self.position, len(rows))
-            planned = self._planned(whole)
-            if planned.end == planned.start:
-                self._hold(planned.leftover)
-                return Outcome(self.position, len(rows))
+        while self.position < end:
             try:
-                self._target.apply(self._queue_id, planned, self._token)
+                return self._apply(rows, end)
             except PositionMoved as moved:
-                # An earlier try reached the target although its answer didn't reach us; or somebody restored the target.
-                before, self.position = self.position, int(str(moved.details["position"]))
-                if self.position < before:
-                    whole = self._read(self.position, end)
-                continue
-            self.position = planned.end
-            self._hold(planned.leftover)
-            return Outcome(planned.end, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
-        raise PositionMoved(
-            f"the target's position changed {_MOVES} times under this replay: who else writes it?",
-            position=self.position,
-        )
+                # An earlier try reached the target although its answer didn't reach us.
+                position = int(str(moved.details["position"]))
+                if position <= self.position:
+                    raise
+                self._moved(position)
+        return Outcome(self.position, len(rows))
 
-    def _whole(self, rows: Sequence[ChangeRow], end: int) -> Sequence[ChangeRow] | None:
-        """All rows from the target's position on; None where they complete nothing."""
+    def _apply(self, rows: Sequence[ChangeRow], end: int) -> Outcome:
         held = self._held
         is_much = held is None or len(held) > _SCANNED_ROWS
-        if is_much and not _may_complete(rows):
-            if held is not None:
-                self._hold([*held, *rows])
-            return None
-        return self._read(self.position, end) if held is None else [*held, *rows]
+        complete = _complete(rows) if is_much else len(rows)
+        if complete == 0:
+            self._hold(rows, end)
+            return Outcome(self.position, len(rows))
+        if held is None:
+            return self._apply_parts(rows, complete)
+        planned = self._planned(lambda shapes: plan([*held, *rows], self.position, shapes))
+        if planned.end > planned.start:
+            self._target.apply(self._queue_id, planned, self._token)
+            self._reached(planned.end, planned.leftover)
+        else:
+            self._hold(rows, end)
+        return Outcome(self.position, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
 
-    def _planned(self, rows: Sequence[ChangeRow]) -> Plan:
+    def _apply_parts(self, rows: Sequence[ChangeRow], complete: int) -> Outcome:
+        """What was let go, and the first `complete` of `rows`, by which it is finished."""
+        end = rows[complete - 1].offset + 1
+        given_up: list[range] = []
+        while True:
+            try:
+                applied = self._planned(
+                    lambda shapes: self._target.apply_parts(
+                        *(self._queue_id, self.position, end),
+                        lambda: self._parts(rows[:complete], end, given_up, shapes),
+                        self._token,
+                    )
+                )
+            except GivenUp as error:
+                given_up.append(range(error.begun_at, error.ended_at))
+                continue
+            self._reached(end, rows[complete:])
+            return Outcome(end, len(rows), applied.changes, applied.transactions, applied.commit_ts_ms)
+
+    def _parts(self, rows: Sequence[ChangeRow], end: int, given_up: Sequence[range], shapes: Shapes) -> Iterator[Plan]:
+        """Plans from the target's position to `end`, one for each micro-batch that was let go, and one for `rows`, the last."""
+        start, unfinished = self.position, None
+        for stop in [*self._ends, end]:
+            part = rows if stop == end else self._read(start, stop)
+            wanted = [row for row in part if not any(row.offset in gap for gap in given_up)] if given_up else part
+            planned, unfinished = plan_part(wanted, start, stop, shapes, unfinished)
+            yield planned
+            start = stop
+        if unfinished is not None:
+            raise BrokenStream("a transaction that was complete before isn't any more", unfinished.begun_at)
+
+    def _planned(self, make: Callable[[Shapes], _Made]) -> _Made:
+        """What `make` makes with the target's tables, which somebody may have mended since they were looked at."""
         if self._shapes is not None:
             try:
-                return plan(rows, self.position, self._shapes)
+                return make(self._shapes)
             except UnfitTarget:
-                pass  # somebody may have mended the target since its tables were looked at
+                pass
         self._shapes = self._target.tables()
-        return plan(rows, self.position, self._shapes)
+        return make(self._shapes)
 
-    def _hold(self, rows: Sequence[ChangeRow]) -> None:
-        is_small = len(rows) <= HELD_ROWS and sum(len(row.value) for row in rows) <= HELD_BYTES
-        self._held = list(rows) if is_small else None
+    def _moved(self, position: int) -> None:
+        """The target stands further than was known."""
+        self.position = position
+        self._ends = [end for end in self._ends if end > position]
+        if self._held is not None or not self._ends:
+            self._held = [row for row in self._held or () if row.offset >= position]
+
+    def _reached(self, position: int, rows: Sequence[ChangeRow]) -> None:
+        """All up to `position` is in the target; `rows` were handed in, and come behind it."""
+        self.position = position
+        self._held, self._ends = [], []
+        if rows:
+            self._hold(rows, rows[-1].offset + 1)
+
+    def _hold(self, rows: Sequence[ChangeRow], end: int) -> None:
+        """Keep what a transaction that isn't complete yet has so far; or only where its micro-batches ended."""
+        self._ends.append(end)
+        held = None if self._held is None else [*self._held, *rows]
+        is_small = held is not None and len(held) <= HELD_ROWS and sum(len(row.value) for row in held) <= HELD_BYTES
+        self._held = held if is_small else None
 
 
-def _may_complete(rows: Sequence[ChangeRow]) -> bool:
-    """Whether a transaction may end among these rows. Looks from the end, where it is found soon if there is one."""
-    for row in reversed(rows):
+def _complete(rows: Sequence[ChangeRow]) -> int:
+    """How many of them come before, or are, the last one behind which a plan may end; none, where a transaction goes on to the end.
+
+    Looks from the end, where it is found soon if there is one.
+    """
+    for count in range(len(rows), 0, -1):
         try:
-            if decode(row.value).op not in _INNER:
-                return True
+            if decode(rows[count - 1].value).op not in _INNER:
+                return count
         except MalformedChange:
-            return True  # the plan says what is wrong, and where
-    return False
+            return count  # the plan says what is wrong, and where
+    return 0

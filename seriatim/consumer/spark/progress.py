@@ -26,6 +26,15 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Applying:
+    """A transaction larger than memory is on its way into the target: up to `offset` so far, of `end`. Nobody sees it there yet."""
+
+    queue: str
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A micro-batch is in the target, as far as it was complete.
 
@@ -54,6 +63,6 @@ class Stopped:
     changes: int
 
 
-Event = Waiting | Started | Progress | Stopped
+Event = Waiting | Started | Applying | Progress | Stopped
 Report = Callable[[Event], None]
 """Is called on any thread, one at a time."""

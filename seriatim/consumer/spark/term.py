@@ -18,7 +18,7 @@ from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.datasource import NAME
 from seriatim.consumer.spark.engine import lacks_executors
-from seriatim.consumer.spark.progress import SLOW_S, Progress, Started, Waiting
+from seriatim.consumer.spark.progress import SLOW_S, Applying, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
@@ -88,6 +88,8 @@ class ReplayTerm:
         self._has_passed = False  # a micro-batch of the query that runs
         self._is_busy = threading.Event()
         self._slow_at_s = 0.0
+        self._applying_at_s = 0.0
+        self._batch_end = 0
         self._asked_lag_at_s = 0.0
         self._end = 0
         self._commit_ts_ms: int | None = None
@@ -222,7 +224,12 @@ class ReplayTerm:
         return query
 
     def _read_range(self, start: int, end: int) -> Sequence[ChangeRow]:
-        """What a micro-batch needs of those before it, read again through Spark."""
+        """What a micro-batch needs of those before it, read again through Spark. A replay that is to stop needs no more of it."""
+        if self._is_over:
+            raise _Abandoned
+        if boottime_s() >= self._applying_at_s:
+            self._applying_at_s = boottime_s() + SLOW_S
+            self._run.report(Applying(self._settings.queue, start, self._batch_end))
         source = self._source(self._spark.read)
         records: DataFrame = source.option("startingOffsets", start).option("endingOffsets", end).load()
         return _collected(records.select(*COLUMNS))
@@ -235,8 +242,11 @@ class ReplayTerm:
         self._is_busy.set()
         try:
             began_s = boottime_s()
+            self._applying_at_s = began_s + SLOW_S
             before = self._application.position if self._application is not None else 0
-            outcome = self._applied(_collected(records))
+            rows = _collected(records)
+            self._batch_end = rows[-1].offset + 1 if rows else before
+            outcome = self._applied(rows)
             self._worked_at_s = boottime_s()
             self._has_passed = True
             if outcome.position > before:

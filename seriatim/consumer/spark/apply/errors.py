@@ -6,8 +6,10 @@ SeriatimError
 │       ├── MissingTables
 │       ├── MissingColumns
 │       └── MissingKey
+├── RefusedError
+│   └── GivenUp               a transaction of which a part was planned was never finished
 └── BugError
-└── BrokenStream          the rows are no run of whole transactions: something before this lost or changed one
+    └── BrokenStream          the rows are no run of whole transactions: something before this lost or changed one
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from seriatim.consumer.spark.apply.shape import TableName
-from seriatim.protocol.errors import BugError, CallerError
+from seriatim.protocol.errors import BugError, CallerError, RefusedError
 
 
 class UnfitTarget(CallerError):
@@ -79,6 +81,17 @@ class BrokenStream(BugError):
 
     def __init__(self, what: str, offset: int) -> None:
         super().__init__(f"{what} at offset {offset}; nothing of this micro-batch was applied", offset=offset)
+
+
+class GivenUp(RefusedError):
+    """The transaction that began at offset `begun_at` was left unfinished: a snapshot at offset `ended_at` takes its place."""
+
+    code = "given-up"
+
+    def __init__(self, begun_at: int, ended_at: int) -> None:
+        super().__init__(f"the transaction at offset {begun_at} was given up at offset {ended_at}")
+        self.begun_at = begun_at
+        self.ended_at = ended_at
 
 
 def quote(name: str) -> str:

@@ -9,11 +9,11 @@ SeriatimError
 │   ├── TargetLost            the connection broke; whether the plan is in the target, its position tells
 │   └── TargetBusy            others collide with the plan all the time, or the target lacks space, memory or time for it
 └── CallerError
-├── ApplyFailed           the target refused a change
-│   ├── Diverged          a row that a change updates or deletes isn't there, or not once
-│   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
-├── OtherQueue            the position that the target holds is that of another queue
-└── UnfitTarget …         see seriatim.consumer.spark.apply.errors
+    ├── ApplyFailed           the target refused a change
+    │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
+    │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
+    ├── OtherQueue            the position that the target holds is that of another queue
+    └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
 """
 
 from __future__ import annotations

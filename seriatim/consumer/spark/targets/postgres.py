@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +30,6 @@ from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
-    Diverged,
     TargetBusy,
     TargetLost,
 )
@@ -37,6 +37,7 @@ from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside
 
 _LOG = logging.getLogger(__name__)
@@ -57,13 +58,14 @@ class Applied:
     """What `apply` did.
 
     position: where the target stands now. changes: row changes read. rows: changes carried out (after collapsing) per
-    table. transactions: of the source. attempts: 1 where nobody collided.
+    table. transactions: of the source. commit_ts_ms: the newest commit among them. attempts: 1 where nobody collided.
     """
 
     position: Position
     changes: int
     rows: dict[str, int]
     transactions: int
+    commit_ts_ms: int | None
     attempts: int
 
 
@@ -166,51 +168,68 @@ class PostgresTarget:
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
+        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter((plan,)), token)
+
+    def apply_parts(
+        self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int
+    ) -> Applied:
+        """As `apply`, with plans that follow each other from `start` to `end`: all in one transaction, but only one in memory.
+
+        `parts` is called for each attempt. What it raises undoes all that was done.
+        """
         wait_s = BACKOFF_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                rows = self._apply(queue_id, plan, token)
+                applied = self._apply(queue_id, start, end, parts, token)
             except (sql.SerializationFailure, sql.DeadlockDetected) as error:
                 self._stages.forget()
                 if attempt == ATTEMPTS:
-                    raise TargetBusy(
-                        f"{ATTEMPTS} tries of the plan from offset {plan.start} failed: {error}"
-                    ) from error
-                _LOG.warning("target busy job=%s start=%d attempt=%d error=%s", self._job, plan.start, attempt, error)
+                    raise TargetBusy(f"{ATTEMPTS} tries of the plan from offset {start} failed: {error}") from error
+                _LOG.warning("target busy job=%s start=%d attempt=%d error=%s", self._job, start, attempt, error)
                 time.sleep(wait_s)
                 wait_s *= 2
                 continue
             self._on_step("committed")
-            return Applied(Position(plan.end, token), plan.changes, rows, plan.transactions, attempt)
+            return replace(applied, attempts=attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _apply(self, queue_id: int, plan: Plan, token: int) -> dict[str, int]:
+    def _apply(self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int) -> Applied:
         connection = self._connected()
         self._stages.begin()
         execution: Execution | None = None
+        applied = Applied(Position(end, token), 0, {}, 0, None, 1)
+        done = 0
         try:
             if self._marked_for != queue_id:
                 positions.mark(connection, queue_id, self._job)
                 self._marked_for = queue_id
             with connection.transaction():
-                positions.advance(connection, queue_id, self._job, token, plan.start, plan.end)
+                positions.advance(connection, queue_id, self._job, token, start, end)
                 self._on_step("position moved")
-                if plan.segments:
-                    execution = self._execution(connection)
-                    execution.run(plan)
+                for plan in parts():
+                    if plan.segments:
+                        execution = execution or self._execution(connection)
+                        execution.run(plan)
+                    applied = replace(
+                        applied,
+                        changes=applied.changes + plan.changes,
+                        transactions=applied.transactions + plan.transactions,
+                        commit_ts_ms=plan.commit_ts_ms or applied.commit_ts_ms,
+                    )
+                    done += 1
                 self._on_step("changes carried out")
         except (sql.SerializationFailure, sql.DeadlockDetected):
             raise
         except psycopg.Error as error:
             self._stages.forget()
             self._raise_trouble(error)
-            raise self._failed(error, plan, execution) from error
+            raise self._failed(error, start, parts, done, execution) from error
         except BaseException:
             self._stages.forget()
             raise
-        return execution.applied if execution else {}
+        return replace(applied, rows=execution.applied if execution else {})
 
-    def _execution(self, connection: psycopg.Connection[Any], *, singly: bool = False) -> Execution:
+    def _execution(self, connection: psycopg.Connection[Any]) -> Execution:
         if self._may_replicate:
             connection.execute("SET LOCAL session_replication_role = replica")
         connection.execute("SET CONSTRAINTS ALL DEFERRED")
@@ -218,14 +237,21 @@ class PostgresTarget:
         connection.execute("SET LOCAL enable_hashjoin = off")
         connection.execute("SET LOCAL enable_mergejoin = off")
         shapes = read_shapes(connection, fires_triggers=not self._may_replicate)
-        return Execution(connection, shapes, self._stages, self._on_step, singly=singly)
+        return Execution(connection, shapes, self._stages, self._on_step)
 
-    def _failed(self, error: psycopg.Error, plan: Plan, execution: Execution | None) -> ApplyFailed:
+    def _failed(
+        self,
+        error: psycopg.Error,
+        start: int,
+        parts: Callable[[], Iterator[Plan]],
+        done: int,
+        execution: Execution | None,
+    ) -> ApplyFailed:
         """The typed error for what the server refused. After a bulk statement the row is looked for, one by one."""
         place = execution.place if execution else None
         if (place is not None and place.key is None) or _may_be_another(error):
-            place = self._located(plan) or place
-        where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"offset {plan.start}"
+            place = self._located(parts, done) or place
+        where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"offset {start}"
         return ApplyFailed(
             f"the target refused a change ({where}): {error}; nothing was applied",
             table=str(place.table) if place else None,
@@ -233,16 +259,19 @@ class PostgresTarget:
             offset=place.offset if place else None,
         )
 
-    def _located(self, plan: Plan) -> Place | None:
-        """Carry out the plan statement by statement up to the one that fails, and undo it all."""
+    def _located(self, parts: Callable[[], Iterator[Plan]], before: int) -> Place | None:
+        """Carry out so many plans `before`, then the next one statement by statement up to the one that fails, and undo it all."""
         connection = self._connected()
         execution: Execution | None = None
         try:
             with connection.transaction(force_rollback=True):
-                execution = self._execution(connection, singly=True)
+                self._stages.begin()
+                execution = self._execution(connection)
                 execution.on_step = lambda _step: None
-                execution.run(plan)
-        except (psycopg.Error, Diverged):
+                for number, plan in enumerate(islice(parts(), before + 1)):
+                    execution.singly = number == before
+                    execution.run(plan)
+        except (psycopg.Error, SeriatimError):
             return execution.place if execution else None
         finally:
             self._stages.forget()
