@@ -1,0 +1,171 @@
+"""What finds a mutant: schedules of the simulator, or else the cores' own tests, or else what is explored quickly."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutation.operators import Mutant, apply
+from tests.simulation import jobs, schedule
+from tests.simulation.exhaustive.bounds import QUICK
+from tests.simulation.exhaustive.explorer import explore
+
+CORES = {
+    "seriatim.coordinator.core": (
+        (
+            "acquire_send acquire_read background chain chain_point close_link closing readmission recovery registry removal "
+            "retention rotation seal subscriptions"
+        ),
+        "tests/unit/test_coordinator_*.py tests/property/test_chain_*.py",
+    ),
+    "seriatim.broker_group.core": (
+        "replica cursors link_record lease resync setback disk retention",
+        "tests/unit/test_replica.py tests/unit/test_broker_cores.py tests/property/test_replica_pair.py",
+    ),
+    "seriatim.producer.core": (
+        "sequencing resume sender sender_state batching timing",
+        "tests/unit/test_producer_sender.py tests/property/test_producer_sender.py tests/property/test_slow_paths.py",
+    ),
+    "seriatim.consumer.core": (
+        "reading cursor view",
+        "tests/unit/test_consumer_*.py tests/property/test_consumer_*.py tests/property/test_slow_paths.py",
+    ),
+}
+"""By package: its modules that decide something, and the tests of their own."""
+MODULES = [f"{package}.{name}" for package, (names, _) in CORES.items() for name in names.split()]
+EXPLORED = {
+    *(f"seriatim.coordinator.core.{name}" for name in ("acquire_send", "chain", "close_link", "closing", "seal")),
+    "seriatim.broker_group.core.replica",
+    "seriatim.producer.core.sender",
+}
+"""What the exhaustive exploration runs."""
+LIMIT_S = 180.0
+"""A change after which a step never ends is found, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`by`: what found it, "" for nothing. `how`: what that said."""
+
+    mutant: Mutant
+    by: str
+    how: str
+    took_s: float
+
+
+def own_tests(module: str) -> list[str]:
+    patterns = CORES[module.rpartition(".")[0]][1]
+    return [str(path) for pattern in patterns.split() for path in sorted(Path().glob(pattern))]
+
+
+def _simulated(_: str, schedules: int) -> str:
+    for seed in range(schedules):
+        try:
+            failure = schedule.run(seed).failure
+        except Exception as error:  # whatever it is: the right rule doesn't raise it
+            failure = repr(error)
+        if failure:
+            return f"seed {seed}: {failure}"
+    return ""
+
+
+def _tested(module: str, _: int) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        options = ("-x", "-q", "--timeout=100", "--timeout-method=signal", "-p", "no:cacheprovider")
+        code = pytest.main([*options, *own_tests(module)])
+    if code == pytest.ExitCode.OK:
+        return ""
+    if code != pytest.ExitCode.TESTS_FAILED:
+        raise RuntimeError(f"pytest ended with {code}: {said.getvalue()[-2000:]}")
+    return next((line for line in said.getvalue().splitlines() if line.startswith("FAILED")), "failed")
+
+
+def _explored(module: str, _: int) -> str:
+    if module not in EXPLORED:
+        return ""
+    return next(filter(None, (explore(bounds).violation for bounds in QUICK)), "")
+
+
+_STAGES = {"simulator": _simulated, "tests": _tested, "explorer": _explored}
+"""Each in a process of its own: what one leaves behind is not for the next."""
+
+
+def _judge(module: str, mutant: Mutant | None, stage: str, schedules: int, answer: Connection) -> None:
+    jobs.quiet()
+    with Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    if mutant is not None:
+        apply(mutant)
+    answer.send(_STAGES[stage](module, schedules))
+    os._exit(0)
+
+
+Asked = tuple[str, Mutant | None, str]
+"""A module, what is changed in it, and the stage that is to find it."""
+
+
+def _ran(asked: Iterable[Asked], schedules: int) -> Generator[tuple[Asked, str, float], list[Asked], None]:
+    """As many at a time as there are processors: how each was found, and after how long. What is sent in reply comes first."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    os.environ["PYTHONHASHSEED"] = "0"
+    waiting = list(reversed(list(asked)))
+    running: dict[Connection, tuple[Asked, Any, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            one = waiting.pop()
+            mine, its = context.Pipe(duplex=False)
+            process = context.Process(target=_judge, args=(*one, schedules, its))
+            process.start()
+            its.close()
+            running[mine] = one, process, time.monotonic()
+        ready = wait(list(running), timeout=1.0)
+        for mine, (one, process, began_s) in list(running.items()):
+            took_s = time.monotonic() - began_s
+            if mine not in ready and took_s < LIMIT_S:
+                continue
+            try:
+                how = mine.recv() if mine in ready else f"not over after {LIMIT_S:g} s"
+            except EOFError as error:
+                raise RuntimeError(f"no verdict: the process ended ({one})") from error
+            process.kill()
+            process.join()
+            mine.close()
+            del running[mine]
+            waiting += (yield one, how, took_s) or []
+
+
+def check(modules: Iterable[str], schedules: int) -> None:
+    """That nothing is found where nothing is changed. Raises RuntimeError: then no verdict means anything."""
+    for one, how, _ in _ran([(module, None, stage) for module in modules for stage in _STAGES], schedules):
+        if how:
+            raise RuntimeError(f"found without a mutant: {one}: {how}")
+
+
+def judge(asked: Iterable[Mutant], schedules: int) -> Iterator[Verdict]:
+    """By the first stage that finds it, in their order. Raises RuntimeError where there is no verdict."""
+    stages, took_s = list(_STAGES), Counter[Mutant]()
+    running = _ran([(mutant.module, mutant, stages[0]) for mutant in asked], schedules)
+    more: list[Asked] | None = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            (module, mutant, stage), how, stage_s = running.send(more) if more is not None else next(running)
+            assert mutant is not None
+            more = []
+            took_s[mutant] += stage_s
+            if how or stage == stages[-1]:
+                yield Verdict(mutant, stage if how else "", how, round(took_s.pop(mutant), 1))
+            else:
+                more = [(module, mutant, stages[stages.index(stage) + 1])]

@@ -1,0 +1,108 @@
+"""Mutants change what they say they change, and nothing else."""
+
+import importlib
+import sys
+import uuid
+
+import pytest
+
+from tests.mutation.judge import MODULES, own_tests
+from tests.mutation.operators import Mutant, apply, mutants
+
+SOURCE = '''
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Counter:
+    count: int = 0
+    name: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        return self.count > 2 and not self.name
+
+    @cached_property
+    def least(self) -> int:
+        return min(self.count, 5)
+
+    @staticmethod
+    def among(numbers):
+        return [number for number in numbers if number in (1, 2)]
+
+
+def counted(counter, order):
+    """Says more."""
+    assert order is not None
+    if order == "raise":
+        raise ValueError(f"{counter.count + 1}")
+    match order:
+        case int() if order >= 0:
+            counter = replace(counter, count=counter.count + order, name="counted")
+        case _:
+            pass
+    return counter
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    name = f"mutated_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+def _mutant(module, what) -> Mutant:
+    (found,) = (one for one in mutants(module.__name__) if one.what.partition(": ")[2] == what)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "seen", "right", "wrong"),
+    [
+        ("GtE for Gt", lambda m: m.Counter(2).is_large, False, True),
+        ("LtE for Gt", lambda m: m.Counter(3).is_large, True, False),
+        ("without self.count > 2", lambda m: m.Counter(0).is_large, False, True),
+        ("without not", lambda m: m.Counter(3, "named").is_large, False, True),
+        ("max for min", lambda m: m.Counter(7).least, 5, 7),
+        ("without if number in (1, 2)", lambda m: m.Counter.among([2, 3]), [2], [2, 3]),
+        ("NotIn for In", lambda m: m.Counter.among([2, 3]), [2], [3]),
+        ("NotEq for Eq", lambda m: m.counted(m.Counter(), "raise") is None, ValueError, False),
+        ("never", lambda m: m.counted(m.Counter(), "raise").count, ValueError, 0),
+        (
+            "dropped: raise ValueError(f'{counter.count + 1}')",
+            lambda m: m.counted(m.Counter(), "raise").count,
+            ValueError,
+            0,
+        ),
+        ("without if order >= 0", lambda m: m.counted(m.Counter(), -1).count, 0, -1),
+        ("without count=counter.count + order", lambda m: m.counted(m.Counter(), 3), (3, "counted"), (0, "counted")),
+        ("Sub for Add", lambda m: m.counted(m.Counter(), 3).count, 3, -3),
+    ],
+)
+def test_a_mutant_does_what_it_says(module, what, seen, right, wrong) -> None:
+    def result():
+        try:
+            found = seen(module)
+        except ValueError:
+            return ValueError
+        return (found.count, found.name) if isinstance(found, module.Counter) else found
+
+    assert result() == right
+    apply(_mutant(module, what))
+    assert result() == wrong
+
+
+def test_what_is_only_said_or_checked_of_itself_is_left_alone(module) -> None:
+    said = [one.what for one in mutants(module.__name__)]
+    assert not any("order is not None" in one or "Says more" in one or "Is for IsNot" in one for one in said)
+    assert sum("Sub for Add" in one for one in said) == 1
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_core_has_rules_to_change_and_tests_of_its_own(module) -> None:
+    assert mutants(module)
+    assert own_tests(module)
