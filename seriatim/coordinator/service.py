@@ -27,9 +27,10 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
-from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, WrongCluster
+from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, Unreachable, WrongCluster
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
+from seriatim.protocol.zookeeper import SessionState
 
 _log = log.logger("coordinator")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -150,6 +151,8 @@ class CoordinatorService(CoordinatorServicer):
                 await changed.wait()
                 await asyncio.sleep(SETTLE_S)
                 changed.clear()
+                if self._store.session.state is not SessionState.CONNECTED:
+                    raise Unreachable("this coordinator can't follow ZooKeeper now")  # another one may
                 seen = self._store.chains.get(queue_id)
                 if seen is None:
                     if await self._store.is_gone(queue_id):

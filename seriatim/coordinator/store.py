@@ -393,6 +393,8 @@ class Store:
                 self.registry = replace(self.registry, is_new=True)
                 delay_s = self.session.session_timeout_s
                 asyncio.get_running_loop().call_later(delay_s, self._is_here_for_long, self._session_id)
+        else:
+            self._tell()  # who watches goes to a coordinator that sees what changes
 
     def _is_here_for_long(self, session_id: int) -> None:
         """Whoever lives and came to ZooKeeper with this coordinator is registered by now."""
