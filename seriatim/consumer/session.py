@@ -113,6 +113,8 @@ class ReaderSession:
         self._token_node = ""
         self._acquiring: asyncio.Task[None] | None = None
         self._is_asked_again = False
+        self._proof: tuple[str, float] = "", 0.0
+        self._renewal = asyncio.Event()
 
     @property
     def is_connected(self) -> bool:
@@ -205,6 +207,7 @@ class ReaderSession:
 
     def _standing_changed(self, standing: Standing) -> None:
         if standing is Standing.ELECTED:
+            self._renewal.set()
             self._acquire()
             return
         # Nobody can tell, or somebody else is: nothing more is handed out. What was granted may be taken up again if it
@@ -235,7 +238,10 @@ class ReaderSession:
             except (NoNode, SessionExpired, Unreachable) as error:
                 _log.debug("lease not renewed", error=error)
             left_s = session.session_timeout_s / _RENEWALS_PER_TIMEOUT - (boottime_s() - sent_s)
-            await asyncio.sleep(max(0.02, left_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.02, left_s)):
+                    await self._renewal.wait()
+            self._renewal.clear()
 
     async def _prove(self, session: ZooKeeperSession, sent_s: float) -> None:
         election = self._election
@@ -243,7 +249,16 @@ class ReaderSession:
             return
         node = election.node
         await session.set(f"{self._paths.readers(self._queue_id, self._subscription_id)}/{node}", b"")
-        if self.grant is not None and self._token_node == node and election.standing is Standing.ELECTED:
+        self._proof = node, sent_s
+        self._lease()
+
+    def _lease(self) -> None:
+        """Handing out is allowed as far as the last answered write to the present node allows it, and nothing else (H8, H10)."""
+        node, sent_s = self._proof
+        session, election = self._zookeeper, self._election
+        if session is None or election is None or self.grant is None or not node:
+            return
+        if self._token_node == node == election.node and election.standing is Standing.ELECTED:
             self._on_lease(sent_s + session.session_timeout_s * _LEASE_PART)
 
     # ---- the grant
@@ -259,10 +274,9 @@ class ReaderSession:
             node = self._election.node
             if node != self._token_node:
                 self._token, self._token_node = Token(0), node
-            sent_s = boottime_s()
             pause_s = _RETRY_S
             try:
-                if await self._acquired(node, cause_id, sent_s):
+                if await self._acquired(node, cause_id):
                     return
             except Waiting as error:
                 pause_s = float(str(error.details["retry_after_s"]))
@@ -283,7 +297,7 @@ class ReaderSession:
             _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
             await asyncio.sleep(pause_s)
 
-    async def _acquired(self, node: str, cause_id: str, sent_s: float) -> bool:
+    async def _acquired(self, node: str, cause_id: str) -> bool:
         request = pb.AcquireReadRequest(
             queue=self.settings.queue,
             subscription=self.settings.subscription,
@@ -302,10 +316,10 @@ class ReaderSession:
         if reply.WhichOneof("kind") != "grant":
             reasons = "; ".join(f"{one.what}: {one.reason}" for one in reply.wait.reasons) or "the coordinator"
             raise Waiting(reasons, retry_after_s=max(0.02, reply.wait.retry_after_ms / 1000))
-        self._take_up(reply.grant, sent_s)
+        self._take_up(reply.grant)
         return not self._is_asked_again
 
-    def _take_up(self, granted: pb.ReadGrant, sent_s: float) -> None:
+    def _take_up(self, granted: pb.ReadGrant) -> None:
         view = chain_view(granted.view)
         subscription_id, generation = SubscriptionId(granted.subscription_id), Generation(granted.generation)
         self.grant = Grant(subscription_id, generation, self._token)
@@ -320,9 +334,7 @@ class ReaderSession:
         self._commits.happened(cursor.Granted(view, subscription_id, generation, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
-        if self._zookeeper is not None:
-            # The coordinator found the node first in line after the call was sent: the session lived then.
-            self._on_lease(sent_s + self._zookeeper.session_timeout_s * _LEASE_PART)
+        self._lease()
 
     def refused(self, error: SeriatimError) -> None:
         """A member refused this reader's token or generation: a coordinator knows what holds."""

@@ -265,7 +265,10 @@ class Ensemble:
         for request in held:
             self.loop.after(self.delay_s(), None, request)
         for session in list(server.sessions):
-            session.heard_of()
+            if self.is_live(session.session_id):
+                session.heard_of()
+            else:
+                session.disconnect()
 
     def stop(self) -> None:
         """No majority: nothing is served; sessions don't expire meanwhile, for there is nobody to end them."""

@@ -336,6 +336,29 @@ def read_behind_a_note(schedule: Schedule) -> None:
         world.heal_cut(*path)
 
 
+def sought_while_cut_off(schedule: Schedule) -> None:
+    """The ZooKeeper server of an elected reader is cut off, and goes on answering its pings; a coordinator answers the reader, too (H8, H10)."""
+    world, ensemble = schedule.world, schedule.world.ensemble
+    subscriptions = () if world.document is None else world.document.subscriptions
+    nodes = [one.reader_node for one in subscriptions if one.name == "main"]
+    readers = [name for name in world.hosts if name.startswith("reader") and any(name in node for node in nodes)]
+    session = next((one for name in readers for one in ensemble.sessions_of(world.hosts[name].process)), None)
+    server = None if session is None else session.server
+    if session is None or server is None or server.is_cut_off:
+        return
+    for other in [one for one in server.sessions if one is not session]:
+        other.disconnect()
+    world.note(f"ZooKeeper server {server.number}, which {readers[0]} asks, is cut off")
+    usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
+    ensemble.cut_off(server)
+    ensemble.cut_off_server_s = usual_s
+    world.loop.run(world.loop.now_s + session.session_timeout_s * schedule.chance.uniform(0.5, 0.95))
+    schedule.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to="earliest"))
+    world.loop.run(world.loop.now_s + 1.5 * session.session_timeout_s)
+    if server.is_cut_off:
+        ensemble.rejoin(server)
+
+
 def _sealed(schedule: Schedule) -> Link | None:
     """A link that has ended, with records that its readers have reached; a switch makes one."""
     world = schedule.world
@@ -709,6 +732,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "note taken back late": (0.5, note_taken_back_late),
     "commit on one member": (0.5, commit_on_one),
     "read behind a note": (0.5, read_behind_a_note),
+    "sought while cut off": (0.5, sought_while_cut_off),
     "cursors lost with a disk": (0.5, lose_cursors),
     "disk fills": (0.5, disk_fills),
     "blank disk unseen": (0.5, blank_disk_unseen),

@@ -230,7 +230,7 @@ class SimulatedSession:
     def _expired(self) -> None:
         self._expiry = None
         self.ensemble.timed_out(self)
-        if self.server is not None:
+        if self.server is not None and not self.server.is_cut_off:  # one that is goes on answering pings
             self.disconnect()
 
     # ---- asking

@@ -1,0 +1,95 @@
+"""How long a reader may hand out: as far as the last write that ZooKeeper answered allows, whatever else answers (H8, H10)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from seriatim.consumer.session import ReaderSession, ReaderSettings
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.election import Standing
+from seriatim.protocol.names import Token
+
+TIMEOUT_S = 0.6
+NODE = "n-0000000001"
+
+
+class ZooKeeper:
+    """Answers writes until it `is_cut_off` from the leader; the session's state stays what it was: pings are answered."""
+
+    session_timeout_s = TIMEOUT_S
+    state = "connected"
+    is_cut_off = False
+    written_s = 0.0
+
+    async def set(self, path: str, data: bytes) -> int:
+        sent_s = boottime_s()
+        if self.is_cut_off:
+            await asyncio.get_running_loop().create_future()
+        self.written_s = sent_s
+        return 1
+
+
+async def granted(method: str, request: pb.AcquireReadRequest, *_: object) -> pb.AcquireReadReply:
+    """A coordinator: the chain still has this token, for whoever follows hasn't acquired yet."""
+    view = pb.QueueView(queue_id=1, queue="q", chain_version=1)
+    return pb.AcquireReadReply(grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, view=view), token=5)
+
+
+def reader(zookeeper: ZooKeeper, leases: list[float]) -> ReaderSession:
+    session = ReaderSession(
+        "127.0.0.1:1",
+        ReaderSettings("q", "s", session_timeout_s=TIMEOUT_S),
+        on_grant=lambda *_: None,
+        on_lease=leases.append,
+        on_end=lambda: None,
+        on_failure=lambda _: None,
+    )
+    session._zookeeper = zookeeper
+    session._election = SimpleNamespace(standing=Standing.ELECTED, node=NODE)
+    session._token, session._token_node = Token(5), NODE
+    session.coordinators.call_within = granted
+    return session
+
+
+def test_a_coordinator_s_answer_does_not_renew_the_lease() -> None:
+    leases: list[float] = []
+    zookeeper = ZooKeeper()
+
+    async def run() -> None:
+        session = reader(zookeeper, leases)
+        renewing = asyncio.create_task(session._renew())
+        session._standing_changed(Standing.ELECTED)
+        await asyncio.sleep(TIMEOUT_S / 4)
+        assert leases[-1] > boottime_s()
+        zookeeper.is_cut_off = True
+        until_s = boottime_s() + TIMEOUT_S
+        while boottime_s() < until_s:
+            await asyncio.sleep(0.05)
+            session._acquire()  # a link was read to its end, or two commits failed: as in any outage
+        renewing.cancel()
+
+    asyncio.run(run())
+    assert len(leases) > 5
+    assert max(leases) < zookeeper.written_s + TIMEOUT_S
+
+
+def test_who_is_elected_may_hand_out_at_once() -> None:
+    """Not only when the next write is due."""
+    leases: list[float] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), leases)
+        session._election.standing = Standing.WAITING
+        renewing = asyncio.create_task(session._renew())
+        await asyncio.sleep(0)
+        session._election.standing = Standing.ELECTED
+        session._standing_changed(Standing.ELECTED)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        renewing.cancel()
+
+    asyncio.run(run())
+    assert leases
+    assert leases[-1] > boottime_s()
