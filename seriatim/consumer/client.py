@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Self
 
@@ -90,6 +91,7 @@ class Consumer:
         # The application's side: the batch in hand, and the place behind the batches before it, in their term.
         self._chunk: Chunk | None = None
         self._passed = (0, START)
+        self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
 
@@ -240,17 +242,20 @@ class Consumer:
         if self._chunk is not None:
             self._chunk.passed = self._chunk.row
 
-    def _take(self) -> Chunk | None:
-        """The batch in hand, or the next one, where it is there; not waited for."""
+    def _take(self, *, is_done: bool = True) -> Chunk | None:
+        """The batch in hand, or the next one, where it is there; not waited for. `is_done`: the application is, with all it was handed."""
         hand_over = self._hand_over
         while hand_over.is_open:
             chunk = self._chunk
             if chunk is not None and chunk.term == hand_over.term:
                 if chunk.row < chunk.count:
                     return chunk
-                if chunk.passed == chunk.row:
+                if is_done and chunk.passed == chunk.row:
                     # Passed are also the re-sends at its end, and a batch of nothing else.
                     self._passed = chunk.term, chunk.behind
+            if self._again:
+                self._chunk = self._again.popleft()
+                continue
             taken = hand_over.take(self.queue)
             if taken is None:
                 return None
@@ -314,7 +319,8 @@ class Consumer:
         hand_over, term, clock, row = self._hand_over, chunk.term, time.clock_gettime, chunk.row
         while row < chunk.count:
             for record in chunk.records(row, row + RECORDS_AT_ONCE):
-                if chunk.row != row or hand_over.term != term or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s:
+                is_over = hand_over.is_closed or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s
+                if is_over or chunk.row != row or hand_over.term != term:
                     return
                 chunk.passed = row
                 chunk.row = row = row + 1
@@ -339,14 +345,33 @@ class Consumer:
         found: list[Record] = []
         term = chunk.term
         following: Chunk | None = chunk
-        while following is not None and len(found) < max_records:
-            if following.term != term:
-                found, term = [], following.term  # what was found will be handed out again
-            end = min(following.count, following.row + max_records - len(found))
-            found += following.records(following.row, end)
-            following.row = end
-            following = self._take() if len(found) < max_records else None
+        taken: list[tuple[Chunk, int]] = []
+        try:
+            while following is not None and len(found) < max_records:
+                if following.term != term:
+                    found, term = [], following.term  # what was found will be handed out again
+                taken.append((following, following.row))
+                end = min(following.count, following.row + max_records - len(found))
+                found += following.records(following.row, end)
+                following.row = end
+                following = self._take(is_done=False) if len(found) < max_records else None
+        except SeriatimError:  # the batch stays, and the next call meets it before all else
+            if not found:
+                raise
+        except BaseException:
+            self._give_back(taken)
+            raise
         return found
+
+    def _give_back(self, taken: list[tuple[Chunk, int]]) -> None:
+        """What a poll had found when it was interrupted wasn't handed out."""
+        chunks = [chunk for chunk, _ in taken]
+        if self._chunk is not None and self._chunk not in chunks:
+            chunks.append(self._chunk)
+        for chunk, row in taken:
+            chunk.row = row
+        self._again.extendleft(reversed(chunks[1:]))
+        self._chunk = chunks[0]
 
     # ---- moving
 
@@ -373,8 +398,12 @@ class Consumer:
         return what is None and (chunk is None or self._committed == (chunk.term, chunk.place_after(chunk.row)))
 
     async def _commit(self, handed_out: tuple[int, Place]) -> None:
-        _, place = handed_out
+        term, place = handed_out
         if self._session is not None:
+            if term != self._hand_over.term:  # since it was looked at, on the application's thread
+                raise Fenced(
+                    "what was handed out is of an earlier term, and will be handed out again", queue=self.queue
+                )
             await self._session.commit(place)
             self._committed = handed_out
 
@@ -389,6 +418,8 @@ class Consumer:
         if what is None:
             return chunk.term, handed
         place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
+        if isinstance(what, int) and what == view.offset_of(handed):
+            place = handed  # the end of a link is the start of the next one, too
         if place > handed:
             raise InvalidArgument("this was not handed out, or by an earlier term", queue=self.queue)
         return chunk.term, place
@@ -422,6 +453,12 @@ class Consumer:
 
         A record whose handler raises blocks the queue: nothing passes it. It is tried again after `backoff_s`,
         doubled up to `backoff_max_s`; `blocked` and the log say why. With `park`, which is given the record and the
-        error, the record counts as done instead, once `park` returned.
+        error, the record counts as done instead, once `park` returned; where that raises, too, the record blocks the queue.
+        What isn't an `Exception` (KeyboardInterrupt) ends this at once, and its record is not done: the next `run` begins with it.
         """
-        handle(self, self._hand_over, handler, park, Backoff(backoff_s, backoff_max_s))
+        try:
+            handle(self, self._hand_over, handler, park, Backoff(backoff_s, backoff_max_s))
+        except BaseException:
+            if self._chunk is not None:
+                self._chunk.row = self._chunk.passed
+            raise

@@ -49,23 +49,40 @@ def handle(
     park: Callable[[Record, Exception], object] | None,
     backoff: Backoff,
 ) -> None:
-    """See Consumer.run."""
+    """See Consumer.run. To ask for the next record is to be done with the one before: who isn't, asks for none."""
+    handling = _Handling(records, handler, park)
     for record in records:
+        error = handling.failure(record)
+        if error is not None and not _repeat(handling, hand_over, Blocked(record, error, 1, time.time()), backoff):
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Handling:
+    """What is done with each record."""
+
+    records: Records
+    handler: Callable[[Record], object]
+    park: Callable[[Record, Exception], object] | None
+
+    def failure(self, record: Record) -> Exception | None:
+        """Hand it over, once. None: it is done."""
         try:
-            handler(record)
+            self.handler(record)
         except Exception as error:
-            if park is not None:
-                park(record, error)
-                _log.warning("record parked", queue=records.queue, offset=record.offset, error=error)
-            else:
-                _repeat(records, hand_over, handler, Blocked(record, error, 1, time.time()), backoff)
+            if self.park is None:
+                return error
+            try:
+                self.park(record, error)
+            except Exception as failed:
+                return failed
+            _log.warning("record parked", queue=self.records.queue, offset=record.offset, error=error)
+        return None
 
 
-def _repeat(
-    records: Records, hand_over: HandOver, handler: Callable[[Record], object], blocked: Blocked, backoff: Backoff
-) -> None:
-    """Try again until it works, or this reader may not go on with the record."""
-    term, pause_s, record = hand_over.term, backoff.first_s, blocked.record
+def _repeat(handling: _Handling, hand_over: HandOver, blocked: Blocked, backoff: Backoff) -> bool:
+    """Try again until it works, or the record is another term's to hand out. False: the consumer was closed before it worked."""
+    term, pause_s, record, records = hand_over.term, backoff.first_s, blocked.record, handling.records
     while True:
         records.blocked = blocked
         _log.warning(
@@ -75,13 +92,11 @@ def _repeat(
         while (left_s := until_s - boottime_s()) > 0 or not hand_over.is_open:
             if hand_over.is_closed or hand_over.term != term:
                 records.blocked = None
-                return
+                return not hand_over.is_closed
             time.sleep(min(0.05, max(0.01, left_s)))
         pause_s = min(backoff.max_s, pause_s * 2)
-        try:
-            handler(record)
-        except Exception as again:
-            blocked = Blocked(record, again, blocked.attempts + 1, blocked.since_s)
-        else:
+        error = handling.failure(record)
+        if error is None:
             records.blocked = None
-            return
+            return True
+        blocked = Blocked(record, error, blocked.attempts + 1, blocked.since_s)

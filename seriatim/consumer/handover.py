@@ -109,7 +109,7 @@ class HandOver:
     @property
     def is_open(self) -> bool:
         """Whether records may be handed out now."""
-        return self.is_reading and boottime_s() < self.valid_until_s
+        return self.is_reading and not self.is_closed and boottime_s() < self.valid_until_s
 
     def _is_ready(self) -> bool:
         return self.is_closed or self.error is not None or (bool(self._waiting) and self.is_open)
@@ -137,7 +137,7 @@ class HandOver:
         """
         self.check()
         with self._changed:
-            if self.is_closed or not self._waiting or not self.is_open:
+            if not self._waiting or not self.is_open:
                 return None
             term, delivery = self.term, self._waiting[0]
         rows = decoded(delivery)

@@ -11,7 +11,7 @@ from unittest import mock
 from seriatim.consumer import Consumer, RangeReader, range_reader
 from seriatim.consumer.core.rows import decoded
 from seriatim.consumer.core.view import Place
-from seriatim.consumer.session import Grant
+from seriatim.consumer.session import Grant, ReaderSession
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.core.sender import SenderSettings
@@ -166,15 +166,20 @@ class _Thread:
 
 
 class Reader:
-    """One instance of a subscription's readers. `pace`: it takes at most so many records at a time, each 0.1 s."""
+    """One instance of a subscription's readers. `pace`: it takes at most so many records at a time, each 0.1 s. `polls`: by `poll`, not one by one."""
 
-    def __init__(self, world: World, name: str, subscription: str, pace: int = 1000) -> None:
+    def __init__(self, world: World, name: str, subscription: str, pace: int = 1000, *, polls: bool = False) -> None:
         self._world = world
+        self._polls = polls
         self._name = name
         self._subscription = subscription
         self._pace = pace
 
     async def main(self) -> None:
+        """A life of it."""
+        self._life = object()
+        self._grants: dict[int, Grant] = {}
+        self._in_hand: list[Record] = []
         consumer = Consumer(
             self._world.coordinator_addresses,
             QUEUE,
@@ -185,12 +190,11 @@ class Reader:
             name=self._name,
         )
         granted = consumer._granted
-        grants: dict[int, Grant] = {}
 
         def told(grant: Grant, place: Place) -> None:
             self._world.told(self._world.ledger.read_granted, self._subscription, grant, place.epoch, place.index)
             granted(grant, place)
-            grants[consumer._hand_over.term] = grant
+            self._grants[consumer._hand_over.term] = grant
 
         consumer._granted = told  # type: ignore[method-assign]
         while True:
@@ -200,27 +204,53 @@ class Reader:
             except SeriatimError:
                 await asyncio.sleep(0.2)
         consumer._thread = _Thread()  # type: ignore[assignment]
-        ledger, session = self._world.ledger, consumer._session
+        session = consumer._session
         assert session is not None
-        life = object()
+        self._check_commits(session)
         while True:
             await asyncio.sleep(0.1)
             consumer._hand_over.check()
-            left = self._pace
-            while left:
-                consumer._move_past()
-                chunk = consumer._take()
-                if chunk is None:
-                    break
-                for record in consumer._handed_out(chunk):
-                    grant = grants[chunk.term]
-                    self._world.told(ledger.delivered, self._subscription, (life, chunk.term), grant, record)
-                    left -= 1
-                    if not left:
-                        break
+            (self._poll if self._polls else self._iterate)(consumer)
             if session.grant is not None:
                 committed = session.committed
-                ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
+                self._world.ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
+
+    def _check_commits(self, session: ReaderSession) -> None:
+        """What is committed by itself is what the application is done with."""
+        ask_commit = session.ask_commit
+
+        def ask_checked(place: Place) -> None:
+            in_hand = next((one for one in self._in_hand if (one.epoch, one.index) < (place.epoch, place.index)), None)
+            if in_hand is not None:
+                found = f"6: {self._subscription} commits up to {place} while {in_hand.offset} is in hand"
+                self._world.violated(Violation(found))
+            ask_commit(place)
+
+        session.ask_commit = ask_checked  # type: ignore[method-assign]
+
+    def _handed(self, term: int, record: Record) -> None:
+        delivered = self._world.ledger.delivered
+        self._world.told(delivered, self._subscription, (self._life, term), self._grants[term], record)
+
+    def _poll(self, consumer: Consumer) -> None:
+        self._in_hand = []
+        self._in_hand = consumer.poll(self._pace, 0)
+        for record in self._in_hand:
+            assert consumer._chunk is not None
+            self._handed(consumer._chunk.term, record)
+
+    def _iterate(self, consumer: Consumer) -> None:
+        left = self._pace
+        while left:
+            consumer._move_past()
+            chunk = consumer._take()
+            if chunk is None:
+                return
+            for record in consumer._handed_out(chunk):
+                self._handed(chunk.term, record)
+                left -= 1
+                if not left:
+                    break
 
 
 class Replay:

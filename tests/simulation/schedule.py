@@ -61,7 +61,7 @@ class Shape:
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     `pause_s`: between records of a sender.
     `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
-    `limits`: None for any. `direct`: how often batches go over direct streams.
+    `limits`: None for any. `direct`: how often batches go over direct streams. `polls`: how often readers poll.
     """
 
     kinds: tuple[str, ...] = ()
@@ -76,9 +76,10 @@ class Shape:
     replays: float = 0.2
     limits: Limits | None = None
     direct: float = 0.0
+    polls: float = 0.0
 
 
-ANY: Final = Shape(direct=0.5)
+ANY: Final = Shape(direct=0.5, polls=0.3)
 """Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams."""
 
 
@@ -163,7 +164,8 @@ class Schedule(Nemesis):
         pace = random.Random(f"pace {self.seed}").choice(self.shape.paces)
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
-            self.add(name, Reader(world, name, subscription, pace).main)
+            polls = random.Random(f"polls {self.seed}").random() < self.shape.polls
+            self.add(name, Reader(world, name, subscription, pace, polls=polls).main)
         if random.Random(f"replay {self.seed}").random() < self.shape.replays:
             self.add(Replay.NAME, Replay(world).main)
         self.add("operator", self._create_queue)

@@ -182,9 +182,10 @@ def _granted(state: CursorState, event: Granted) -> Step:
     place, is_end = event.head, False
     if place.epoch == 0:
         place, is_end = _behind_all(event.view), True
-    is_going_on = state.is_granted and (state.generation, state.subscription_id) == (
-        event.generation,
-        event.subscription_id,
+    is_going_on = (
+        state.is_granted
+        and (state.generation, state.subscription_id) == (event.generation, event.subscription_id)
+        and not _is_left_behind(state.wanted, event.view, place)
     )
     after = replace(
         state,
@@ -199,11 +200,17 @@ def _granted(state: CursorState, event: Granted) -> Step:
         wanted=max(state.wanted, place) if is_going_on else place,
     )
     if is_going_on:
-        if place.epoch == 0 or is_end:  # nothing is left on the list: all that was wanted is committed
+        # Nothing is left on the list: all that was wanted is committed, but for what is in links listed since.
+        if is_end and after.wanted.epoch <= place.epoch:
             after = replace(after, committed=after.wanted)
         return after, []
     after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
     return after, [StartReading(place, is_end)]
+
+
+def _is_left_behind(wanted: Place, view: ChainView, head: Place) -> bool:
+    """Whether the link that the application is in has ended, and was let go, before this reader heard of its end."""
+    return START.epoch < wanted.epoch < head.epoch and view.link(wanted.epoch) is None
 
 
 def _behind_all(view: ChainView) -> Place:

@@ -137,6 +137,11 @@ class ChainView:
             reached = Offset(link.base + link.end)
         return reached
 
+    def offset_of(self, place: Place) -> Offset | None:
+        """The offset of a place; None where its link isn't in the chain, or nobody knows yet where it starts."""
+        link = self.link(place.epoch)
+        return None if link is None or link.base is None else Offset(link.base + place.index)
+
     def place_of(self, offset: Offset) -> Place:
         """The place of an offset. One in the gap that an abandoned link leaves is the start of the link behind the gap.
 

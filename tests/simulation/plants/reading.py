@@ -11,14 +11,17 @@ from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.resyncer import Resyncer
+from seriatim.consumer.client import Consumer
 from seriatim.consumer.core import reading
 from seriatim.consumer.core.reading_events import ReadFrom, StartArrived, ViewChanged
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
+from seriatim.consumer.session import ReaderSession
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.names import Index, QueueId
 from tests.simulation.limits import Limits, Sizes
 from tests.simulation.plants.plant import Plant, changed, instead, together
@@ -165,6 +168,17 @@ def _never_over(right: Any, self: HandOver, valid_until_s: float) -> None:
     right(self, float("inf"))
 
 
+def _proved_by_a_grant(right: Any, self: ReaderSession, granted: Any) -> None:
+    right(self, granted)
+    if self._zookeeper is not None:
+        self._on_lease(boottime_s() + self._zookeeper.session_timeout_s * 2 / 3)
+
+
+def _passed_by_what_follows(right: Any, self: Consumer, *, is_done: bool = True) -> Any:
+    del is_done
+    return right(self)
+
+
 def _whoever_commits(right: Any, record: Any, generation: Any, token: Any, *arguments: Any, **named: Any) -> Any:
     if generation != record.generation:
         return right(record, generation, token, *arguments, **named)
@@ -256,6 +270,22 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("pause an application",), faults=(3, 5), lasts_s=(12.0,)),
         finds="7:",
+    ),
+    Plant(
+        "H8, a coordinator's word",
+        "a reader's session lives where a coordinator answers its AcquireRead",
+        changed(ReaderSession, "_take_up", _proved_by_a_grant),
+        within=60,
+        shape=Shape(kinds=("sought while cut off",), faults=(1, 2)),
+        finds="7:",
+    ),
+    Plant(
+        "passed by what follows",
+        "a batch of nothing but re-sends is passed as soon as it is looked at, and with it all before it",
+        changed(Consumer, "_take", _passed_by_what_follows),
+        within=60,
+        shape=Shape(kinds=("kill", "pause"), faults=(4, 6), polls=1.0),
+        finds="6:",
     ),
     Plant(
         "H9",

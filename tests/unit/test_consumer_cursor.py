@@ -1,0 +1,98 @@
+"""What a grant says of cursors, and what it doesn't: one that was read before the chain went on, one behind a link that is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seriatim.consumer.core import cursor, reading
+from seriatim.consumer.core.cursor import (
+    AcquireAgain,
+    Commit,
+    CommitAsked,
+    Committed,
+    CursorState,
+    Granted,
+    StartReading,
+)
+from seriatim.consumer.core.reading import Reading
+from seriatim.consumer.core.reading_events import FetchFailed, OpenFetch, ReadFrom, StartArrived, Tick, ViewChanged
+from seriatim.consumer.core.view import ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+
+SUBSCRIPTION, GENERATION = SubscriptionId(1), Generation(1)
+
+
+def link(epoch: int, base: int, end: int | None = None) -> LinkView:
+    sides = [Side(f"g{epoch}", member, f"{epoch}{member}:1", Incarnation(f"{epoch}{member}", 1)) for member in "ab"]
+    state = LinkState.OPEN if end is None else LinkState.SEALED
+    return LinkView(Epoch(epoch), state, Offset(base), None if end is None else Index(end), sides[0], sides[1], {})
+
+
+def view(version: int, consume_list: tuple[int, ...], *links: LinkView) -> ChainView:
+    own = SubscriptionView(SUBSCRIPTION, "s", GENERATION, Token(1), "r", tuple(map(Epoch, consume_list)))
+    return ChainView("c", 1, "q", ChainVersion(version), links, (own,))
+
+
+def granted(seen: ChainView, epoch: int, index: int) -> Granted:
+    return Granted(seen, SUBSCRIPTION, GENERATION, Place(Epoch(epoch), Index(index)))
+
+
+def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_of_that_link() -> None:
+    state = CursorState()
+
+    def happened(event: cursor.Event) -> list[cursor.Effect]:
+        nonlocal state
+        state, effects = cursor.decide(state, event, 0.0)
+        return effects
+
+    happened(granted(view(1, (1,), link(1, 0, 5)), 1, 5))
+    # Link 1 was sealed while nobody sent, and left the list: the reader asks again, and the coordinator reads version 2.
+    assert AcquireAgain() in happened(cursor.ViewChanged(view(2, (), link(1, 0, 5))))
+    # While its answer is on the way, a sender opens link 2, the watch tells, and three records are read, handled and committed.
+    later = view(4, (2,), link(1, 0, 5), link(2, 5))
+    happened(cursor.ViewChanged(later))
+    wanted = Place(Epoch(2), Index(3))
+    happened(CommitAsked(wanted))
+    happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
+    assert state.committed < wanted
+    assert AcquireAgain() in happened(cursor.ViewChanged(later))
+    (order,) = happened(granted(later, 2, 0))
+    assert isinstance(order, Commit)
+    assert (order.epoch, order.index) == (2, 3)
+    happened(Committed(order.commit_id))
+    assert state.committed == wanted
+
+
+def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> None:
+    reads, commits, now_s = Reading(1000), CursorState(), 0.0
+    opened: list[int] = []
+
+    def both(*events: object) -> list[object]:
+        """As ReaderSession has them: StartReading goes to the reading core."""
+        nonlocal reads, commits
+        found: list[object] = []
+        for event in events:
+            if isinstance(event, (Granted, cursor.ViewChanged)):
+                commits, effects = cursor.decide(commits, event, now_s)
+            else:
+                reads, effects = reading.decide(reads, event, now_s)
+            found += effects
+            opened.extend(effect.epoch for effect in effects if isinstance(effect, OpenFetch))
+            for effect in effects:
+                if isinstance(effect, StartReading):
+                    found += both(ReadFrom(commits.view, effect.place, effect.is_end))
+        return found
+
+    # It has read and committed all 5 records of link 1, which is open and quiet.
+    both(granted(view(1, (1,), link(1, 0)), 1, 5), StartArrived(1, Index(5), {}))
+    assert opened == [1]
+    # It is cut off from the coordinators, not from ZooKeeper. Link 1's group dies; its end, 5, is recorded; the cursor is there,
+    # so the link leaves the consume list, and after the retention the chain; link 2 takes the records.
+    now_s = 1.0
+    both(FetchFailed(1, "the connection broke"))
+    now_s = 100.0
+    later = view(9, (2,), link(2, 5))
+    assert AcquireAgain() in both(cursor.ViewChanged(later), ViewChanged(later))
+    both(granted(later, 2, 0), ViewChanged(replace(later, version=ChainVersion(10))), Tick())
+    assert opened[-1] == 2

@@ -1,0 +1,224 @@
+"""What is handed out, passed and committed by itself, with deliveries put by hand: whatever interrupts, nothing is lost or passed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from seriatim.consumer import handover
+from seriatim.consumer.client import Consumer
+from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.protocol.batch import RecordColumns, encode
+from seriatim.protocol.chain import LinkState
+from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+
+BEFORE_ALL = Place(Epoch(1), Index(0))
+
+
+class NoThread:
+    def tell(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """Takes commits down as the real one does: it knows the grant, and not whose term a place is of."""
+
+    def __init__(self, view: object) -> None:
+        self.view = view
+        self.commits: list[Place] = []
+
+    async def commit(self, place: Place) -> None:
+        self.commits.append(place)
+
+
+def delivery(epoch: int, base: int, first_seq: int, count: int, marks: dict[str, int] | None = None) -> Delivery:
+    columns = RecordColumns([b"v"] * count, list(range(first_seq, first_seq + count)), "s", [1] * count)
+    return Delivery(Epoch(epoch), Offset(base), encode(columns, Index(0)), Index(0), Index(count), marks, Index(count))
+
+
+def elected(*deliveries: Delivery) -> Consumer:
+    consumer = Consumer("127.0.0.1:1", "q")
+    consumer._thread = NoThread()
+    hand_over = consumer._hand_over
+    hand_over.begin()
+    hand_over.renew(boottime_s() + 60)
+    for one in deliveries:
+        hand_over.put(one)
+    return consumer
+
+
+def passed(consumer: Consumer) -> Place:
+    return consumer._passed_place() or BEFORE_ALL
+
+
+def to_commit(consumer: Consumer) -> Place:
+    """By `commit()`."""
+    consumer._session = Session(object())
+    return consumer._place_to_commit(None)[1]
+
+
+def offsets(records) -> list[int]:
+    return [record.offset for record in records]
+
+
+def test_what_a_poll_returned_is_not_passed_by_the_batch_of_resends_behind_it() -> None:
+    """As after each switch under load. What is passed is committed by itself: a crash would have lost all ten."""
+    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 5, 5, {"s": 9}), delivery(2, 15, 10, 5))
+    assert offsets(consumer.poll(10, 0)) == list(range(10))
+    assert passed(consumer) == BEFORE_ALL
+    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 5, 5, {"s": 9}))
+    assert offsets(consumer.poll(500, 0)) == list(range(10))
+    assert passed(consumer) == BEFORE_ALL
+    assert consumer.poll(500, 0) == []
+    assert passed(consumer) == Place(Epoch(2), Index(5))
+
+
+@pytest.mark.parametrize("max_records", [3, 10, 15, 500])
+def test_polls_pass_what_the_polls_before_them_returned(max_records) -> None:
+    consumer = elected(*(delivery(epoch, 10 * epoch - 10, 10 * epoch - 10, 10) for epoch in (1, 2, 3)))
+    before, found = BEFORE_ALL, []
+    while records := consumer.poll(max_records, 0):
+        assert passed(consumer) <= before
+        found += records
+        before = Place(records[-1].epoch, Index(records[-1].index + 1))
+    assert offsets(found) == list(range(30))
+    assert passed(consumer) == before
+
+
+def test_what_a_poll_found_before_a_batch_that_cannot_be_read_is_returned(monkeypatch) -> None:
+    readable = handover.decoded
+
+    def decoded(one: Delivery):
+        if one.epoch == 2:
+            raise MalformedFrame("written by a later version")
+        return readable(one)
+
+    monkeypatch.setattr(handover, "decoded", decoded)
+    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 10, 5))
+    assert offsets(consumer.poll(500, 0)) == list(range(10))
+    for _ in range(2):
+        with pytest.raises(MalformedFrame):
+            consumer.poll(500, 0)
+    assert passed(consumer) == Place(Epoch(1), Index(10))
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_poll_that_is_interrupted_has_handed_nothing_out(monkeypatch, at) -> None:
+    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 10, 10), delivery(2, 20, 20, 10))
+    assert offsets(consumer.poll(4, 0)) == [0, 1, 2, 3]
+    take, takes = consumer._hand_over.take, [1]
+
+    def interrupted(queue: str):
+        takes.append(1)
+        if len(takes) == at:
+            raise KeyboardInterrupt  # while that batch is decoded
+        return take(queue)
+
+    monkeypatch.setattr(consumer._hand_over, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(500, 0)
+    assert passed(consumer) == Place(Epoch(1), Index(4))
+    assert to_commit(consumer) == Place(Epoch(1), Index(4))  # what `commit()` would commit
+    assert offsets(consumer.poll(500, 0)) == list(range(4, 30))
+
+
+def handled_while_closing(consumer: Consumer, handled: list[int]) -> None:
+    """As `Consumer.close` begins, in another thread: the hand-over is closed, then the last commit is waited for, the lease goes on."""
+    blocked = threading.Event()
+
+    def handler(record) -> None:
+        handled.append(record.offset)
+        if record.offset == 3:
+            blocked.set()
+            raise ValueError("not now")
+
+    working = threading.Thread(target=consumer.run, args=(handler,), kwargs={"backoff_s": 5.0}, daemon=True)
+    working.start()
+    assert blocked.wait(5)
+    consumer._hand_over.close()
+    working.join(5)
+    assert not working.is_alive()
+
+
+def test_nothing_passes_a_blocked_record_while_the_consumer_is_closed() -> None:
+    handled: list[int] = []
+    consumer = elected(delivery(1, 0, 0, 10))
+    handled_while_closing(consumer, handled)
+    assert handled == [0, 1, 2, 3]
+    assert passed(consumer) == Place(Epoch(1), Index(3))
+
+
+def test_a_record_that_cannot_be_parked_blocks_the_queue() -> None:
+    consumer = elected(delivery(1, 0, 0, 3))
+    handled, parked, tries = [], [], []
+
+    def handler(record) -> None:
+        if record.offset == 0:
+            raise ValueError("bad")
+        handled.append(record.offset)
+        if record.offset == 2:
+            consumer._hand_over.close()
+
+    def park(record, _error) -> None:
+        tries.append(record.offset)
+        if len(tries) < 3:
+            raise OSError("the table for parked records can't be reached")
+        parked.append(record.offset)
+
+    consumer.run(handler, park, backoff_s=0.001)
+    assert (tries, parked, handled) == ([0, 0, 0], [0], [1, 2])
+
+
+def test_a_record_whose_handler_was_interrupted_is_the_first_of_the_next_run() -> None:
+    consumer = elected(delivery(1, 0, 0, 5))
+    handled: list[int] = []
+
+    def interrupted(record) -> None:
+        if record.offset == 2:
+            raise KeyboardInterrupt
+        handled.append(record.offset)
+
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run(interrupted)
+    assert passed(consumer) == to_commit(consumer) == Place(Epoch(1), Index(2))
+
+    def handler(record) -> None:
+        handled.append(record.offset)
+        if record.offset == 4:
+            consumer._hand_over.close()
+
+    consumer.run(handler)
+    assert handled == [0, 1, 2, 3, 4]
+
+
+def test_a_commit_that_was_asked_for_in_an_earlier_term_does_not_reach_the_next_one() -> None:
+    """A seek takes effect between the look at what was handed out, on the application's thread, and the commit on the loop."""
+    consumer = elected(delivery(1, 0, 0, 10))
+    session = consumer._session = Session(object())
+    assert len(consumer.poll(500, 0)) == 10
+    looked_at = consumer._place_to_commit(None)
+    consumer._hand_over.begin()
+    with pytest.raises(Fenced):
+        asyncio.run(consumer._commit(looked_at))
+    assert session.commits == []
+
+
+def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> None:
+    """`commit(last.offset + 1)`, as with Kafka: it is the offset of the next link's first record, too."""
+    sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
+    one = LinkView(Epoch(1), LinkState.SEALED, Offset(0), Index(10), sides[0], sides[1], {})
+    other = LinkView(Epoch(2), LinkState.OPEN, Offset(10), None, sides[0], sides[1], {})
+    consumer = elected(delivery(1, 0, 0, 10))
+    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), (one, other)))
+    last = consumer.poll(500, 0)[-1]
+    assert consumer._place_to_commit(last)[1] == Place(Epoch(1), Index(10))
+    assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
+    assert consumer._place_to_commit(5)[1] == Place(Epoch(1), Index(5))
+    with pytest.raises(InvalidArgument):
+        consumer._place_to_commit(11)
