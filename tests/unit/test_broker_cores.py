@@ -131,6 +131,13 @@ def test_a_new_generation_starts_without_a_cursor() -> None:
         cursors.told(cursor(token=4), Generation(1), Token(3))
 
 
+def test_a_cursor_that_only_the_other_member_had_is_taken_over_and_never_takes_one_back() -> None:
+    assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(8)) == cursor(1, 2, 8)
+    assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(3)) == cursor(1, 2, 5)
+    assert cursors.told(cursor(index=None), Generation(1), Token(2), Index(8)) == cursor(1, 2, 8)
+    assert cursors.told(cursor(index=5), Generation(2), Token(2), Index(3)) == cursor(2, 2, 3)
+
+
 def test_the_further_cursor_of_the_newer_generation_counts() -> None:
     assert cursors.further(None, cursor()) == cursor()
     assert cursors.further(cursor(1, 1, 5), cursor(1, 2, 3)) == cursor(1, 2, 5)

@@ -9,13 +9,22 @@ from seriatim.consumer.core.cursor import (
     AcquireAgain,
     Commit,
     CommitAsked,
+    CommitFailed,
     Committed,
     CursorState,
     Granted,
     StartReading,
 )
 from seriatim.consumer.core.reading import Reading
-from seriatim.consumer.core.reading_events import FetchFailed, OpenFetch, ReadFrom, StartArrived, Tick, ViewChanged
+from seriatim.consumer.core.reading_events import (
+    CloseFetch,
+    FetchFailed,
+    OpenFetch,
+    ReadFrom,
+    StartArrived,
+    Tick,
+    ViewChanged,
+)
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
@@ -62,6 +71,36 @@ def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_o
     assert (order.epoch, order.index) == (2, 3)
     happened(Committed(order.commit_id))
     assert state.committed == wanted
+
+
+def test_the_late_failure_of_an_earlier_commit_says_nothing_of_the_one_under_way() -> None:
+    state = CursorState()
+
+    def happened(event: cursor.Event) -> list[cursor.Effect]:
+        nonlocal state
+        state, effects = cursor.decide(state, event, 0.0)
+        return effects
+
+    happened(granted(view(1, (1,), link(1, 0)), 1, 0))
+    (first,) = happened(CommitAsked(Place(Epoch(1), Index(3))))
+    happened(Committed(first.commit_id))
+    (second,) = happened(CommitAsked(Place(Epoch(1), Index(5))))
+    assert happened(CommitFailed(first.commit_id, "late", is_grant_old=True)) == []
+    assert state.in_flight == second
+    happened(Committed(second.commit_id))
+    assert state.committed == Place(Epoch(1), Index(5))
+    assert happened(CommitFailed(second.commit_id, "later still", is_grant_old=True)) == []
+    assert (state.is_acquiring, state.failures) == (False, 0)
+
+
+def test_a_member_that_starts_behind_what_was_asked_for_is_left() -> None:
+    """What lies between would be passed over."""
+    seen = view(1, (1,), link(1, 0))
+    state, effects = reading.decide(Reading(1000), ReadFrom(seen, Place(Epoch(1), Index(5)), is_end=False), 0.0)
+    (order,) = [effect for effect in effects if isinstance(effect, OpenFetch)]
+    state, effects = reading.decide(state, StartArrived(order.fetch_id, Index(7), {}), 0.1)
+    assert CloseFetch(order.fetch_id) in effects
+    assert (state.at, state.marks) == (Place(Epoch(1), Index(5)), None)
 
 
 def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> None:

@@ -161,6 +161,18 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert subscriptions.located(left, "earliest", None).epoch == 2
 
 
+def test_an_empty_link_is_kept_for_a_minute_and_no_longer_than_any_other():
+    world = World()
+    send_call(world).finish()
+    send_call(world, token=1, failed_epoch=1).finish()
+    document = world.document
+    assert document.links[0].end == 0
+    assert retention.due(document, retention.EMPTY_KEPT_MS - 1) == ()
+    assert retention.due(document, retention.EMPTY_KEPT_MS + 1) == (1,)
+    soon = replace(document, settings=replace(document.settings, retention_ms=1000))
+    assert retention.due(soon, 1001) == (1,)
+
+
 def test_a_chain_that_gets_too_long_lets_go_of_its_first_links_early_and_of_no_more_than_it_has_to(monkeypatch):
     world = sealed_links(4)
     document = world.document

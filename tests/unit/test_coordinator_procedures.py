@@ -375,6 +375,31 @@ def test_an_offset_of_a_link_whose_end_isnt_known_is_waited_for(world):
         subscriptions.located(world.document, "7", Index(6))
 
 
+def test_an_offset_behind_a_link_whose_end_is_lost_is_waited_for(world):
+    link = replace(world.document.links[0], epoch=Epoch(2), base=None)
+    document = replace(
+        world.document, links=(chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1)).links[0], link)
+    )
+    sealed = replace(world.document, links=(link,))
+    for one in (document, sealed):
+        with pytest.raises(Waiting):
+            subscriptions.located(one, "3", Index(6))
+
+
+def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 3)
+    send_call(world, token=1, failed_epoch=1).finish()
+    world.append(Epoch(2), 3)
+    records = world.document.links[0].end
+    position = subscriptions.located(world.document, str(records + 1), Index(3))
+    sought = subscriptions.sought(world.document, "s", position).subscription("s")
+    assert (sought.position_epoch, sought.position_index, sought.consume_list) == (2, 1, (2,))
+    assert subscriptions.start_index(sought, Epoch(2)) == 1
+
+
 def test_a_seek_in_a_recovered_chain_is_new_also_to_who_saw_one_after_its_copy(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     copy = world.document
@@ -657,6 +682,15 @@ def test_an_older_token_is_refused_and_only_the_first_in_line_gets_one(world):
     trace = sending(token=0).tell(read(world), ElectionSeen("node-2"))
     assert trace.orders == ["refused not-elected"]
     assert isinstance(trace.effects[0].result.error, NotElected)
+
+
+def test_of_readers_too_only_the_first_in_line_gets_a_token(world):
+    trace = reading(token=0).tell(read(world), ElectionSeen("node-2"))
+    assert trace.orders == ["refused not-elected"]
+    trace = reading(token=0).tell(read(world), ElectionSeen(None))
+    assert trace.orders == ["refused not-elected"]
+    trace = reading(token=0).tell(read(world), ElectionSeen("node-1"))
+    assert trace.orders == ["write 3: reader node-1 of s elected token=1"]
 
 
 def test_h4_who_was_deposed_by_its_own_clock_gets_a_new_token_though_its_node_is_still_first(world):

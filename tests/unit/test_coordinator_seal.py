@@ -93,6 +93,12 @@ def test_where_a_loss_is_allowed_both_disks_have_to_answer_and_the_larger_counts
     certificate = decided({"a": one, "b": answer(Wholeness.PARTIAL, at(3), side=SLAVE)}, durability)
     assert isinstance(certificate, Certificate)
     assert (certificate.end, certificate.is_whole, certificate.marks_on_two) == (4, False, {"s": 13})
+    # What was committed on one isn't on the other any more: nothing of this link is on two.
+    certificate = decided(
+        {"a": answer(Wholeness.PARTIAL, at(3), at(4)), "b": answer(Wholeness.PARTIAL, START, side=SLAVE)}, durability
+    )
+    assert isinstance(certificate, Certificate)
+    assert (certificate.end, certificate.is_whole, certificate.marks_on_two) == (4, False, {"s": 2})
 
 
 def test_a_partial_answer_never_shortens_a_whole_one():

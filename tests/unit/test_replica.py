@@ -323,6 +323,12 @@ def test_a_copied_batch_is_taken_only_while_no_stream_is_open() -> None:
     _, text = trace(Replica(record(Role.MASTER)), copied, Flushed(Index(1)), PeerReady(Index(1), hash_of(one)))
     assert text.splitlines()[0] == "BatchCopied: store 0..1 committed=0"
     assert refusal(master(), copied) == "wrong-index"
+    sealed, _ = trace(Replica(record(Role.MASTER)), SealAsked(ChainVersion(6)), SealWritten())
+    assert refusal(sealed, copied) == "sealed"
+    being_sealed, _ = trace(Replica(record(Role.MASTER)), SealAsked(ChainVersion(6)))
+    assert refusal(being_sealed, copied) == "sealed"
+    failed, _ = trace(Replica(record(Role.MASTER)), copied, WriteFailed("broken"))
+    assert refusal(failed, copied) == "sealed"
 
 
 def test_a_failed_disk_takes_nothing_more_and_is_not_whole() -> None:
