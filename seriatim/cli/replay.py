@@ -156,11 +156,10 @@ def replay(
 
 
 def _logged(event: Event) -> None:
-    """Tell an event as a line of the log; one that completed nothing isn't worth a line."""
+    """Tell an event as a line of the log."""
     from seriatim.protocol import log
 
-    if as_text(event):
-        log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
+    log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
 
 
 def reporter(*, is_json: bool) -> Callable[[Event], None]:
@@ -172,16 +171,14 @@ def reporter(*, is_json: bool) -> Callable[[Event], None]:
             print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
 
     def print_text(event: Event) -> None:
-        line = as_text(event)
-        if line:
-            with lock:
-                print(line, flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
+        with lock:
+            print(as_text(event), flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
 
     return print_json if is_json else print_text
 
 
 def as_text(event: Event) -> str:
-    """One line for a person; empty for a micro-batch that completed nothing."""
+    """One line for a person."""
     from seriatim.consumer.spark.progress import Applying, Progress, Started, Stopped, Waiting
 
     match event:
