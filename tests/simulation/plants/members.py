@@ -259,9 +259,9 @@ PLANTS: tuple[Plant, ...] = (
         "let go while it was looked at",
         "whoever looks at the chain of a link finds the link there still",
         instead(membership, "UnknownLink", NotElected),
-        within=150,
+        within=300,
         shape=Shape(
-            kinds=("slow disk", "slow path"), faults=(2, 3), lasts_s=(5.0,), settings=pb.QueueSettings(retention_ms=1)
+            kinds=("slow disk", "rotate"), faults=(3, 6), lasts_s=(5.0,), settings=pb.QueueSettings(retention_ms=1)
         ),
         finds="12:",
     ),
