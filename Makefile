@@ -19,10 +19,11 @@ test: setup ## all tests (ARGS="-k chain" …)
 	@tools/setup --faults
 	$(RUN) -m pytest $(ARGS)
 
-soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long; EXHAUSTIVE=1
-	$(if $(FAULTS)$(MINUTES)$(EXHAUSTIVE),,$(error say FAULTS=N, MINUTES=N, EXHAUSTIVE=1, or several))
+soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long; EXHAUSTIVE=1; MUTANTS=300
+	$(if $(FAULTS)$(MINUTES)$(EXHAUSTIVE)$(MUTANTS),,$(error say FAULTS=N, MINUTES=N, EXHAUSTIVE=1, MUTANTS=N, or several))
 	$(if $(MINUTES),$(RUN) -m tests.simulation --minutes $(MINUTES))
 	$(if $(EXHAUSTIVE),$(RUN) -m tests.simulation.exhaustive --each)
+	$(if $(MUTANTS),$(RUN) -m tests.mutation --sample $(MUTANTS) $(if $(SEED),--seed $(SEED)))
 	$(if $(FAULTS),@tools/setup --faults)
 	$(if $(FAULTS),$(RUN) -m tests.faults.campaign --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) --report $(or $(REPORT),fault-report))
 
