@@ -11,7 +11,7 @@ from typing import Self
 
 from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
-from seriatim.consumer.core.view import ChainView
+from seriatim.consumer.core.view import START, ChainView
 from seriatim.consumer.fetching import Fetcher, Identity
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.transport import Members
@@ -30,7 +30,7 @@ PREFETCH_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """`earliest`: offset of the first record kept. `end`: offset up to which records can be read now, exclusive.
+    """`earliest`: offset of the first record kept; `end` where none is. `end`: offset up to which records can be read now, exclusive.
 
     `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
     """
@@ -144,7 +144,7 @@ class RangeReader:
         self._waiting.clear()
         self._error = None
         self._fetcher = fetcher
-        fetcher.happened(reading_events.ReadFrom(view, place, until=end))
+        fetcher.happened(reading_events.ReadFrom(view, place, is_end=place == START, until=end))
         self._watching = asyncio.create_task(self._watch(fetcher))
         return fetcher
 

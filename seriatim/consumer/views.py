@@ -27,6 +27,7 @@ def chain_view(view: pb.QueueView) -> ChainView:
         is_deleted=view.is_deleted,
         ahead=_ahead(view),
         created_at_ms=view.created_at_ms,
+        first_offset=Offset(view.first_offset),
     )
 
 

@@ -180,6 +180,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         groups=[_shown_group(name, registry) for name in groups],
         created_at_ms=document.created_at_ms,
         is_deleted=document.is_deleted,
+        first_offset=document.dropped.offset,
     )
 
 

@@ -65,6 +65,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.zookeeper = zookeeper
         self.cluster = cluster
         self.links: list[FakeLink] = [FakeLink(1, 0, {})]
+        self.dropped_links = 0
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
         self.fetches: list[tuple[str, int, int]] = []
@@ -139,6 +140,30 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
 
         self._run(switch())
 
+    def drop_all(self) -> None:
+        """Seal the open link, and drop all links, as retention does with what all have read."""
+
+        async def drop_all() -> None:
+            self.links[-1].is_sealed = True
+            self.dropped_links = len(self.links)
+            for one in self.subscriptions.values():
+                one.consume_list = []
+            await self._notify()
+
+        self._run(drop_all())
+
+    def open_next(self) -> None:
+        """Open the next link where none is open."""
+
+        async def open_next() -> None:
+            last = self.links[-1]
+            self.links.append(FakeLink(last.epoch + 1, last.base + last.length, last.marks_before(len(last.batches))))
+            for one in self.subscriptions.values():
+                one.consume_list.append(last.epoch + 1)
+            await self._notify()
+
+        self._run(open_next())
+
     def kill_member(self, name: str) -> None:
         async def kill() -> None:
             self.registered[name] = False
@@ -175,8 +200,12 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
     # ---- coordinator
 
     def view(self) -> pb.QueueView:
-        view = pb.QueueView(queue_id=1, queue="q", cluster=self.cluster, chain_version=self.version)
-        for link in self.links:
+        kept = self.links[self.dropped_links :]
+        first_offset = kept[0].base if kept else self.links[-1].base + self.links[-1].length
+        view = pb.QueueView(
+            queue_id=1, queue="q", cluster=self.cluster, chain_version=self.version, first_offset=first_offset
+        )
+        for link in kept:
             view.links.append(
                 pb.LinkView(
                     epoch=link.epoch,
@@ -239,7 +268,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
     async def CreateSubscription(self, request, context):
         if request.subscription in self.subscriptions:
             raise SubscriptionExists("it exists")
-        made = FakeSubscription(len(self.subscriptions) + 1, [link.epoch for link in self.links])
+        made = FakeSubscription(len(self.subscriptions) + 1, [link.epoch for link in self.links[self.dropped_links :]])
         self.subscriptions[request.subscription] = made
         await self._notify()
         return self.subscription_view(request.subscription)

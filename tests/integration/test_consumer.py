@@ -245,6 +245,38 @@ def test_a_range_drops_the_same_resends(cluster: FakeCluster) -> None:
         assert rows[0].columns.values == numbered(11, 4)
 
 
+def test_a_range_behind_links_that_were_all_dropped_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.drop_all()
+    with RangeReader(cluster.coordinator, "q") as reader:
+        positions = reader.positions()
+        assert (positions.earliest, positions.end, positions.spans) == (10, 10, ())
+        with pytest.raises(InvalidArgument, match="no longer kept, the first one is 10"):
+            next(reader.read(9, 12))
+        found: list[int] = []
+        reading = threading.Thread(target=lambda: found.extend(one.offset for one in reader.read(10, 13)), daemon=True)
+        reading.start()
+        wait_until(lambda: reader._fetcher is not None and reader._fetcher.state.waiting_for == "the next link")
+        cluster.open_next()
+        cluster.append(numbered(8, 5), 8)
+        reading.join(WAIT_S)
+        assert (found, reader.duplicates_dropped) == ([12], 2)
+
+
+def test_a_reader_of_a_queue_without_links_is_where_the_next_one_starts(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.drop_all()
+    with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
+        assert subscriber.wait_elected(WAIT_S).cursor_offset == 10
+        subscriber.commit(10, timeout_s=WAIT_S)
+        with pytest.raises(InvalidArgument):
+            subscriber.commit(9)
+        cluster.open_next()
+        cluster.append(numbered(10, 5), 10)
+        subscriber.commit(13, timeout_s=WAIT_S)
+        assert cluster.cursor_offset("replay") == 13
+
+
 def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
     cluster.append(numbered(0, 10), 0)
     cluster.switch()

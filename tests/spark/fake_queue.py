@@ -147,6 +147,9 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
             created_at_ms=self.created_at_ms,
             links=links,
             subscriptions=[subscription],
+            first_offset=self.links[self.dropped_links].base
+            if links
+            else self.links[-1].base + self.links[-1].next_index,
         )
 
     def _check(self, queue: str) -> None:

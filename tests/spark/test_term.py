@@ -11,10 +11,10 @@ from fake_queue import QUEUE_ID, FakeQueue
 
 from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
-from seriatim.consumer.spark.beginning import NoSnapshot, begins_snapshot, first_offset
+from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import driver_memory
-from seriatim.consumer.spark.progress import Applying, Event, Waiting
+from seriatim.consumer.spark.progress import Applying, Event, Started, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
@@ -78,6 +78,40 @@ def test_without_a_snapshot_a_new_target_would_be_part_of_a_copy(queue, reader):
         begins_at(reader)
     with pytest.raises(NotElected):
         begins_at(reader, is_over=lambda: True)
+
+
+def without_any_link(queue: FakeQueue) -> None:
+    """Ten records, the first of which began a snapshot; retention dropped them."""
+    queue.append_values([BEGIN, *[ROW] * 9], 0)
+    queue.switch()
+    queue.links.pop()
+    queue.dropped_links = 1
+
+
+def test_where_all_is_dropped_a_new_target_has_no_beginning_and_claims_none(queue, reader, tmp_path):
+    without_any_link(queue)
+    target = Claims()
+    events: list[Event] = []
+    with replay_term(target, reader, tmp_path, events) as term, pytest.raises(NoSnapshot, match=r"up to 10 are gone"):
+        term._claimed()
+    assert (target.stored, events) == (None, [])
+
+
+@pytest.mark.parametrize(("offset", "error"), [(9, RecordsGone), (10, None)])
+def test_where_all_is_dropped_a_target_goes_on_at_the_end_and_nowhere_before(
+    queue, reader, tmp_path, monkeypatch, offset, error
+):
+    without_any_link(queue)
+    events: list[Event] = []
+
+    def started(self, offset, checkpoint):
+        raise QueryFailed(f"a query would start at {offset}")
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    target = Claims(Position(offset, 4))
+    with replay_term(target, reader, tmp_path, events) as term, pytest.raises(error or QueryFailed):
+        term._stream()
+    assert [one.offset for one in events if isinstance(one, Started)] == ([] if error else [10])
 
 
 def test_only_the_operation_begins_a_snapshot():

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.views import chain_view
+from seriatim.coordinator import views
+from seriatim.coordinator.core import chain, retention
+from seriatim.coordinator.core.chain_point import filled
+from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import (
+    Certificate,
+    ChainDocument,
+    ChainMember,
+    Durability,
+    Link,
+    LinkState,
+    QueueSettings,
+)
+from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, Offset, QueueId
 
 
 def group(name: str, *, is_registered: bool = True) -> pb.GroupView:
@@ -30,3 +50,30 @@ def test_nothing_is_ahead_without_another_group_or_its_members() -> None:
     assert chain_view(alone).ahead == ()
     gone = pb.QueueView(send_list=["g1"], groups=[group("g1", is_registered=False)])
     assert chain_view(gone).ahead == ()
+
+
+def sealed_once(end: int) -> ChainDocument:
+    """A queue with one link, which is sealed."""
+    settings = QueueSettings()
+    new = chain.created(cluster="c", queue_id=QueueId(1), name="q", settings=settings, groups=("g1", "g2"), now_ms=0)
+    sides = [ChainMember(MemberName("g1", place), Incarnation(place, 1)) for place in "ab"]
+    certificate = Certificate(Index(end), (), Durability.SYNC, True, {"s": 99}, {"s": 99}, b"h", None, 0)
+    link = Link(Epoch(1), "g1", *sides, LinkState.SEALED, Durability.SYNC, 0, Offset(0), {}, 0, certificate)
+    return filled(replace(new, next_epoch=Epoch(2), links=(link,)))
+
+
+def test_a_queue_keeps_its_offsets_where_all_its_links_were_dropped() -> None:
+    document = sealed_once(100)
+    seen = chain_view(views.queue_view(document, ChainVersion(8), Registry()))
+    assert (seen.earliest, seen.latest, seen.place_of(Offset(0))) == (0, 100, Place(Epoch(1), Index(0)))
+    document = retention.without(document, retention.due(document, document.settings.retention_ms + 1))
+    assert document.links == ()
+    seen = chain_view(views.queue_view(document, ChainVersion(9), Registry()))
+    assert (seen.earliest, seen.latest, seen.place_of(Offset(100))) == (100, 100, START)
+    with pytest.raises(InvalidArgument, match="no longer kept, the first one is 100"):
+        seen.place_of(Offset(99))
+
+
+def test_of_a_coordinator_of_an_earlier_version_a_queue_without_links_is_taken_as_before() -> None:
+    seen = chain_view(pb.QueueView())
+    assert (seen.earliest, seen.latest, seen.place_of(Offset(0))) == (0, 0, START)

@@ -93,7 +93,7 @@ class ChainView:
     """A snapshot of a queue. `links` by rising epoch. `ahead`: addresses of the members that a switch would lead to now.
 
     `created_at_ms`: when the queue was made, by a coordinator's clock; 0 where it isn't told. Ids count from 1 in each cluster, so
-    outside of the cluster it takes both to name a queue for good.
+    outside of the cluster it takes both to name a queue for good. `first_offset`: what is below was let go; 0 where it isn't told.
     """
 
     cluster: str
@@ -105,6 +105,7 @@ class ChainView:
     is_deleted: bool = False
     ahead: tuple[str, ...] = ()
     created_at_ms: int = 0
+    first_offset: Offset = Offset(0)
 
     def link(self, epoch: Epoch) -> LinkView | None:
         at = bisect_left(self.links, epoch, key=_epoch_of)
@@ -120,9 +121,9 @@ class ChainView:
 
     @property
     def earliest(self) -> Offset:
-        """Offset of the first record kept; 0 in a queue that never had one."""
+        """Offset of the first record kept; where none is, of the next one that comes."""
         first = self.links[0].base if self.links else None
-        return Offset(0) if first is None else first
+        return self.first_offset if first is None else first
 
     @property
     def latest(self) -> Offset:
@@ -145,9 +146,10 @@ class ChainView:
     def place_of(self, offset: Offset) -> Place:
         """The place of an offset. One in the gap that an abandoned link leaves is the start of the link behind the gap.
 
+        START where no link is kept: a reader goes on from there as from the end of a link, at the next one that comes.
         Raises InvalidArgument where the offset is no longer kept, or beyond a link whose end isn't known.
         """
-        if self.links and self.links[0].base is not None and offset < self.links[0].base:
+        if offset < self.earliest:
             raise InvalidArgument(
                 f"offset {offset} of queue {self.queue!r} is no longer kept, the first one is {self.earliest}",
                 queue=self.queue,

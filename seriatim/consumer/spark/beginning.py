@@ -37,6 +37,13 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     positions = reader.positions()
     if positions.earliest == 0:
         return 0
+    if positions.earliest == positions.end:
+        raise NoSnapshot(
+            f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
+            f"{positions.end} are gone, and none has come since",
+            earliest=positions.earliest,
+            end=positions.end,
+        )
     report(
         f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {positions.earliest:,}: "
         "looking for a snapshot from there on"
