@@ -14,7 +14,7 @@ from seriatim.consumer.views import link_name
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import Fenced, NotElected, OlderGeneration, SeriatimError
+from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, OlderGeneration, SeriatimError
 from seriatim.protocol.names import Token
 
 _log = log.logger("consumer")
@@ -45,7 +45,7 @@ class Commits:
     async def commit(self, place: Place) -> None:
         """Commit everything before `place`, and wait until the members have it.
 
-        Raises what `give_up` was given, OlderGeneration where somebody seeks.
+        Raises what `give_up` was given, OlderGeneration where somebody seeks, InvalidArgument where there is less than that.
         """
         self.ask(place)
         if self.state.committed >= place:
@@ -89,6 +89,8 @@ class Commits:
                     self._on_acquire()
                 case cursor.StartReading(place, is_end):
                     self._start(place, is_end)
+                case cursor.Refuse(place, reason):
+                    self._refuse(place, reason)
                 case cursor.WakeAt(at_s):
                     self._wake_at(at_s)
         still = []
@@ -104,6 +106,17 @@ class Commits:
         self.give_up(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
         if self.state.view is not None:
             self._on_start(self.state.view, place, is_end)
+
+    def _refuse(self, place: Place, reason: str) -> None:
+        """Whoever waits for `place` or more waits for nothing; others want less, which is asked for again."""
+        waiters, self._waiters = self._waiters, []
+        for wanted, waiter in waiters:
+            if wanted < place:
+                self._waiters.append((wanted, waiter))
+            elif not waiter.done():
+                waiter.set_exception(InvalidArgument(reason))
+        if self._waiters:
+            self.ask(max(wanted for wanted, _ in self._waiters))
 
     def _wake_at(self, at_s: float) -> None:
         if self._timer is not None:
@@ -128,6 +141,8 @@ class Commits:
         except SeriatimError as error:
             _log.info("commit failed", epoch=order.epoch, index=order.index, member=order.side, reason=error.message)
             is_grant_old = error.code in {Fenced.code, OlderGeneration.code, NotElected.code}
-            self.happened(cursor.CommitFailed(order.commit_id, f"{order.side}: {error.message}", is_grant_old))
+            is_beyond = error.code == InvalidArgument.code
+            reason = f"{order.side}: {error.message}"
+            self.happened(cursor.CommitFailed(order.commit_id, reason, is_grant_old, is_beyond))
         else:
             self.happened(cursor.Committed(order.commit_id))

@@ -138,7 +138,8 @@ class Subscriber:
     def commit(self, offset: int, *, timeout_s: float = 30.0) -> None:
         """Commit everything below `offset`, and wait until both members have it.
 
-        Raises Fenced or NotElected where another reader is elected, DeadlineOver, OlderGeneration after a seek.
+        Raises Fenced or NotElected where another reader is elected, DeadlineOver, OlderGeneration after a seek, InvalidArgument where
+        the offset is no longer kept, or beyond what there is.
         """
         thread, session = self._thread, self._session
         if thread is None or session is None or self.term is None:

@@ -13,7 +13,7 @@ import grpc.aio
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
-from seriatim.protocol.errors import Fenced, SubscriptionExists, UnknownQueue, UnknownSubscription
+from seriatim.protocol.errors import Fenced, InvalidArgument, SubscriptionExists, UnknownQueue, UnknownSubscription
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2_grpc import (
@@ -358,6 +358,9 @@ class FakeMember(BrokerServicer):
         epoch = request.link.epoch
         if one.told.get(epoch) != (request.generation, request.token):
             raise Fenced("told otherwise")
+        committed = cluster.links[epoch - 1].length
+        if request.index > committed:
+            raise InvalidArgument(f"a cursor can't be at {request.index}: the link is committed up to {committed}")
         key = (epoch, one.generation)
         one.cursors[key] = max(one.cursors.get(key, 0), request.index)
         before = list(one.consume_list)

@@ -293,6 +293,30 @@ def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
         assert (term.token, term.cursor_offset) == (2, 13)
 
 
+def test_a_commit_beyond_the_end_is_refused_and_keeps_no_other_from_its_place(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
+        subscriber.wait_elected(WAIT_S)
+        subscriber.commit(4, timeout_s=WAIT_S)
+        refused: list[str] = []
+
+        def commit_beyond() -> None:
+            with pytest.raises(InvalidArgument) as error:
+                subscriber.commit(1000, timeout_s=WAIT_S)
+            refused.append(str(error.value))
+
+        threads = [threading.Thread(target=commit_beyond) for _ in range(2)]
+        threads += [threading.Thread(target=subscriber.commit, args=(7,), kwargs={"timeout_s": WAIT_S})]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert ["can't be at 1000: the link is committed up to 10" in one for one in refused] == [True, True]
+        assert cluster.cursor_offset("replay") == 7
+        subscriber.commit(10, timeout_s=WAIT_S)
+        assert cluster.cursor_offset("replay") == 10
+
+
 def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
     with pytest.raises(UnknownQueue):
         Consumer(cluster.coordinator, "nothing").open()

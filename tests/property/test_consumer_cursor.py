@@ -19,6 +19,7 @@ from seriatim.consumer.core.cursor import (
     Deposed,
     Event,
     Granted,
+    Refuse,
     StartReading,
     Tick,
     ViewChanged,
@@ -52,6 +53,7 @@ class World:
     lengths: list[int]
     listed: int = 1
     is_last_open: bool = True
+    is_last_closing: bool = False
     version: int = 1
     generation: int = 1
     consume_list: list[int] = field(default_factory=lambda: [1])
@@ -63,16 +65,18 @@ class World:
     commits: list[Commit] = field(default_factory=list)
     is_acquiring: bool = True
     started: list[Place] = field(default_factory=list)
+    refused: list[Place] = field(default_factory=list)
 
     def is_sealed(self, epoch: int) -> bool:
         return epoch < self.listed or not self.is_last_open
 
     def view(self) -> ChainView:
         sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
+        unsealed = LinkState.CLOSING if self.is_last_closing else LinkState.OPEN
         links = tuple(
             LinkView(
                 Epoch(epoch),
-                LinkState.SEALED if self.is_sealed(epoch) else LinkState.OPEN,
+                LinkState.SEALED if self.is_sealed(epoch) else unsealed,
                 Offset(0),
                 Index(self.lengths[epoch - 1]) if self.is_sealed(epoch) else None,
                 sides[0],
@@ -98,6 +102,8 @@ class World:
                     self.is_acquiring = True
                 case StartReading():
                     self.started.append(effect.place)
+                case Refuse():
+                    self.refused.append(effect.place)
                 case WakeAt(at_s):
                     self.wake_at_s = at_s
 
@@ -133,6 +139,9 @@ class World:
         if outcome != "refused" and self.told.get(order.epoch) == order.generation == self.generation:
             is_ahead = bool(self.consume_list) and order.epoch > self.consume_list[0]
             assert not is_ahead, "a commit to a link behind the head"
+            if outcome == "lags" or order.index > self.lengths[order.epoch - 1]:
+                self.happened(CommitFailed(order.commit_id, "not so far", is_grant_old=False, is_beyond=True))
+                return
             self.cursors[order.epoch] = max(self.cursors.get(order.epoch, 0), order.index)
             if outcome == "stored":
                 self.happened(Committed(order.commit_id))
@@ -154,13 +163,15 @@ class World:
             self.happened(Tick())
 
     def offset(self, where: Place) -> int:
-        return sum(self.lengths[: max(0, where.epoch - 1)]) + where.index
+        """Of a place; one beyond its link's end counts as the end (H22)."""
+        return sum(self.lengths[: max(0, where.epoch - 1)]) + min(where.index, sum(self.lengths[where.epoch - 1 :][:1]))
 
 
 def ask(world: World, data: st.DataObject) -> None:
     if world.state.is_granted and world.state.generation == world.generation:
         epoch = data.draw(st.integers(max(1, world.state.wanted.epoch), world.listed))
-        world.happened(CommitAsked(place(epoch, data.draw(st.integers(0, world.lengths[epoch - 1])))))
+        most = world.lengths[epoch - 1] + (0 if world.is_sealed(epoch) else 2)  # beyond an end that isn't known yet
+        world.happened(CommitAsked(place(epoch, data.draw(st.integers(0, most)))))
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4), data=st.data())
@@ -168,12 +179,13 @@ def ask(world: World, data: st.DataObject) -> None:
 def test_all_the_application_is_done_with_is_committed_in_the_end(lengths: list[int], data: st.DataObject) -> None:
     world = World(lengths)
     world.acquire()
-    actions = st.sampled_from(["ask", "ask", "stored", "lost", "refused", "grow", "acquire", "wake", "seek", "depose"])
+    outcomes = ["stored", "lost", "refused", "lags"]
+    actions = st.sampled_from(["ask", "ask", *outcomes, "grow", "acquire", "wake", "seek", "depose"])
     for action in data.draw(st.lists(actions, max_size=40)):
         match action:
             case "ask":
                 ask(world, data)
-            case "stored" | "lost" | "refused":
+            case "stored" | "lost" | "refused" | "lags":
                 world.commit(action)
             case "grow":
                 world.grow()
@@ -213,6 +225,53 @@ def test_a_commit_beyond_the_head_waits_until_the_head_is_drained() -> None:
     world.acquire()
     assert [(one.epoch, one.index) for one in world.commits] == [(2, 1)]
     assert world.started == [place(1, 0)]
+
+
+def test_what_both_members_have_less_for_is_refused_and_wanted_no_more() -> None:
+    world = World([5])
+    world.acquire()
+    world.happened(CommitAsked(place(1, 3)))
+    world.commit("stored")
+    world.happened(CommitAsked(place(1, 9)))
+    assert [one.side.member for one in world.commits] == ["b"]
+    world.commit("stored")
+    assert [one.side.member for one in world.commits] == ["a"]  # from which the records may have come
+    assert world.refused == []
+    world.commit("stored")
+    assert world.refused == [place(1, 9)]
+    assert (world.state.is_done, world.commits) == (True, [])
+    world.happened(CommitAsked(place(1, 5)))
+    world.commit("stored")
+    assert world.cursors == {1: 5}
+
+
+def test_a_member_that_lags_behind_the_other_refuses_nothing() -> None:
+    world = World([5])
+    world.acquire()
+    for index in (2, 5):
+        world.happened(CommitAsked(place(1, index)))
+        world.commit("lags")
+        world.commit("stored")
+    assert (world.cursors, world.refused) == ({1: 5}, [])
+
+
+def test_what_a_link_has_that_is_being_closed_is_known_at_its_end_and_not_before() -> None:
+    world = World([5])
+    world.acquire()
+    world.happened(CommitAsked(place(1, 9)))
+    world.is_last_closing = True
+    world.changed()
+    for _ in range(4):
+        world.commit("lags")
+        world.acquire()
+        world.wake()
+    assert world.refused == []
+    world.grow()  # the end is recorded
+    world.commit("lags")
+    world.acquire()
+    world.wake()
+    world.commit("stored")
+    assert world.cursors == {1: 5}
 
 
 def test_a_seek_starts_reading_anew_and_forgets_older_commits() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from seriatim.consumer.core.view import START, ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
 
 RETRY_FIRST_S = 0.05
@@ -59,11 +60,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """`is_grant_old`: the member was told another token or generation, or none."""
+    """`is_grant_old`: the member was told another token or generation, or none. `is_beyond`: the link there isn't committed so far."""
 
     commit_id: int
     reason: str
     is_grant_old: bool
+    is_beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,21 @@ class StartReading:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """Who wants everything before `place` committed, or more, is wrong: there is less."""
+
+    place: Place
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send a Tick then; takes the place of an earlier order."""
 
     at_s: float
 
 
-Effect = Commit | AcquireAgain | StartReading | WakeAt
+Effect = Commit | AcquireAgain | StartReading | Refuse | WakeAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +126,9 @@ class CursorState:
     """State. Nothing happens while `is_granted` is false.
 
     head: epoch that takes this reader's commits; 0: the consume list is empty.
-    committed <= wanted: see the module.
+    committed <= wanted: see the module. Beyond what there is, `wanted` falls back to `committed`.
     in_flight: the only commit on its way.
+    beyond: the newest commit that a member has less for; the other one may know more, until it says the same of the next.
     """
 
     view: ChainView | None = None
@@ -128,6 +139,7 @@ class CursorState:
     committed: Place = START
     wanted: Place = START
     in_flight: Commit | None = None
+    beyond: Commit | None = None
     next_commit_id: int = 1
     is_acquiring: bool = False
     failures: int = 0
@@ -224,6 +236,11 @@ def _behind_all(view: ChainView) -> Place:
 def _failed(state: CursorState, event: CommitFailed, now_s: float) -> Step:
     """The other member is tried at once; when both failed, the token is told again, and then after a while."""
     order = state.in_flight
+    if order is not None and event.is_beyond:
+        if _is_beyond_both(state, order):
+            refused = Refuse(Place(order.epoch, order.index), event.reason)
+            return replace(state, in_flight=None, wanted=state.committed, failures=0, failure="", avoid=""), [refused]
+        state = replace(state, beyond=order)
     failures = state.failures + 1
     is_second = failures % 2 == 0
     wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10)) if is_second else 0.0
@@ -238,6 +255,24 @@ def _failed(state: CursorState, event: CommitFailed, now_s: float) -> Step:
     if (event.is_grant_old or is_second) and not state.is_acquiring:
         return replace(state, is_acquiring=True), [AcquireAgain()]
     return state, []
+
+
+def _is_beyond_both(state: CursorState, order: Commit) -> bool:
+    """Whether both members of an open link, one after the other, have less than `order` says.
+
+    One that has less may lag behind the other, from which the records came. In a link that is no longer open both may, until
+    the end is recorded, beyond which nothing is ordered.
+    """
+    link = None if state.view is None else state.view.link(order.epoch)
+    before = state.beyond
+    return (
+        link is not None
+        and link.state is LinkState.OPEN
+        and before is not None
+        and before.commit_id + 1 == order.commit_id
+        and (before.generation, before.epoch) == (order.generation, order.epoch)
+        and before.side.member != order.side.member
+    )
 
 
 def _settled(state: CursorState, now_s: float) -> Step:

@@ -45,7 +45,9 @@ def check_reading(before: Reading, after: Reading, effects: Sequence[Effect]) ->
 
 
 def check_cursor(before: CursorState, after: CursorState) -> None:
-    """A cursor moves back only by seek; only the head link is committed, and not beyond what was asked for.
+    """A cursor moves back only by seek, or where more was asked for than there is.
+
+    Only the head link is committed, and not beyond what was asked for.
 
     Raises InvariantBroken.
     """
@@ -60,4 +62,5 @@ def check_cursor(before: CursorState, after: CursorState) -> None:
         _check(Place(order.epoch, order.index) <= after.wanted, "a commit is beyond what the application is done with")
         _check(Place(order.epoch, order.index) > after.committed, "a commit goes back")
     if before.is_granted and before.generation == after.generation:
-        _check(after.wanted >= before.wanted, "the cursor moved back without a seek")
+        is_refused = before.beyond is not None and after.wanted == after.committed
+        _check(after.wanted >= before.wanted or is_refused, "the cursor moved back without a seek")
