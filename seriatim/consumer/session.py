@@ -25,7 +25,7 @@ from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
-from seriatim.protocol.election import Election, Standing
+from seriatim.protocol.election import Election, Standing, check_name
 from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
@@ -58,7 +58,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """`start`: where a subscription that isn't there yet starts: earliest, latest or an offset. Times in seconds."""
+    """`start`: where a subscription that isn't there yet starts: earliest, latest or an offset. Times in seconds.
+
+    `name`: of this instance in its election; empty: one is made up. Raises InvalidArgument for one that can't be.
+    """
 
     queue: str
     subscription: str
@@ -67,6 +70,10 @@ class ReaderSettings:
     session_timeout_s: float = 4.0
     connect_timeout_s: float = 10.0
     name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name:
+            check_name(self.name, "reader")
 
     @property
     def instance(self) -> str:

@@ -19,8 +19,9 @@ from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
 from seriatim.protocol import log, values
-from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_SOURCE_BYTES
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 
 _log = log.logger("producer")
@@ -331,8 +332,7 @@ def _run(callback: Callable[[], object]) -> None:
 def _check(queue: str, name: str, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:
     if not queue:
         raise InvalidArgument("name the queue")
-    if not 0 < len(name.encode()) <= MAX_SOURCE_BYTES or "/" in name:
-        raise InvalidArgument(f"a producer's name has 1 to {MAX_SOURCE_BYTES} bytes and no slash: {name!r}")
+    check_name(name, "producer")
     if not 1 <= batch_bytes <= MAX_PAYLOAD_BYTES // 2:
         raise InvalidArgument(f"batch_bytes is 1 to {MAX_PAYLOAD_BYTES // 2}, not {batch_bytes}")
     if max_buffer_bytes < 1:

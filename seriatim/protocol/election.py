@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 from seriatim.protocol import log
-from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.batch import MAX_SOURCE_BYTES
+from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, ZooKeeperSession
 
 _log = log.logger("election")
 _NUMBER_DIGITS = 10
 _RETRY_S = 0.2
+MAX_NAME_BYTES: Final = MAX_SOURCE_BYTES
+"""A sender's name is also a source's."""
+_NO_NODE = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""What a node's name doesn't have (ZooKeeper Programmer's Guide, "The ZooKeeper Data Model")."""
 
 
 class Standing(StrEnum):
@@ -28,6 +35,14 @@ class Standing(StrEnum):
     WAITING = "waiting"
     ELECTED = "elected"
     UNSURE = "unsure"
+
+
+def check_name(name: str, whose: str) -> None:
+    """Raises InvalidArgument for a name that an instance can't have in an election: ZooKeeper would refuse its node, each time."""
+    if _NO_NODE.search(name) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise InvalidArgument(
+            f"a {whose}'s name has 1 to {MAX_NAME_BYTES} bytes, no slash, and nothing else that ZooKeeper doesn't take: {name!r}"
+        )
 
 
 def number_of(node: str) -> int:
