@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -50,8 +50,19 @@ COMMANDS = {
 }
 
 
+class NobodyReads(Exception):
+    """The reader of our output has gone (`| head`)."""
+
+
 class LazyGroup(click.Group):
     """A group that lists commands from `COMMANDS` without importing them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raises NobodyReads: click would end with code 1, which means "the answer is no" here."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise NobodyReads from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the table's order."""
@@ -113,8 +124,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Nothing is wrong; keep the interpreter's own last flush quiet.
+    except (BrokenPipeError, NobodyReads):
+        # Nothing is wrong; keep the interpreter's own last flush quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.DONE
     except click.ClickException as error:

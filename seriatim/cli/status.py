@@ -115,7 +115,7 @@ async def _watch_cluster(coordinators: Coordinators, screen: _Screen, is_json: b
 async def _watch_queue(coordinators: Coordinators, queue: str, screen: _Screen, is_json: bool) -> None:
     """Changes of the chain are pushed; what only members know is asked for about once a second."""
     from seriatim.protocol import seriatim_pb2 as pb
-    from seriatim.protocol.errors import SeriatimError, WorldError
+    from seriatim.protocol.errors import WorldError
 
     described = await coordinators.call("DescribeQueue", pb.QueueRequest(queue=queue))
     screen.show(_queue_lines(described, is_json))
@@ -142,8 +142,8 @@ async def _watch_queue(coordinators: Coordinators, queue: str, screen: _Screen, 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow())
             tasks.create_task(refresh())
-    except* SeriatimError as group:
-        raise group.exceptions[0] from None
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None  # by itself it says how the command ends
 
 
 def with_members_knowledge(pushed: pb.QueueView, described: pb.QueueView) -> pb.QueueView:

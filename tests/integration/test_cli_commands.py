@@ -269,6 +269,28 @@ def test_a_watch_shows_changes_as_they_come_and_ends_on_a_signal(seriatim, queue
     assert watching.returncode == 0
 
 
+def test_a_watch_that_nobody_reads_any_more_ends_quietly(seriatim, queue, cluster):
+    command = (*SERIATIM, "status", queue, "--watch", "--json", "--coordinator", cluster.coordinators)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+        assert json.loads(watching.stdout.readline())["queue"] == queue
+        watching.stdout.close()
+        fill(cluster, queue)
+        assert (watching.wait(100), watching.stderr.read()) == (0, b"")
+
+
+def test_a_watch_of_a_queue_that_is_deleted_says_so_in_one_line(seriatim, cluster):
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    seriatim("queue", "create", queue)
+    command = (*SERIATIM, "status", queue, "--watch", "--json", "--coordinator", cluster.coordinators)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+        assert watching.stdout.readline()
+        seriatim("queue", "delete", queue, "--yes")
+        errors = watching.communicate(timeout=100)[1].decode()
+    assert watching.returncode == 2
+    assert errors.startswith("Error: ")
+    assert errors.count("\n") == 1
+
+
 FIGURES = {
     "records_per_s",
     "mb_per_s",

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import click
@@ -171,6 +174,15 @@ def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, messag
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_output_that_nobody_reads_is_no_answer_and_no_failure():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "seriatim.cli.main", "queue", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=100, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (exits.DONE, b"")
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
