@@ -13,7 +13,7 @@ from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
-from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.loop import LoopThread, call_back
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log, values
 from seriatim.protocol.clock import boottime_s
@@ -44,7 +44,8 @@ class Consumer:
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
     does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long; None: never.
     `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
-    some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly.
+    some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly;
+    what they raise is logged.
 
     Used by one application thread at a time; `close` and `commit` by any. Opened by its first use, or as a context
     manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
@@ -193,9 +194,7 @@ class Consumer:
         is_elected = valid_until_s > 0
         if is_elected is not self._is_elected:
             self._is_elected = is_elected
-            told = self._on_elected if is_elected else self._on_deposed
-            if told is not None:
-                told()
+            call_back(self._on_elected if is_elected else self._on_deposed)
 
     def _passed_place(self) -> Place | None:
         """Up to where the application has moved past, in this term."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.loop import LoopThread, call_back
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
@@ -34,8 +34,8 @@ class Subscriber:
     """Stands for election as a subscription's reader, without reading.
 
     `term` is there while elected; by its own clock it ends before the session can (H8). `on_elected(term)` and
-    `on_deposed()` are called on another thread and must return quickly. A context manager; opening raises Unreachable,
-    UnknownQueue, UnknownSubscription.
+    `on_deposed()` are called on another thread and must return quickly; what they raise is logged. A context manager; opening
+    raises Unreachable, UnknownQueue, UnknownSubscription.
     """
 
     def __init__(
@@ -192,8 +192,7 @@ class Subscriber:
         with self._changed:
             self._term = term
             self._changed.notify_all()
-        if self._on_elected is not None:
-            self._on_elected(term)
+        call_back(self._on_elected, term)
 
     def _leased(self, valid_until_s: float) -> None:
         with self._changed:
@@ -204,8 +203,7 @@ class Subscriber:
         with self._changed:
             self._term = None
             self._changed.notify_all()
-        if self._on_deposed is not None:
-            self._on_deposed()
+        call_back(self._on_deposed)
 
     def _failed(self, error: SeriatimError) -> None:
         with self._changed:

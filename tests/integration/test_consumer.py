@@ -317,6 +317,31 @@ def test_a_commit_beyond_the_end_is_refused_and_keeps_no_other_from_its_place(cl
         assert cluster.cursor_offset("replay") == 10
 
 
+@pytest.mark.parametrize("client", [Consumer, Subscriber])
+def test_a_callback_that_fails_is_logged_and_keeps_nothing_from_its_way(
+    cluster: FakeCluster, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+
+    def fail(*_: object) -> None:
+        called.append("it")
+        raise RuntimeError("the application's own")
+
+    settings: dict[str, Any] = {"session_timeout_s": 20, "on_elected": fail, "on_deposed": fail}
+    cluster.append(numbered(0, 2), 0)
+    with client(cluster.coordinator, "q", name="first", **settings) as first:
+        if isinstance(first, Consumer):
+            assert first.poll(1, WAIT_S)
+        else:
+            first.wait_elected(WAIT_S)
+        wait_until(lambda: len(called) == 1)
+    assert len(called) == 2
+    assert caplog.text.count("RuntimeError: the application's own") == 2
+    # Its session has ended with it: nobody has to wait for that.
+    with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
+        assert second.wait_elected(10).token == 2
+
+
 def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
     with pytest.raises(UnknownQueue):
         Consumer(cluster.coordinator, "nothing").open()
