@@ -85,7 +85,7 @@ def consume(
         log.start_logging(to=log_to)
     stopping = _Stopping()
     with stopping.on_signals():
-        if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start)):
+        if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start, connect_timeout)):
             start = None
         consumer = Consumer(
             coordinator,
@@ -193,12 +193,12 @@ class _Waiting:
 
 
 def _commit(consumer: Consumer) -> None:
-    """All of it was printed and flushed. Where somebody else reads now, it will print these records again."""
-    from seriatim.protocol.errors import Fenced, NotElected, WorldError
+    """All of it was printed and flushed. Who reads now instead prints it again; who moved the subscription wants it elsewhere."""
+    from seriatim.protocol.errors import Fenced, NotElected, OlderGeneration, WorldError
 
     try:
         consumer.commit(timeout_s=5)
-    except (Fenced, NotElected):
+    except (Fenced, NotElected, OlderGeneration):
         pass
     except WorldError as error:
         click.echo(f"the last records may be printed again: {error}", err=True)

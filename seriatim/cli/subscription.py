@@ -98,16 +98,19 @@ def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
     )
 
 
-async def seek_existing(coordinator: str, queue: str, name: str, position: str) -> bool:
-    """Move a subscription that is there; False where it isn't."""
+async def seek_existing(coordinator: str, queue: str, name: str, position: str, within_s: float) -> bool:
+    """Move a subscription that is there; False where it isn't. `within_s`: so long a coordinator is looked for."""
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.coordinators import Coordinators
     from seriatim.protocol.errors import UnknownSubscription
 
     request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
-    try:
-        await _call(coordinator, "SeekSubscription", request)
-    except UnknownSubscription:
-        return False
+    async with Coordinators(coordinator) as coordinators:
+        await coordinators.call_within("DescribeCluster", pb.DescribeClusterRequest(), within_s)
+        try:
+            await coordinators.call("SeekSubscription", request, _TIMEOUT_S)
+        except UnknownSubscription:
+            return False
     return True
 
 

@@ -328,8 +328,10 @@ class Consumer:
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
         """Up to `max_records` records, as soon as there are any; none where none came within `timeout_s`.
 
-        To ask for more is to be done with those returned before.
+        To ask for more is to be done with those returned before. Raises InvalidArgument for less than one record.
         """
+        if max_records < 1:
+            raise InvalidArgument(f"max_records is at least 1, not {max_records}")
         self.open()
         deadline_s = boottime_s() + timeout_s
         self._move_past()

@@ -347,3 +347,9 @@ def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
         Consumer(cluster.coordinator, "nothing").open()
     with pytest.raises(Unreachable):
         Consumer("127.0.0.1:1", "q", connect_timeout_s=0.5).open()
+    with new(cluster) as consumer:
+        cluster.append(numbered(0, 1), 0)
+        for max_records in (0, -1):
+            with pytest.raises(InvalidArgument):
+                consumer.poll(max_records)
+        assert taken(consumer, 1)[0].offset == 0

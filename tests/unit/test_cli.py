@@ -10,12 +10,23 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, main, views
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.status import with_members_knowledge
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import BugError, UnknownGroup, UnknownQueue, Unreachable, Waiting
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    Fenced,
+    NotElected,
+    OlderGeneration,
+    UnknownGroup,
+    UnknownQueue,
+    Unreachable,
+    Waiting,
+)
 
 NOBODY = ("--coordinator", "127.0.0.1:1")
 
@@ -199,6 +210,36 @@ def test_sender_and_reader_are_as_patient_as_is_asked(command, monkeypatch):
     assert isinstance(result.exception, Unreachable)
     # A producer is made without a connection; the command itself waits for it.
     assert seen == {"session_timeout_s": 9.0, "connect_timeout_s": 0.5 if command == "consume" else None}
+
+
+def test_a_reader_that_moves_its_subscription_first_is_as_patient(monkeypatch):
+    seen = []
+
+    async def call_within(_, method, __, within_s):
+        seen.append((method, within_s))
+        raise Unreachable("nobody there")
+
+    monkeypatch.setattr("seriatim.protocol.coordinators.Coordinators.call_within", call_within)
+    result = invoke("consume", "--queue", "orders", "--from", "3", "--connect-timeout", "0.5")
+    assert isinstance(result.exception, Unreachable)
+    assert seen == [("DescribeCluster", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Fenced("x"), ""),
+        (NotElected("x"), ""),
+        (OlderGeneration("the subscription was sought"), ""),
+        (DeadlineOver("no answer"), "the last records may be printed again: no answer\n"),
+    ],
+)
+def test_a_last_commit_that_fails_is_no_failure_of_a_reader_that_printed_all(error, said, capsys):
+    def commit(*, timeout_s):
+        raise error
+
+    consume_module._commit(SimpleNamespace(commit=commit))
+    assert capsys.readouterr().err == said
 
 
 # ------------------------------------------------------------------------------------------------------------ queues
