@@ -274,6 +274,21 @@ def test_what_a_link_has_that_is_being_closed_is_known_at_its_end_and_not_before
     assert world.cursors == {1: 5}
 
 
+def test_what_was_committed_stays_so_where_all_links_were_let_go() -> None:
+    world = World([5])
+    world.acquire()
+    world.happened(CommitAsked(place(1, 5)))
+    world.commit("stored")
+    world.grow()
+    world.acquire()
+    without = replace(world.view(), links=(), version=ChainVersion(9))
+    world.happened(ViewChanged(without))
+    # It wasn't sure of its session for a moment, and asked again.
+    world.happened(Granted(without, SUBSCRIPTION, Generation(1), place(0, 0)))
+    assert world.state.is_done
+    assert world.state.committed == place(1, 5)
+
+
 def test_a_seek_starts_reading_anew_and_forgets_older_commits() -> None:
     world = World([5])
     world.acquire()

@@ -212,8 +212,10 @@ def _granted(state: CursorState, event: Granted) -> Step:
         wanted=max(state.wanted, place) if is_going_on else place,
     )
     if is_going_on:
-        # Nothing is left on the list: all that was wanted is committed, but for what is in links listed since.
-        if is_end and after.wanted.epoch <= place.epoch:
+        # Nothing is left on the list: all that was wanted is committed, but for what is in links listed since. In a queue
+        # without links it is in one that was let go.
+        newest = event.view if state.view is None or state.view.version < event.view.version else state.view
+        if is_end and (after.wanted.epoch <= place.epoch or newest.link(after.wanted.epoch) is None):
             after = replace(after, committed=after.wanted)
         return after, []
     after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
