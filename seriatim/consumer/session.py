@@ -355,6 +355,13 @@ class ReaderSession:
         request = pb.QueueRequest(queue=self.settings.queue)
         return chain_view(await self.coordinators.call_within("DescribeQueue", request, within_s))
 
+    async def look(self) -> ChainView:
+        """The newest view of the queue, with what a coordinator shows now; the watch may be behind."""
+        view = await self._describe()
+        if view.queue_id == self._queue_id:
+            self._see(view)
+        return self.view or view
+
     async def _watch(self) -> None:
         async for queue_view in self.coordinators.watch(self.settings.queue):
             view = chain_view(queue_view)

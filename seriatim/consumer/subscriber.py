@@ -13,7 +13,7 @@ from seriatim.consumer.loop import LoopThread, call_back
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BugError, DeadlineOver, NotElected, SeriatimError
+from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
@@ -148,9 +148,24 @@ class Subscriber:
 
     @staticmethod
     async def _commit(session: ReaderSession, offset: Offset) -> None:
-        if session.view is None:
+        """The caller may have read further than this view shows: then the offset is in a later link than it seems."""
+        view = session.view
+        if view is None:
             raise NotElected("this subscriber isn't elected")
-        await session.commit(session.view.place_of(offset))
+        if _offset(view, view.place_of(offset)) < offset:
+            view = await session.look()
+        while True:
+            place = view.place_of(offset)
+            try:
+                await session.commit(place)
+            except InvalidArgument:
+                view = await session.look()
+                if view.place_of(offset) == place:
+                    raise
+            else:
+                view = session.view or view
+                if offset < view.earliest or view.place_of(offset) <= place:
+                    return
 
     # ---- on the loop
 

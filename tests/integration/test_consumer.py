@@ -12,6 +12,7 @@ import pytest
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
+from seriatim.protocol import rpc
 from seriatim.protocol.errors import InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
@@ -291,6 +292,34 @@ def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
     with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
         term = subscriber.wait_elected(WAIT_S)
         assert (term.token, term.cursor_offset) == (2, 13)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_commit_in_a_link_that_nobody_told_of_yet_is_a_commit_there(
+    zookeeper_server: EmbeddedZooKeeper, cluster_name: str, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+) -> None:
+    @rpc.stream_answers_errors
+    async def told_late(self: FakeCluster, request: Any, context: Any) -> Any:
+        while True:
+            yield self.view()
+            await asyncio.sleep(2)
+
+    monkeypatch.setattr(FakeCluster, "WatchQueue", told_late)
+    with FakeCluster(zookeeper_server.address, cluster_name) as cluster:
+        cluster.append(numbered(0, 10), 0)
+        if is_dropped:
+            cluster.drop_all()
+        with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
+            assert subscriber.wait_elected(WAIT_S).cursor_offset == (10 if is_dropped else 0)
+            if is_dropped:
+                cluster.open_next()
+            else:
+                cluster.switch()
+            cluster.append(numbered(10, 5), 10)
+            subscriber.commit(13, timeout_s=WAIT_S)
+            assert cluster.cursor_offset("replay") == 13
+            with pytest.raises(InvalidArgument, match="committed up to 5"):
+                subscriber.commit(16, timeout_s=WAIT_S)
 
 
 def test_a_commit_beyond_the_end_is_refused_and_keeps_no_other_from_its_place(cluster: FakeCluster) -> None:
