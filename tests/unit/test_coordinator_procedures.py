@@ -69,7 +69,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WrongIncarnation,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 DOWN = Unreachable("connection refused")
@@ -384,6 +384,35 @@ def test_an_offset_behind_a_link_whose_end_is_lost_is_waited_for(world):
     for one in (document, sealed):
         with pytest.raises(Waiting):
             subscriptions.located(one, "3", Index(6))
+
+
+def test_latest_is_what_the_members_say_of_an_open_link_and_can_t_be_told_of_any_other(world):
+    assert subscriptions.located(world.document, "latest", Index(4)).index == 4
+    with pytest.raises(Waiting, match="can't be told now"):
+        subscriptions.located(world.document, "latest", None)
+    for state in (
+        chain.closing(world.document, Epoch(1)),
+        chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1)),
+    ):
+        with pytest.raises(Waiting, match="can't be told now"):
+            subscriptions.located(state, "latest", Index(4))
+
+
+def test_an_offset_that_is_no_longer_kept_is_refused(world):
+    document = replace(world.document, dropped=replace(world.document.dropped, offset=Offset(5)))
+    for offset in ("0", "4"):
+        with pytest.raises(InvalidArgument, match="earliest offset still kept is 5"):
+            subscriptions.located(document, offset, Index(6))
+
+
+@pytest.mark.parametrize("begun", [sending, reading])
+def test_who_meets_a_chain_that_keeps_changing_is_asked_to_come_again(world, begun):
+    trace, rounds = begun(token=0), 0
+    while not trace.orders[0].startswith("wait") and rounds < 100:
+        trace.tell(read(world), ElectionSeen("node-1"), ChainConflict())
+        rounds += 1
+    assert trace.orders == ["wait chain: it keeps changing"]
+    assert rounds == acquire_send.MAX_ROUNDS + 1
 
 
 def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
