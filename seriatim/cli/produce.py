@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeGuard
 
 import click
 from rich.console import Console
 from rich.status import Status
 
 from seriatim.cli import exits
+from seriatim.cli.acknowledgements import Acknowledgements
 from seriatim.cli.options import connect_timeout_option, coordinator_option, session_timeout_option
-from seriatim.producer import Handle, Producer
+from seriatim.producer import Producer
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -35,66 +33,6 @@ from seriatim.protocol.errors import (
 )
 
 _LOOK_EVERY_S = 0.5
-_Sent = tuple[Handle, Line]
-
-
-class _Acknowledgements:
-    """Follows the records in the order in which they were sent: counts, logs, and keeps those whose end is unknown."""
-
-    def __init__(self, log: IO[str] | None) -> None:
-        self._log = log
-        self._sent: queue.SimpleQueue[_Sent | threading.Event | None] = queue.SimpleQueue()
-        self.acknowledged = 0
-        self.stored_before = 0
-        self.unknown: deque[Line] = deque()
-        self._thread = threading.Thread(target=self._follow, name="acknowledgements", daemon=True)
-        self._thread.start()
-
-    def add(self, handle: Handle, line: Line) -> None:
-        self._sent.put((handle, line))
-
-    def settle(self) -> None:
-        """Wait until every record added before is at its end."""
-        settled = threading.Event()
-        self._sent.put(settled)
-        settled.wait()
-
-    def close(self) -> None:
-        self._sent.put(None)
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while (sent := self._next()) is not None:
-            if isinstance(sent, threading.Event):
-                sent.set()
-                continue
-            handle, line = sent
-            if not handle.done():
-                self._flush()
-            self._end(handle, line)
-        self._flush()
-
-    def _next(self) -> _Sent | threading.Event | None:
-        """What was added next; the log is on disk before this waits for it."""
-        if self._sent.empty():
-            self._flush()
-        return self._sent.get()
-
-    def _flush(self) -> None:
-        if self._log is not None:
-            self._log.flush()
-
-    def _end(self, handle: Handle, line: Line) -> None:
-        try:
-            ended = handle.result()
-        except OutcomeUnknown:
-            self.unknown.append(line)
-            return
-        self.acknowledged += 1
-        self.stored_before += ended.epoch is None
-        if self._log is not None:
-            places = ("-" if place is None else place for place in (ended.epoch, ended.index, ended.offset))
-            self._log.write(" ".join(map(str, (ended.seq, *places))) + "\n")
 
 
 class _News:
@@ -118,13 +56,14 @@ class _Run:
     """One run of the command."""
 
     def __init__(
-        self, producer: Producer, acknowledgements: _Acknowledgements, news: _News, connect_timeout_s: float
+        self, producer: Producer, acknowledgements: Acknowledgements, news: _News, connect_timeout_s: float
     ) -> None:
         self.producer = producer
         self.acknowledgements = acknowledgements
         self.news = news
         self.connect_timeout_s = connect_timeout_s
         self.read = 0
+        self.is_at_end = False
         self.is_stopping = False
         self.console = Console(stderr=True)
         self.status: Status | None = None
@@ -135,11 +74,17 @@ class _Run:
         else:
             self.console.print(text, highlight=False, soft_wrap=True)
 
+    def may_go_on(self) -> bool:
+        """False where the command is to stop. Raises WorldError where acknowledgements can't be logged."""
+        if self.acknowledgements.failure is not None:
+            raise self.acknowledgements.failure
+        return not self.is_stopping
+
     def wait_until_elected(self) -> bool:
         """False where the command is to stop instead. Raises Unreachable where nobody answers for too long."""
         started_s = time.monotonic()
         said = ""
-        while not self.is_stopping:
+        while self.may_go_on():
             try:
                 elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
             except (NotElected, Waiting, Unreachable) as problem:
@@ -155,7 +100,9 @@ class _Run:
 
     def send(self, line: Line) -> bool:
         """Send one line, however long that takes; False where the command is to stop first."""
-        while not self.is_stopping:
+        while self.may_go_on():
+            if not self.acknowledgements.has_room(_LOOK_EVERY_S):
+                continue
             try:
                 handle = self.producer.send(line.value, line.key, seq=line.seq)
             except NotElected:
@@ -230,29 +177,26 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty")
     separator = None if key_separator is None else key_separator.encode()
-    news = _News()
-    producer = Producer(
-        coordinator, queue, name, compression="zstd" if compression else None,
-        max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout_ms / 1000, on_deposed=lambda _: news.tell(),
-    )  # fmt: skip
     started_s = time.monotonic()
-    acknowledgements: _Acknowledgements | None = None
-    log = ack_log.open("a") if ack_log is not None else None
-    try:
-        acknowledgements = _Acknowledgements(log)
+    with contextlib.ExitStack() as stack:
+        log = None if ack_log is None else _opened_log(ack_log)
+        news = stack.enter_context(contextlib.closing(_News()))
+        acknowledgements = stack.enter_context(contextlib.closing(Acknowledgements(log, news.tell)))
+        producer = Producer(
+            coordinator, queue, name, compression="zstd" if compression else None,
+            max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout_ms / 1000, on_deposed=lambda _: news.tell(),
+        )  # fmt: skip
+        stack.callback(producer.abort)
         run = _Run(producer, acknowledgements, news, connect_timeout)
         failure = _produce(run, file, separator, has_seq=with_seq)
-    finally:
-        producer.abort()
-        news.close()
-        if acknowledgements is not None:
-            acknowledgements.close()
-        if log is not None:
-            log.close()
+    failure = failure or acknowledgements.failure
     _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
     if failure is not None:
         run.console.print(f"Error: {failure}", style="red", highlight=False, soft_wrap=True)
         context.exit(exits.exit_code(failure))
+    if _is_file(file) and not run.is_at_end:
+        run.say(f"Stopped before the end of {file}: {run.read:,} lines of it were read")
+        context.exit(exits.REFUSED)
     if run.acknowledgements.acknowledged < run.read:
         context.exit(exits.REFUSED)
 
@@ -278,7 +222,7 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
 def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | None, *, has_seq: bool) -> None:
     for texts in incoming:
         # Nothing to read, but news: lines that a deposal left unknown are sent again before any that comes later.
-        if not texts and (run.is_stopping or not run.go_on()):
+        if not texts and not (run.may_go_on() and run.go_on()):
             return
         for text in texts:
             line = parsed(text, run.read + 1, key_separator=separator, has_seq=has_seq)
@@ -287,6 +231,7 @@ def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | N
                 return
         if run.status is not None:
             run.status.update(f"{run.read:,} sent, {run.acknowledgements.acknowledged:,} acknowledged")
+    run.is_at_end = True
 
 
 def _finish(run: _Run) -> None:
@@ -303,9 +248,23 @@ def _finish(run: _Run) -> None:
         return
 
 
+def _opened_log(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
+    except OSError as error:
+        raise InvalidArgument(f"can't write {path}: {error.strerror}") from error
+
+
+def _is_file(file: Path | None) -> TypeGuard[Path]:
+    """False for standard input: whoever writes there goes on until it is told that nobody reads."""
+    return file is not None and str(file) != "-"
+
+
 @contextmanager
 def _opened(file: Path | None) -> Iterator[int]:
-    if file is None or str(file) == "-":
+    if not _is_file(file):
+        if sys.stdin is None:
+            raise InvalidArgument("standard input is closed: name a FILE, or give it something to read")
         yield sys.stdin.fileno()
         return
     try:

@@ -11,10 +11,14 @@ import select
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.batch import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
+from seriatim.protocol.errors import InvalidArgument, RecordTooLarge
 from seriatim.protocol.names import SEQ_MAX
 
 _CHUNK_BYTES = 1 << 18
+_MAX_LINE_BYTES = MAX_PAYLOAD_BYTES
+"""A line may have a seq and a key's separator besides its record, and is no record where it is longer than this."""
+_SEQ_DIGITS = len(str(SEQ_MAX))
 
 
 class Line(NamedTuple):
@@ -29,9 +33,12 @@ def chunks(descriptor: int, news_descriptor: int) -> Iterator[list[bytes]]:
     """Whole lines without their line ends, as they come, until the input ends.
 
     An empty list says that `news_descriptor` was readable; what could be read from it is taken. A last line without a
-    line end counts as a line at the input's end.
+    line end counts as a line at the input's end. Raises RecordTooLarge where no line end comes before a line is too long for
+    any record.
     """
-    rest = b""
+    parts: list[bytes] = []  # of a line whose end hasn't come yet
+    size_bytes = 0
+    whole = 0
     while True:
         readable, _, _ = select.select([descriptor, news_descriptor], [], [])
         if news_descriptor in readable:
@@ -40,12 +47,23 @@ def chunks(descriptor: int, news_descriptor: int) -> Iterator[list[bytes]]:
             continue
         data = os.read(descriptor, _CHUNK_BYTES)
         if not data:
-            if rest:
-                yield [rest]
+            if size_bytes:
+                yield [b"".join(parts)]
             return
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
         if lines:
+            lines[0] = b"".join((*parts, lines[0]))
+            parts.clear()
+            size_bytes = 0
+            whole += len(lines)
             yield lines
+        parts.append(rest)
+        size_bytes += len(rest)
+        if size_bytes > _MAX_LINE_BYTES:
+            raise RecordTooLarge(
+                f"line {whole + 1} has no end after {size_bytes} bytes, a record at most {MAX_RECORD_BYTES}",
+                limit_bytes=MAX_RECORD_BYTES,
+            )
 
 
 def parsed(text: bytes, number: int, *, key_separator: bytes | None, has_seq: bool) -> Line:
@@ -56,9 +74,11 @@ def parsed(text: bytes, number: int, *, key_separator: bytes | None, has_seq: bo
     seq: int | None = None
     if has_seq:
         front, tab, text = text.partition(b"\t")
-        if not tab or not front.isdigit() or int(front) > SEQ_MAX:
+        # Python reads no number of more than some thousand digits.
+        is_number = front.isdigit() and len(front.lstrip(b"0")) <= _SEQ_DIGITS
+        seq = int(front.lstrip(b"0") or b"0") if is_number else SEQ_MAX + 1
+        if not tab or seq > SEQ_MAX:
             raise InvalidArgument(f"line {number}: it has to start with its seq, a number, and a tab")
-        seq = int(front)
     if key_separator is None:
         return Line(text, None, seq)
     key, separator, value = text.partition(key_separator)

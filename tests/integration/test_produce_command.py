@@ -1,0 +1,126 @@
+"""`seriatim produce` as a process, against the small cluster of the producer's tests."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from seriatim.cli import acknowledgements, exits, main
+from tests.integration.test_producer_client import SmallCluster, new, until
+
+pytestmark = pytest.mark.timeout(300)
+
+COMMAND = [sys.executable, "-m", "seriatim.cli.main", "produce", "--queue", "q", "--session-timeout-ms", "20000"]
+
+
+@pytest.fixture
+def cluster(zookeeper: str) -> Iterator[SmallCluster]:
+    small = SmallCluster(zookeeper)
+    small.start()
+    yield small
+    small.stop()
+
+
+def start(cluster: SmallCluster, *arguments: str, given: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    command = [*COMMAND, "--coordinator", cluster.address, *arguments]
+    return subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, said = process.communicate(timeout=100)
+    return process.returncode, output, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_stands_by_ends_it_and_a_file_that_was_not_read_is_no_success(
+    cluster: SmallCluster, tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "lines"
+    file.write_text("1\n2\n")
+    with new(cluster) as other:
+        other.wait_until_elected(60)
+        process = start(cluster, str(file), "--json")
+        assert process.stderr is not None
+        assert any("standing by" in line for line in process.stderr)
+        process.send_signal(number)
+        code, output, said = ended(process)
+    assert code == exits.REFUSED
+    assert json.loads(output)["read"] == 0
+    assert f"Stopped before the end of {file}: 0 lines of it were read" in said
+    assert cluster.values() == []
+
+
+def test_a_file_that_was_read_to_its_end_is_a_success(cluster: SmallCluster, tmp_path: Path) -> None:
+    file, log = tmp_path / "lines", tmp_path / "log"
+    file.write_text("1\n2\n3")
+    assert ended(start(cluster, str(file), "--ack-log", str(log)))[0] == exits.DONE
+    assert cluster.values() == [b"1", b"2", b"3"]
+    assert [line.split()[1:] for line in log.read_text().splitlines()] == [["1", str(at), str(at)] for at in range(3)]
+
+
+def test_a_log_on_a_full_disk_ends_the_command_with_what_was_acknowledged(cluster: SmallCluster) -> None:
+    with start(cluster, "--ack-log", "/dev/full", "--json", given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write("1\n2\n")
+        process.stdin.flush()  # and it isn't closed: the command ends by itself
+        assert process.wait(100) == exits.REFUSED
+        _, output, said = ended(process)
+    assert json.loads(output)["acknowledged"] == 2
+    assert "can't write /dev/full: No space left on device" in said
+    assert "Traceback" not in said
+
+
+def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluster) -> None:
+    cluster.silent_epochs = {1}
+    arguments = ("--ack-log", "/dev/full", "--name", "n", "--with-seq")
+    with start(cluster, *arguments, given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write("1\tv\n")
+        process.stdin.flush()
+        until(lambda: cluster.end() == 1)
+        cluster.silent_epochs = set()
+        cluster.token += 1
+        cluster.break_streams()  # deposed: the record's end is unknown, and in the next term it is found stored
+        assert process.wait(100) == exits.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (("--ack-log", "/nonexistent/log"), "v\n", "can't write /nonexistent/log: No such file or directory"),
+        (("--name", "n", "--with-seq"), "1" * 5000 + "\tv\n", "line 1: it has to start with its seq"),
+        ((), None, "standard input is closed"),
+    ],
+    ids=["log in no folder", "a seq of many digits", "no standard input"],
+)
+def test_wrong_use_is_told_without_a_trace(
+    cluster: SmallCluster, arguments: tuple[str, ...], given: str | None, said: str
+) -> None:
+    command = [*COMMAND, "--coordinator", cluster.address, *arguments]
+    if given is None:
+        command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == exits.WRONG_USE, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_than_may_wait_to_be_followed_is_sent_and_logged_in_order(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledgements, "PART_BYTES", 10_000)
+    assert threading.current_thread() is threading.main_thread()
+    file, log = tmp_path / "lines", tmp_path / "log"
+    file.write_text("".join(f"{number}\n" for number in range(2000)))
+    arguments = ["produce", "--queue", "q", "--coordinator", cluster.address, "--ack-log", str(log), str(file)]
+    assert main.run(arguments) == exits.DONE
+    assert cluster.values() == [b"%d" % number for number in range(2000)]
+    assert [line.split()[3] for line in log.read_text().splitlines()] == [str(number) for number in range(2000)]

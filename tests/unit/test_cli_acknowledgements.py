@@ -1,0 +1,64 @@
+"""What follows the records of `seriatim produce`: its bound, and a log that can't be written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seriatim.cli import acknowledgements as module
+from seriatim.cli.acknowledgements import Acknowledgements
+from seriatim.producer.handle import Handle, SharedBatch
+from seriatim.producer.sources.lines import Line
+from seriatim.protocol import errors
+from seriatim.protocol.names import Epoch
+
+
+def sent() -> SharedBatch:
+    batch = SharedBatch(1, threading.Lock())
+    batch.source, batch.seqs, batch.epoch, batch.base = "s", 7, Epoch(1), 0
+    return batch
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_at_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_at_s, "the condition never held"
+        time.sleep(0.005)
+
+
+def test_what_is_sent_and_not_followed_is_bounded_and_its_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 10_000)
+    acknowledgements = Acknowledgements(None, lambda: None)
+    batch, added = sent(), 0
+    while acknowledgements.has_room(0.01):
+        acknowledgements.add(Handle(batch, 0), Line(b"x" * 744, None, None))
+        added += 1
+        assert added <= 20
+    assert added == 20
+    batch.finish()
+    until(lambda: acknowledgements.has_room(0.01))
+    acknowledgements.close()
+    assert acknowledgements.acknowledged == added
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_what_was_sent_is_followed_to_its_end() -> None:
+    told: list[None] = []
+    batch, lost = sent(), sent()
+    with Path("/dev/full").open("w") as log:
+        acknowledgements = Acknowledgements(log, lambda: told.append(None))
+        acknowledgements.add(Handle(batch, 0), Line(b"v", None, 7))
+        batch.finish()
+        until(lambda: acknowledgements.failure is not None)
+        acknowledgements.add(Handle(lost, 0), Line(b"w", None, 8))
+        lost.finish(errors.OutcomeUnknown("deposed"))
+        acknowledgements.settle()
+        assert list(acknowledgements.unknown) == [Line(b"w", None, 8)]
+        acknowledgements.close()
+    assert acknowledgements.acknowledged == 1
+    assert len(told) == 1
+    with pytest.raises(errors.WorldError, match="can't write /dev/full: No space left on device"):
+        raise acknowledgements.failure or AssertionError
