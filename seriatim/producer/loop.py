@@ -172,17 +172,19 @@ class SendingLoop:
             await self._end(session)
 
     async def _end(self, session: ZooKeeperSession | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if session is not None:
-            await session.stop()
-        await self._route.close()
-        await self._coordinators.close()
-        self._give_up(NotElected("the producer was closed"))
+        try:
+            if self._timer is not None:
+                self._timer.cancel()
+            tasks = [*self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if session is not None:
+                await session.stop()
+            await self._route.close()
+            await self._coordinators.close()
+        finally:
+            self._give_up(NotElected("the producer was closed"))
 
     async def _connect(self) -> ZooKeeperSession:
         """Learn where ZooKeeper is and which queue is meant, and start a session; again and again until it works."""

@@ -395,7 +395,8 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
             # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
             stream.cancel()
             raise ConnectionRefusedError("nobody listens there")
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, RuntimeError) as error:
+        # RuntimeError: once Python's main thread has returned there is none to look a name up. gRPC does that by itself.
         _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
         if type(error) is TimeoutError:  # and not the system's, which is an OSError with a number
             _avoided_until_s[address] = now_s + AVOIDED_S

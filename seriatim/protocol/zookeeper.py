@@ -256,10 +256,10 @@ class ZooKeeperSession:
                 self._stop()
 
         try:
-            await self._loop.run_in_executor(None, start)
+            await _apart(start)
         except asyncio.CancelledError:
             is_given_up.set()
-            self._loop.run_in_executor(None, self._stop)  # beside `start`, which may be past its look, or waiting
+            _apart(self._stop)  # beside `start`, which may be past its look, or waiting
             raise
         except KazooTimeoutError as error:
             await self.stop()
@@ -268,7 +268,7 @@ class ZooKeeperSession:
 
     async def stop(self) -> None:
         """End the session at once; its ephemeral nodes go with it."""
-        await asyncio.get_running_loop().run_in_executor(None, self._stop)
+        await _apart(self._stop)
 
     def _stop(self) -> None:
         self._client.stop()
@@ -385,6 +385,21 @@ class _Fired:
         # A lost session drops its watches: that, too, is a reason to look again.
         if (event.type != EventType.NONE or event.state != KazooState.CONNECTED) and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.watch)
+
+
+def _apart(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Run what blocks on another thread; here, where Python gives out none any more, because its main thread has returned.
+
+    Then threads of an application may still send, and end their sessions.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        return loop.run_in_executor(None, work)
+    except RuntimeError:
+        work()
+        done = loop.create_future()
+        done.set_result(None)
+        return done
 
 
 def _translated(error: BaseException) -> Exception:

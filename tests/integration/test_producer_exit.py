@@ -1,0 +1,116 @@
+"""A producer where Python's main thread has returned: other threads go on, and what was registered for the exit runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from tests.integration.test_producer_client import QUEUE_ID, SmallCluster, until
+
+pytestmark = pytest.mark.timeout(300)
+
+PREAMBLE = """
+import asyncio, atexit, sys, threading
+from seriatim.producer import Producer
+from seriatim.protocol import direct
+
+def new(**settings):
+    patient = {"max_block_s": 60, "session_timeout_s": 60, "acknowledgement_deadline_s": 5}
+    return Producer(sys.argv[1], "q", "a", **patient, **settings)
+
+def after_main(work):
+    def run():
+        threading.main_thread().join()
+        work()
+    threading.Thread(target=run).start()
+"""
+
+
+@pytest.fixture
+def cluster(zookeeper: str) -> Iterator[SmallCluster]:
+    small = SmallCluster(zookeeper)
+    small.start()
+    yield small
+    small.stop()
+
+
+def run(cluster: SmallCluster, script: str) -> str:
+    command = (sys.executable, "-c", PREAMBLE + script, cluster.address)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def left_by_itself(cluster: SmallCluster, zookeeper: str) -> bool:
+    """Whether nobody stands in the election long before a session that was left would end."""
+    client = KazooClient(zookeeper)
+    client.start(timeout=60)
+    try:
+        until(lambda: not client.get_children(f"/seriatim/test/queues/{QUEUE_ID}/senders"), 15)
+    finally:
+        client.stop()
+        client.close()
+    return True
+
+
+def test_a_thread_that_outlives_the_main_one_sends_through_a_deposal_and_closes(
+    cluster: SmallCluster, zookeeper: str
+) -> None:
+    script = """
+deposed = threading.Event()
+producer = new(on_deposed=lambda _: deposed.set())
+producer.send(b"1").result(60)
+
+def work():
+    producer.send(b"2").result(60)
+    producer.stand_again()
+    deposed.wait(60)
+    producer.send(b"3").result(60)
+    producer.close()
+    print("closed")
+
+after_main(work)
+"""
+    assert run(cluster, script) == "closed\n"
+    assert cluster.values() == [b"1", b"2", b"3"]
+    assert left_by_itself(cluster, zookeeper)
+
+
+def test_a_producer_that_begins_after_the_main_thread_has_returned(cluster: SmallCluster, zookeeper: str) -> None:
+    script = """
+def work():
+    with new() as producer:
+        producer.send(b"1").result(60)
+    print("closed")
+
+after_main(work)
+"""
+    assert run(cluster, script) == "closed\n"
+    assert left_by_itself(cluster, zookeeper)
+
+
+def test_a_producer_that_is_closed_at_the_exit(cluster: SmallCluster, zookeeper: str) -> None:
+    script = """
+producer = new()
+atexit.register(producer.close)
+producer.wait_until_elected(60)
+producer.send(b"1")
+"""
+    run(cluster, script)
+    assert cluster.values() == [b"1"]
+    assert left_by_itself(cluster, zookeeper)
+
+
+def test_a_name_that_no_thread_looks_up_any_more_is_left_to_grpc(cluster: SmallCluster) -> None:
+    script = """
+async def opened():
+    return await direct.opened("localhost:9", "Append", lambda message: (message,), bytes)
+
+after_main(lambda: print(asyncio.run(opened())))
+"""
+    assert run(cluster, script) == "None\n"
