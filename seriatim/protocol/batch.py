@@ -241,7 +241,7 @@ def split(stored: bytes) -> tuple[bytes, bytes]:
 
 
 def encode(columns: RecordColumns, first_index: Index, *, compress: bool = False) -> EncodedBatch:
-    """Encode records into a batch.
+    """Encode records into a batch; `compress`: where that makes it smaller.
 
     Raises RecordTooLarge where the payload is over MAX_PAYLOAD_BYTES, ValueError where the columns are of different
     lengths, a seq is out of range, or the seqs of a source don't rise.
@@ -283,9 +283,13 @@ def encode(columns: RecordColumns, first_index: Index, *, compress: bool = False
         raise RecordTooLarge(
             f"a batch of {len(payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}", limit_bytes=MAX_PAYLOAD_BYTES
         )
+    is_compressed = False
     if compress:
-        payload = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(payload)
-    header = BatchHeader(first_index, count, spans, len(payload), _checksum(payload), compress)
+        compressed = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(payload)
+        is_compressed = len(compressed) < len(payload)  # what can't be made smaller grows, beyond what a broker takes
+        if is_compressed:
+            payload = compressed
+    header = BatchHeader(first_index, count, spans, len(payload), _checksum(payload), is_compressed)
     return EncodedBatch(header, encode_header(header), payload)
 
 

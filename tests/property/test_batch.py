@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +62,21 @@ def test_what_goes_in_comes_out(one, first_index, compress):
         seqs = [one.seqs[row] for row in range(len(one)) if one.source_of(row) == span.source]
         assert (span.first_seq, span.last_seq, span.count) == (seqs[0], seqs[-1], len(seqs))
     assert batch.split(encoded.header_bytes + encoded.payload) == (encoded.header_bytes, encoded.payload)
+
+
+def test_what_compressing_would_not_make_smaller_stays_as_it_is():
+    chance = os.urandom(8 * 1024 * 1024)
+    plain, asked = (
+        batch.encode(batch.RecordColumns([chance], [1], "s", [1]), Index(0), compress=compress)
+        for compress in (False, True)
+    )
+    assert asked == plain
+    assert not asked.header.is_compressed
+    assert batch.decode(asked).values == [chance]
+    even = batch.encode(batch.RecordColumns([bytes(1000)], [1], "s", [1]), Index(0), compress=True)
+    assert even.header.is_compressed
+    assert even.header.payload_size < 100
+    assert batch.decode(even).values == [bytes(1000)]
 
 
 @settings(deadline=None)
