@@ -141,7 +141,12 @@ class _Run:
     "and chance, and the source `producer`.",
 )
 @click.option("--key-separator", help="Text between a line's key and its value. Default: lines have no key.")
-@click.option("--with-seq", is_flag=True, help="A line starts with its seq and a tab.")
+@click.option(
+    "--with-seq",
+    is_flag=True,
+    help="A line starts with its seq and a tab. For names that always did: records that a name sent without seqs lie above "
+    "usual ones, which are then taken for stored before.",
+)
 @click.option(
     "--ack-log",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -337,11 +337,13 @@ class Buffer:
         age_s = monotonic_s() - open_batch.opened_at_s
         return closes_in_s(records=len(open_batch.values), age_s=age_s, in_flight=in_flight, limits=self._limits)
 
-    def elect(self, token: Token, resume_point: Mapping[str, int] | None) -> None:
+    def elect(
+        self, token: Token, resume_point: Mapping[str, int] | None, held: Mapping[str, int] | None = None
+    ) -> None:
         """A term begins."""
         with self._lock:
             self._term += 1
-            self._identities = Identities(self._automatic_source, token, resume_point)
+            self._identities = Identities(self._automatic_source, token, resume_point, held)
             self._problem = DeadlineOver("the buffer is full: records come faster than they are stored")
             self._notify()
 

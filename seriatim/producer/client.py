@@ -45,7 +45,10 @@ class Producer:
     name: this application in the election, and the source of records for which none is given: the same one for all its
         instances, and needed where seqs are the application's own and go on from instance to instance. Default: host,
         process and chance, and AUTOMATIC_SOURCE for records without a seq of their own. A queue remembers every source
-        that it ever had: a name for each run would make it remember all runs.
+        that it ever had: a name for each run would make it remember all runs. A source has seqs of the application's own
+        for good, or never: where records without them came before, those lie above any usual seq of its own, and what is
+        sent at or below them is taken for sent again, acknowledged without a place and not stored. Nobody can tell it from
+        a record that was; automatic seqs after the application's own are refused where they would lie below.
     batch_bytes, linger_ms: how large and old a batch gets while others are on their way.
     max_buffer_bytes: bound on records that aren't complete; `send` waits for room.
     max_block_s: how long `send` waits, for room or for being elected.

@@ -318,7 +318,7 @@ class SendingLoop:
             case events.CloseStream():
                 self._route.close_stream()
             case events.TellElected():
-                self._buffer.elect(effect.token, effect.resume_point)
+                self._buffer.elect(effect.token, effect.resume_point, effect.held)
                 _log.info("elected", queue=self._settings.queue, token=effect.token)
                 self._on_elected(Elected(effect.token, effect.resume_point, effect.held, effect.given_up_from))
             case events.TellDeposed():

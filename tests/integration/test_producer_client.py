@@ -307,6 +307,18 @@ def test_seqs_of_the_users_go_on_from_the_resume_point(cluster: SmallCluster) ->
     assert cluster.values() == [b"%d" % seq for seq in range(15)]
 
 
+def test_automatic_seqs_below_what_one_copy_may_hold_are_refused(cluster: SmallCluster) -> None:
+    member = pb.LinkMember(group="g1", member="a", address=cluster.address)
+    grant = pb.SendGrant(epoch=1, master=member, slave=member, is_resume_known=True, held={"p": 1 << 60})
+    cluster.reply_with.append(pb.AcquireSendReply(grant=grant, queue_id=QUEUE_ID, token=1))
+    cluster.token = 1
+    with new(cluster) as producer:
+        with pytest.raises(errors.InvalidArgument, match="a source has either those or the user's"):
+            producer.send(b"1")
+        producer.send(b"2", seq=(1 << 60) + 1).result(WAIT_S)
+    assert cluster.values() == [b"2"]
+
+
 def test_an_unknown_resume_point_is_settled_by_the_master(cluster: SmallCluster) -> None:
     with new(cluster) as first:
         first.send_many([b"0", b"1", b"2"], seqs=[0, 1, 2])

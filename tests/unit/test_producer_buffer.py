@@ -31,7 +31,7 @@ FIRST = 1 << 40
 def new(**settings: Any) -> Buffer:
     limits = BatchLimits(settings.pop("batch_bytes", 1000), settings.pop("linger_s", 0.005))
     buffer = Buffer("p", limits, settings.pop("max_buffer_bytes", 1 << 20), settings.pop("max_block_s", 0.05))
-    buffer.elect(Token(1), settings.pop("resume_point", {}))
+    buffer.elect(Token(1), settings.pop("resume_point", {}), settings.pop("held", None))
     assert not settings
     return buffer
 
@@ -185,6 +185,17 @@ def test_automatic_seqs_are_refused_as_well_where_there_is_no_room_for_their_sou
     assert len(taken(buffer)) == 1
 
 
+def test_automatic_seqs_take_the_room_of_their_source_once() -> None:
+    had = {f"{number:0180}": 5 for number in range(SOURCES_ROOM_BYTES // 200 - 1)}
+    left_bytes = SOURCES_ROOM_BYTES - room_bytes(had)
+    buffer = new(resume_point=had)
+    for _ in range(20):
+        send(buffer, b"v", key=b"k")
+    with pytest.raises(errors.TooManySources):
+        send(buffer, seq=0, source="n" * (left_bytes - MARK_BYTES))
+    send(buffer, seq=0, source="n" * (left_bytes - MARK_BYTES - room_bytes(["p"])))
+
+
 def test_a_seq_is_not_used_up_by_a_record_that_was_not_sent() -> None:
     buffer = new(max_buffer_bytes=1000)
     send(buffer, b"x" * 900, seq=1, source="fill")
@@ -251,6 +262,26 @@ def test_a_source_has_automatic_seqs_or_the_users() -> None:
     send(other, b"a", seq=1)
     with pytest.raises(errors.InvalidArgument):
         send(other, b"b")
+
+
+@pytest.mark.parametrize(
+    "before", [{"resume_point": {"p": FIRST}}, {"held": {"p": FIRST}}, {"resume_point": None, "held": {"p": 1 << 60}}]
+)
+def test_a_source_that_had_seqs_of_the_users_in_an_earlier_term_has_no_automatic_ones_that_would_lie_below(
+    before: dict[str, Any],
+) -> None:
+    buffer = new(**before)
+    for parts in ({}, {"key": b"k"}):
+        with pytest.raises(errors.InvalidArgument, match="the queue has records of source 'p' up to seq"):
+            send(buffer, **parts)
+    send(buffer, seq=1 << 61)
+    assert [columns.seqs for columns in taken(buffer)] == [[1 << 61]]
+
+
+def test_automatic_seqs_go_on_above_those_of_earlier_terms() -> None:
+    buffer = new(resume_point={"p": FIRST - 1}, held={"p": FIRST - 1, "other": 1 << 63})
+    send(buffer)
+    assert list(taken(buffer)[0].seqs) == [FIRST]
 
 
 def test_the_records_limit_counts_key_and_headers() -> None:

@@ -22,14 +22,18 @@ class Identities:
     """Gives and checks identities within one term.
 
     `name`: source of records for which the user names neither source nor seq. `resume_point`: up to which seq of each source everything
-    is stored already; None where nobody knows.
+    is stored already; None where nobody knows. `held`: up to which the queue has any, at or above that.
     """
 
-    __slots__ = ("_counter", "_last", "_resume_point", "_room_bytes", "name", "token")
+    __slots__ = ("_counter", "_held_seq", "_is_automatic", "_last", "_resume_point", "_room_bytes", "name", "token")
 
-    def __init__(self, name: str, token: Token, resume_point: Mapping[str, int] | None) -> None:
+    def __init__(
+        self, name: str, token: Token, resume_point: Mapping[str, int] | None, held: Mapping[str, int] | None = None
+    ) -> None:
         self.name = name
         self.token = token
+        self._held_seq = -1 if held is None else held.get(name, -1)
+        self._is_automatic = False
         self._resume_point = {} if resume_point is None else dict(resume_point)
         self._room_bytes = SOURCES_ROOM_BYTES - room_bytes(self._resume_point)
         self._last: dict[str, int] = {}
@@ -51,7 +55,7 @@ class Identities:
         return self._counter >= (1 << COUNTER_BITS) - SPARE_SEQS
 
     def check_automatic(self) -> None:
-        """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it.
+        """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it, in this term or before.
 
         Also where the queue has had more elected senders than a seq can tell apart. Raises TooManySources where the queue has
         no room for the source.
@@ -65,8 +69,29 @@ class Identities:
             raise InvalidArgument(
                 f"source {self.name!r} has seqs of the user's: a source has either those or automatic ones"
             )
-        if not self._counter and self.name not in self._resume_point and room_bytes([self.name]) > self._room_bytes:
-            raise too_many_sources(self.name)
+        if not self._is_automatic:
+            self._check_first_automatic()
+            self._is_automatic = True
+
+    def _check_first_automatic(self) -> None:
+        """What lies at or below its source's mark is taken for sent again: acknowledged, and not stored."""
+        first = automatic_seq(self.token, 0)
+        stored = max(self._held_seq, self._resume_point.get(self.name, -1))
+        if stored >= first:
+            raise InvalidArgument(
+                f"the queue has records of source {self.name!r} up to seq {stored}, and automatic seqs would begin at {first}: "
+                "a source has either those or the user's",
+                source=self.name,
+                seq=stored,
+            )
+        if self.name not in self._resume_point:
+            self._take_room(self.name)
+
+    def _take_room(self, source: str) -> None:
+        taken_bytes = room_bytes([source])
+        if taken_bytes > self._room_bytes:
+            raise too_many_sources(source)
+        self._room_bytes -= taken_bytes
 
     @property
     def has_own(self) -> bool:
@@ -88,10 +113,7 @@ class Identities:
             if source == self.name and self._counter:
                 raise InvalidArgument(f"source {source!r} has automatic seqs: a source has either those or the user's")
             if source not in self._resume_point:
-                taken_bytes = room_bytes([source])
-                if taken_bytes > self._room_bytes:
-                    raise too_many_sources(source)
-                self._room_bytes -= taken_bytes
+                self._take_room(source)
         if seq <= self._resume_point.get(source, -1):
             return True
         if last is not None and seq <= last:
