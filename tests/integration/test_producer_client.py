@@ -293,6 +293,14 @@ def test_waiting_for_a_group_holds_the_sender_back(cluster: SmallCluster) -> Non
     assert cluster.values() == [b"1"]
 
 
+def test_waiting_without_a_token_is_waited_out(cluster: SmallCluster) -> None:
+    reasons = [pb.WaitReason(what="chain", reason="it keeps changing")]
+    cluster.reply_with.append(pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=50, reasons=reasons), queue_id=QUEUE_ID))
+    with new(cluster) as producer:
+        producer.send(b"1").result(WAIT_S)
+    assert cluster.values() == [b"1"]
+
+
 def test_seqs_of_the_users_go_on_from_the_resume_point(cluster: SmallCluster) -> None:
     with new(cluster) as first:
         for seq in range(10):

@@ -280,6 +280,23 @@ def test_waiting_for_a_group_keeps_the_batches_and_the_token(sending: Trace) -> 
     assert sending.granted(grant(3))[1] == "send 1 at 0 seqs 0..1 on stream 2"
 
 
+def test_waiting_before_there_is_a_token_is_followed_by_another_request_without_one() -> None:
+    trace = Trace()
+    trace(events.Elected())
+    assert trace(events.WaitAnswered(1, Token(0), 0.5)) == []
+    assert trace(events.Tick(), after_s=0.4) == []
+    assert trace(events.Tick(), after_s=0.2) == ["acquire 2 token 0 failed 0"]
+    assert trace.granted(grant(), 3)[0] == "tell elected 3 {}"
+
+
+def test_an_answer_without_the_token_that_was_given_stops_the_sender(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    assert sending(events.WaitAnswered(2, Token(0), 0.5))[-1] == "stop invariant-broken"
+    trace = Trace()
+    trace(events.Elected())
+    assert trace.granted(grant(), 0)[-1] == "stop invariant-broken"
+
+
 def test_an_error_of_the_callers_stops_the_sender(sending: Trace) -> None:
     sending(events.StreamBroken(1, "reset"))
     assert sending(events.AcquireFailed(2, errors.UnknownQueue("deleted")))[-1] == "stop unknown-queue"

@@ -242,7 +242,9 @@ def _answered(
         return state, []
     if isinstance(event, AcquireFailed):
         return _not_granted(state, event.error, now_s, settings)
-    if event.token == 0 or (state.token and event.token != state.token):
+    # Who has no token yet is told to wait without one where the chain kept changing before the token was written.
+    is_named = event.token != 0 or (isinstance(event, WaitAnswered) and state.token == 0)
+    if not is_named or (state.token and event.token != state.token):
         return _stopped(state, InvariantBroken(f"token {state.token} was answered with token {event.token}"))
     state = replace(state, token=event.token)
     if isinstance(event, WaitAnswered):
