@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, SeriatimError, Unreachable
+from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, SeriatimError, Unreachable, Waiting
 
 if TYPE_CHECKING:
     from seriatim.producer import Handle, Producer
@@ -147,7 +147,7 @@ def send(workload: Workload, stopping: threading.Event) -> None:
         while not stopping.is_set():
             try:
                 producer.wait_until_elected(_STAND_S)
-            except (NotElected, Unreachable) as error:
+            except (NotElected, Waiting, Unreachable) as error:
                 if error.message.startswith("standing by"):
                     _report("waiting", 0)
                 continue

@@ -18,6 +18,7 @@ from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
+from seriatim.producer.timeouts import check_seconds, check_timeout
 from seriatim.protocol import log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.coordinators import Coordinators
@@ -27,6 +28,8 @@ from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 _log = log.logger("producer")
 
 COORDINATOR_VARIABLE = "SERIATIM_COORDINATOR"
+_SESSION_MAX_S = 2_000_000
+"""ZooKeeper takes milliseconds in 31 bits."""
 AUTOMATIC_SOURCE = "producer"
 """Of records that an application names nothing of. One for all such senders of a queue: their seqs rise with the token."""
 
@@ -83,6 +86,10 @@ class Producer:
         self.queue = queue
         self.name = _default_name() if name is None else name
         _check(self.queue, self.name, batch_bytes, max_buffer_bytes, compression)
+        check_seconds("linger_ms", linger_ms, may_be_zero=True)
+        check_seconds("max_block_s", max_block_s, may_be_zero=True)
+        check_seconds("acknowledgement_deadline_s", acknowledgement_deadline_s)
+        check_seconds("session_timeout_s", session_timeout_s, most=_SESSION_MAX_S)
         self._application_on_elected = on_elected
         self._application_on_deposed = on_deposed
         limits, automatic_source = (
@@ -223,6 +230,7 @@ class Producer:
         After a deposal the application's own seqs go on from here. Raises NotElected, Waiting or Unreachable after
         `timeout` seconds, saying what was waited for; UnknownQueue and others that can't get better, at once.
         """
+        check_timeout(timeout)
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
         with self._standing:
             while self._elected is None:
@@ -280,8 +288,10 @@ class Producer:
     def close(self, timeout: float | None = 30) -> None:
         """Flush, leave the election, end the thread. What isn't complete within `timeout` ends as outcome unknown.
 
-        Raises as `flush`; the producer is closed all the same. A second call does nothing.
+        Raises as `flush`; the producer is closed all the same. A second call does nothing. Raises InvalidArgument for a
+        `timeout` that can't be; then nothing is closed.
         """
+        check_timeout(timeout)
         if self._is_closed:
             return
         self._is_closed = True
@@ -332,9 +342,11 @@ def _run(callback: Callable[[], object]) -> None:
         _log.exception("a callback of the application failed")
 
 
-def _check(queue: str, name: str, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:
-    if not queue:
+def _check(queue: object, name: object, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:
+    if not isinstance(queue, str) or not queue:
         raise InvalidArgument("name the queue")
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a producer's name is text, not {type(name).__name__}")
     check_name(name, "producer")
     if not 1 <= batch_bytes <= MAX_PAYLOAD_BYTES // 2:
         raise InvalidArgument(f"batch_bytes is 1 to {MAX_PAYLOAD_BYTES // 2}, not {batch_bytes}")

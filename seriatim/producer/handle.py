@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
 from seriatim.producer.acknowledged import Acknowledged
+from seriatim.producer.timeouts import check_timeout
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, SeriatimError
 from seriatim.protocol.names import Epoch, Index, Offset
@@ -81,6 +82,7 @@ class SharedBatch:
         with self._lock:
             if self.is_done:
                 return True
+            check_timeout(timeout_s)
             held = threading.Lock()
             held.acquire()
             self._waiting.append(held)

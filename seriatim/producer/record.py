@@ -79,7 +79,14 @@ def _as_headers(headers: object) -> Headers:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidArgument(f"a header is a pair of a name and bytes, not {pair!r}")
         name, content = pair
-        if not isinstance(name, str) or len(name.encode()) >= 2**16:
+        if not isinstance(name, str) or _size(name) >= 2**16:
             raise InvalidArgument("the name of a header is text of less than 65,536 bytes")
         checked.append((name, _as_bytes(content, "header")))
     return tuple(checked)
+
+
+def _size(name: str) -> int:
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the name of a header isn't text that can be written: {name!r}") from error

@@ -22,7 +22,8 @@ _SAME = object()
 
 def make_faster() -> None:
     """All frozen dataclasses of ours that are imported by now, and `replace` where a module has imported that."""
-    names = [name for name in sys.modules if name.startswith("seriatim.") and name not in _looked_through]
+    # A list first: other threads import meanwhile.
+    names = [name for name in list(sys.modules) if name.startswith("seriatim.") and name not in _looked_through]
     _looked_through.update(names)
     for name in names:
         module = vars(sys.modules[name])

@@ -449,6 +449,37 @@ def test_unknown_queues_and_dead_addresses_are_told_apart(cluster: SmallCluster)
         Producer("nowhere", "q")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"name": name} for name in ("", "a/b", "a\nb", "\x00", "\x7f", "\ud800", "\U0001f600", 7)),
+        {"queue": 7},
+        *({"session_timeout_s": value} for value in (0, -1, None, "4", float("nan"), float("inf"))),
+        *({"acknowledgement_deadline_s": value} for value in (0, -1, None, float("inf"))),
+        *({"max_block_s": value} for value in (-1, None, float("inf"))),
+        *({"linger_ms": value} for value in (-1, None, float("nan"))),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any]) -> None:
+    before = threading.active_count()
+    with pytest.raises(errors.InvalidArgument):
+        Producer("127.0.0.1:1", **{"queue": "q", "name": "n", **settings})
+    assert threading.active_count() == before
+
+
+def test_a_name_is_any_text_that_zookeeper_takes(cluster: SmallCluster) -> None:
+    with new(cluster, "Kasse 1 (Zürich) 漢\ufeff") as producer:
+        producer.send(b"1").result(WAIT_S)
+
+
+def test_a_time_that_cannot_be_waited_for_is_refused_and_closes_nothing(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        for wait in (producer.wait_until_elected, producer.close):
+            with pytest.raises(errors.InvalidArgument):
+                wait(float("inf"))
+        producer.send(b"1").result(WAIT_S)
+
+
 def test_from_asyncio(cluster: SmallCluster) -> None:
     async def main() -> list[int | None]:
         async with new(cluster, batch_bytes=1000, max_buffer_bytes=3000) as producer:

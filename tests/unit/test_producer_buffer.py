@@ -222,6 +222,8 @@ def test_a_record_at_or_below_the_resume_point_is_complete_at_once() -> None:
         {"seq": 1 << 64},
         {"seq": 1, "source": ""},
         {"seq": 1, "source": "s" * 201},
+        {"seq": 1, "source": "\ud800"},
+        {"headers": {"\ud800": b"v"}},
         {"seq": "1"},
         {"key": "text"},
         {"headers": {"h": "text"}},
@@ -468,6 +470,17 @@ def test_rows_that_were_stored_before_stay_acknowledged_when_the_rest_is_lost() 
 def test_a_handle_times_out_with_a_word_about_it() -> None:
     with pytest.raises(errors.DeadlineOver):
         send(new()).result(0.01)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e300])
+def test_a_time_that_cannot_be_waited_for_is_refused(timeout: float) -> None:
+    buffer = new()
+    handle = send(buffer)
+    with pytest.raises(errors.InvalidArgument, match="None is for ever"):
+        handle.result(timeout)
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    complete(buffer, shared)
+    assert handle.result(0).epoch == 3
 
 
 def test_a_callback_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -91,3 +91,21 @@ def test_the_cores_are_faster_ones() -> None:
     assert vars(replica)["replace"] is not dataclasses.replace
     assert SenderState() == SenderState()
     assert vars(replica)["replace"](START, index=3).index == 3
+
+
+def test_what_others_import_meanwhile_is_no_failure() -> None:
+    class Name(str):
+        __slots__ = ()
+
+        def startswith(self, *_: object) -> bool:  # type: ignore[override]
+            sys.modules["somebody.elses"] = sys
+            return False
+
+    name = Name("of.somebody.else")
+    sys.modules[name] = sys
+    try:
+        values.make_faster()
+        assert "somebody.elses" in sys.modules
+    finally:
+        del sys.modules[name]
+        sys.modules.pop("somebody.elses", None)

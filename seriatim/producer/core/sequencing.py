@@ -108,8 +108,7 @@ class Identities:
             raise InvalidArgument(f"a seq is an unsigned 64-bit number, not {seq}")
         last = self._last.get(source)
         if last is None:
-            if not 0 < len(source.encode()) <= MAX_SOURCE_BYTES:
-                raise InvalidArgument(f"the name of a source has 1 to {MAX_SOURCE_BYTES} bytes: {source!r}")
+            _check_source(source)
             if source == self.name and self._counter:
                 raise InvalidArgument(f"source {source!r} has automatic seqs: a source has either those or the user's")
             if source not in self._resume_point:
@@ -122,3 +121,12 @@ class Identities:
             )
         self._last[source] = seq
         return False
+
+
+def _check_source(source: str) -> None:
+    try:
+        size_bytes = len(source.encode())
+    except UnicodeEncodeError:
+        size_bytes = 0
+    if not 0 < size_bytes <= MAX_SOURCE_BYTES:
+        raise InvalidArgument(f"the name of a source is text of 1 to {MAX_SOURCE_BYTES} bytes: {source!r}")

@@ -1,0 +1,19 @@
+"""Seconds as an application gives them: what can't be waited for is refused when it is given, and not when it is waited for."""
+
+from __future__ import annotations
+
+import threading
+
+from seriatim.protocol.errors import InvalidArgument
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Of one wait; None is for ever. Raises InvalidArgument where the system can't wait so long."""
+    if timeout is not None and not timeout <= threading.TIMEOUT_MAX:
+        raise InvalidArgument(f"a time-out is at most {threading.TIMEOUT_MAX:.0f} s, not {timeout}; None is for ever")
+
+
+def check_seconds(what: str, given: object, *, may_be_zero: bool = False, most: float = threading.TIMEOUT_MAX) -> None:
+    """Of a setting. Raises InvalidArgument where it is no number, below 0, more than `most`, or 0 and mustn't be."""
+    if not isinstance(given, int | float) or not 0 <= given <= most or (given == 0 and not may_be_zero):
+        raise InvalidArgument(f"{what} is a number {'from' if may_be_zero else 'above'} 0 to {most:.0f}, not {given!r}")
