@@ -73,7 +73,7 @@ def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_o
     assert state.committed == wanted
 
 
-def test_the_late_failure_of_an_earlier_commit_says_nothing_of_the_one_under_way() -> None:
+def test_the_late_answer_to_an_earlier_commit_says_nothing_of_the_one_under_way() -> None:
     state = CursorState()
 
     def happened(event: cursor.Event) -> list[cursor.Effect]:
@@ -86,7 +86,8 @@ def test_the_late_failure_of_an_earlier_commit_says_nothing_of_the_one_under_way
     happened(Committed(first.commit_id))
     (second,) = happened(CommitAsked(Place(Epoch(1), Index(5))))
     assert happened(CommitFailed(first.commit_id, "late", is_grant_old=True)) == []
-    assert state.in_flight == second
+    assert happened(Committed(first.commit_id)) == []
+    assert (state.in_flight, state.committed) == (second, Place(Epoch(1), Index(3)))
     happened(Committed(second.commit_id))
     assert state.committed == Place(Epoch(1), Index(5))
     assert happened(CommitFailed(second.commit_id, "later still", is_grant_old=True)) == []
