@@ -202,6 +202,13 @@ def _kinds_of_zookeeper() -> list[Kind]:
             (Cut("zookeeper leader", "zookeepers"),),
             (1.5, 3.0),
         ),
+        # Longer than a session: it goes on answering its clients' pings, and can't tell them what the leader ends (H10).
+        Kind(
+            "ZooKeeper's follower cut off from the others",
+            "zookeeper",
+            (Cut("zookeeper follower", "zookeepers"),),
+            (3.0, 9.0),
+        ),
     ]
 
 
