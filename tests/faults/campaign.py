@@ -15,6 +15,7 @@ import fcntl
 import os
 import random
 import shutil
+import shlex
 import signal
 import sys
 import tempfile
@@ -69,7 +70,7 @@ class Campaign:
         self._is_stopping = False
         self._clusters = 0
         self._struck = 0
-        command = f"python -m tests.faults.campaign {' '.join(sys.argv[1:])}"
+        command = f"python -m tests.faults.campaign {shlex.join(sys.argv[1:])}"
         self.findings = Findings(command, arguments.seed, arguments.rate)
 
     def stop(self, *_: object) -> None:
