@@ -14,8 +14,8 @@ import contextlib
 import fcntl
 import os
 import random
-import shutil
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
