@@ -29,6 +29,8 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code if error.exit_code != 1 else REFUSED
     if isinstance(error, EmbeddedError):
         return REFUSED
+    if isinstance(error, OSError) and error.strerror:
+        return REFUSED  # the system's word: a full disk, a folder without rights
     # Loaded here: the errors' tree brings gRPC's tables along, which a mere --help needn't wait for.
     from seriatim.protocol.errors import BugError, CallerError, SeriatimError
 

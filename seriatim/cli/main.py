@@ -12,7 +12,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
 
 import click
 
@@ -50,19 +51,8 @@ COMMANDS = {
 }
 
 
-class NobodyReads(Exception):
-    """The reader of our output has gone (`| head`)."""
-
-
 class LazyGroup(click.Group):
     """A group that lists commands from `COMMANDS` without importing them."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Raises NobodyReads: click would end with code 1, which means "the answer is no" here."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise NobodyReads from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the table's order."""
@@ -121,26 +111,54 @@ def seriatim() -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's); answers the exit code. Messages go to standard error."""
+    stdout, stderr = sys.stdout, sys.stderr
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
-        sys.stdout.flush()
-    except (BrokenPipeError, NobodyReads):
-        # Nothing is wrong; keep the interpreter's own last flush quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.DONE
-    except click.ClickException as error:
-        error.show()
-        return exits.exit_code(error)
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return _without_reader()
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        # click found that nobody reads our output, put a wrapper around it, and ends with 1, which means "no" here.
+        sys.stdout, sys.stderr = stdout, stderr
+        return _without_reader()
     except (KeyboardInterrupt, click.Abort) as error:
         return exits.exit_code(error)
     except Exception as error:
         code = exits.exit_code(error)
-        if code == exits.DEFECT:
-            traceback.print_exc()
-        else:
-            click.echo(f"Error: {error}", err=True)
+        with suppress(OSError):  # where nothing can be said, the exit code still tells
+            _say(error, code)
+        if isinstance(error, OSError):
+            _discard_output()
         return code
     return result if isinstance(result, int) else exits.DONE
+
+
+def _say(error: Exception, code: int) -> None:
+    if isinstance(error, click.ClickException):
+        error.show()
+    elif code == exits.DEFECT:
+        traceback.print_exc()
+    elif isinstance(error, OSError):
+        click.echo(
+            f"Error: {error.filename}: {error.strerror}" if error.filename else f"Error: {error.strerror}", err=True
+        )
+    else:
+        click.echo(f"Error: {error}", err=True)
+
+
+def _without_reader() -> int:
+    """The reader of our output has gone (`| head`). Nothing is wrong."""
+    _discard_output()
+    return exits.DONE
+
+
+def _discard_output() -> None:
+    """Keep the interpreter's own last flush quiet."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> NoReturn:

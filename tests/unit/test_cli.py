@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -154,6 +155,8 @@ def test_every_command_that_prints_data_takes_json():
         (click.UsageError("x"), exits.WRONG_USE),
         (click.ClickException("x"), exits.REFUSED),
         (KeyboardInterrupt(), exits.INTERRUPTED),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), exits.REFUSED),
+        (OSError("x"), exits.DEFECT),
         (ValueError("x"), exits.DEFECT),
     ],
 )
@@ -194,6 +197,22 @@ def test_output_that_nobody_reads_is_no_answer_and_no_failure():
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=100, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (exits.DONE, b"")
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">&-", exits.DONE, ""),
+        ("| true", exits.DONE, ""),  # 1 would be an answer
+        (">/dev/full", exits.REFUSED, "Error: No space left on device"),
+        (">/dev/full 2>&1", exits.REFUSED, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_no_defect(output, code, said):
+    # Started so late that a reader has gone by then.
+    shell = f'(sleep 0.2; {sys.executable} -m seriatim.cli.main --help; echo "ends with $?" >&3) 3>&2 {output}'
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines() == [*([said] if said else []), f"ends with {code}"]
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
