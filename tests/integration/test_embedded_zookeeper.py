@@ -108,6 +108,11 @@ def test_a_port_in_use_is_refused(tmp_path):
             EmbeddedZooKeeper(tmp_path, port=port).start()
 
 
+def test_an_address_of_no_machine_is_not_called_a_port_in_use(tmp_path):
+    with pytest.raises(PortInUse, match=r"can't listen on 192\.0\.2\.1:\d+: Cannot assign requested address"):
+        EmbeddedZooKeeper(tmp_path, host="192.0.2.1").start()
+
+
 def test_without_java_the_line_to_type_is_shown(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -2,7 +2,7 @@
 
 EmbeddedError
 ├── Missing           Java, a jar or a package isn't installed
-├── PortInUse         somebody else listens there
+├── PortInUse         it can't be listened on there
 ├── DirectoryInUse    another supervisor works in the same directory
 └── StartFailed       the process ended, or didn't serve in time; the message holds the end of its log
 """
@@ -19,7 +19,7 @@ class Missing(EmbeddedError):
 
 
 class PortInUse(EmbeddedError):
-    """Somebody else listens on the port that was asked for."""
+    """The port that was asked for can't be listened on: mostly, somebody else does."""
 
 
 class DirectoryInUse(EmbeddedError):

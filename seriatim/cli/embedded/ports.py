@@ -7,6 +7,7 @@ so that addresses written down by clients stay true.
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import socket
@@ -20,14 +21,24 @@ LOCALHOST = "127.0.0.1"
 
 
 def is_free(port: int, host: str = LOCALHOST) -> bool:
-    """Whether nobody listens on the port. Without SO_REUSEPORT, so that a gRPC server which shares its port counts."""
+    """Whether a server can listen on the port."""
+    return not obstacle(port, host)
+
+
+def obstacle(port: int, host: str = LOCALHOST) -> str:
+    """Why no server can listen on the port; empty where one can.
+
+    Without SO_REUSEPORT, so that a gRPC server which shares its port counts.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"port {port} is in use on {host}"
+            return f"can't listen on {host}:{port}: {error.strerror}"
+        return ""
 
 
 def free_port(taken: Iterable[int] = ()) -> int:
@@ -57,8 +68,8 @@ class PortBook:
         if wanted is not None:
             if not 0 < wanted < 65_536:
                 raise PortInUse(f"{wanted} is no port number")
-            if not is_free(wanted):
-                raise PortInUse(f"port {wanted} (for {name}) is in use on {LOCALHOST}")
+            if reason := obstacle(wanted):
+                raise PortInUse(f"{name}: {reason}")
             port = wanted
         else:
             remembered = self._ports.get(name)

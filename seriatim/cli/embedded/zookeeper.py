@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from seriatim.cli.embedded.errors import Missing, PortInUse, StartFailed
-from seriatim.cli.embedded.ports import LOCALHOST, PortBook, is_free
+from seriatim.cli.embedded.ports import LOCALHOST, PortBook, obstacle
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 from seriatim.consumer.spark import class_archive
 
@@ -91,8 +91,8 @@ class ZooKeeperSettings:
 def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, timeout_s: float = 30.0) -> None:
     """Start ZooKeeper and wait until it answers. Raises `Missing`, `PortInUse`, `StartFailed`."""
     command = _command(settings)
-    if not is_free(settings.port, settings.host):
-        raise PortInUse(f"port {settings.port} (for {settings.name}) is in use on {settings.host}")
+    if reason := obstacle(settings.port, settings.host):
+        raise PortInUse(f"{settings.name}: {reason}")
     is_restarted, stop_timeout_s = settings.is_restarted, settings.stop_timeout_s
     supervisor.start(ProcessSpec(settings.name, command, is_restarted=is_restarted, stop_timeout_s=stop_timeout_s))
     try:
