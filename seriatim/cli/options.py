@@ -11,6 +11,10 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LONGEST_MS = 36_500 * _UNITS_MS["d"]
+
+NUMBER_MAX = 2**32 - 1
+"""The largest number of an option that goes into a message's field."""
 
 
 def coordinator_option(command: Command) -> Command:
@@ -80,7 +84,7 @@ class Duration(click.ParamType[int]):
         self._or_never = or_never
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Milliseconds, at least 1."""
+        """Milliseconds, from 1 to a hundred years."""
         if isinstance(value, int):
             return value
         if self._or_never and value == "never":
@@ -90,6 +94,8 @@ class Duration(click.ParamType[int]):
         if duration_ms < 1:
             never = ", nor never" if self._or_never else ""
             self.fail(f"{value!r} is not a duration such as 500ms, 90s, 30m, 24h or 7d{never}", param, ctx)
+        if duration_ms > _LONGEST_MS:
+            self.fail(f"{value!r} is longer than {duration_text(_LONGEST_MS)}", param, ctx)
         return duration_ms
 
 

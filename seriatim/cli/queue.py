@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import Duration, Names, coordinator_option, json_option
+from seriatim.cli.options import NUMBER_MAX, Duration, Names, coordinator_option, json_option
 
 if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
@@ -49,7 +49,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
             type=click.Choice(["sync", "interval", "async", "memory"]),
         ),
         option("--retention", "24h", "How long read links are kept, such as 30m or 7d.", type=Duration()),
-        option("--flush-ms", "5", "Between flushes, for interval and async.", type=click.IntRange(min=1)),
+        option("--flush-ms", "5", "Between flushes, for interval and async.", type=click.IntRange(1, NUMBER_MAX)),
         option(
             "--readmit",
             "drained",
@@ -63,7 +63,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
             type=Duration(or_never=True),
             metavar="DURATION",
         ),
-        option("--max-record-bytes", "1 MiB", "Limit of one record.", type=click.IntRange(min=1)),
+        option("--max-record-bytes", "1 MiB", "Limit of one record.", type=click.IntRange(1, NUMBER_MAX)),
     )
 
     def added(command: _Command) -> _Command:
@@ -248,7 +248,7 @@ def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
 @queue.command("abandon-link", short_help="Give up for good what is lost of a queue.")
 @click.argument("name")
 @click.option(
-    "--epoch", type=click.IntRange(min=1), required=True, help="The link, as `seriatim status NAME` shows it."
+    "--epoch", type=click.IntRange(1, NUMBER_MAX), required=True, help="The link, as `seriatim status NAME` shows it."
 )
 @click.option("--confirm", metavar="NAME", help="The queue's name again, instead of being asked for it.")
 @coordinator_option
