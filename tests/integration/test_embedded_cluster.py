@@ -21,6 +21,8 @@ SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 NAMES = {"zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b", "g2-a", "g2-b"}
 # Longer than a machine stands still; where a whole server is lost, short enough to be waited out.
 ENVIRONMENT = os.environ | {"SERIATIM_SESSION_TIMEOUT_MS": "20000"}
+# What a client's name is set by, and one server's address: no server of a whole cluster may take them for its own.
+OF_OTHERS = {"SERIATIM_NAME": "shop", "SERIATIM_ADVERTISE": "192.0.2.1:1"}
 WAITED_OUT = {"SERIATIM_SESSION_TIMEOUT_MS": "6000"}
 
 
@@ -29,7 +31,7 @@ def up(directory, *arguments):
     """`seriatim up --json`, stopped by SIGTERM at the end; gives the process and what its ready line says."""
     command = (*SERIATIM, "up", "--dir", str(directory), "--json", *arguments)
     with (directory / "stderr").open("a") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT | OF_OTHERS)
     with process:
         try:
             line = process.stdout.readline()

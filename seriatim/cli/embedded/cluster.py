@@ -23,6 +23,11 @@ from seriatim.cli.embedded.zookeeper import ZooKeeperSettings, start_zookeeper
 DEFAULT_GROUPS = 3
 MEMBERS = ("a", "b")
 _COMMAND = (sys.executable, "-m", "seriatim.cli.main")
+_OF_ONE_SERVER = (
+    "SERIATIM_NAME", "SERIATIM_ADVERTISE", "SERIATIM_ADVERTISE_OUTSIDE", "SERIATIM_LISTEN_OUTSIDE",
+    "SERIATIM_ZOOKEEPER_OUTSIDE", "SERIATIM_DIRECT_PORT", "SERIATIM_CONFIG",
+)  # fmt: skip
+"""Variables that are for one server, or for clients, and aren't handed down: all servers here would take them for theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,6 @@ class DevelopmentCluster:
         return ProcessSpec(
             name,
             (*_COMMAND, *own, *common),
-            environment=self.settings.environment,
+            environment={**dict.fromkeys(_OF_ONE_SERVER), **self.settings.environment},
             is_restarted=self.settings.is_restarted,
         )

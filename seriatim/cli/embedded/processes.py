@@ -51,8 +51,8 @@ class ProcessSpec:
     name: str
     """Unique in its supervisor; also the log file's name."""
     command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's own environment."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Added to this process's own environment; None: taken out of it."""
     is_restarted: bool = False
     """Start it again, after a short back-off, whenever it dies without having been asked to."""
     stop_signal: signal.Signals = signal.SIGTERM
@@ -247,6 +247,7 @@ class Supervisor:
             if before and before.process.poll() is None:
                 raise StartFailed(f"{spec.name} runs already, as process {before.process.pid}")
             prefix = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), str(int(spec.death_signal)))
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment}
             with self.log_path(spec.name).open("ab") as log:
                 log_offset = log.tell()
                 process = subprocess.Popen(
@@ -255,7 +256,7 @@ class Supervisor:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.directory,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.environment},
+                    env={name: value for name, value in environment.items() if value is not None},
                     start_new_session=True,  # Ctrl-C reaches the supervisor only, which then ends the rest in order
                 )
             self._children[spec.name] = _Child(spec, process, log_offset, time.monotonic(), backoff_s)
