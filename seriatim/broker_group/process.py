@@ -75,7 +75,8 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
     store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
     try:
         session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
-        await session.start()
+        if not await _is_connected(session, stop):
+            return
         try:
             peer = Peer(settings.cluster, store.incarnation)
             broker = Broker(settings.cluster, name, store, peer, settings.reserve_mb * 1024 * 1024)
@@ -84,6 +85,21 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
             await session.stop()
     finally:
         await store.close()
+
+
+async def _is_connected(session: ZooKeeperSession, stop: asyncio.Event) -> bool:
+    """Connect; False where `stop` was set first. Raises Unreachable."""
+    connecting, stopping = asyncio.ensure_future(session.start()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            await connecting
+            return True
+        return False
+    finally:
+        for task in (connecting, stopping):
+            task.cancel()
+        await asyncio.gather(connecting, stopping, return_exceptions=True)
 
 
 async def _serve(

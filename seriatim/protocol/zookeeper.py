@@ -9,20 +9,26 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import kazoo.exceptions
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from seriatim.protocol.errors import InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
 from seriatim.protocol.zookeeper_threads import Handler
+
+_Result = TypeVar("_Result")
+
+
+_LOOK_S = 0.1
+"""How late who is cancelled while it connects may notice that."""
 
 
 class NoNode(Exception):
@@ -222,6 +228,7 @@ class ZooKeeperSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[Callable[[SessionState], None]] = []
         self.state = SessionState.LOST
+        self._stopping = threading.Lock()
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
         self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=Handler())
@@ -250,20 +257,25 @@ class ZooKeeperSession:
         self._client.add_listener(self._state_changed)
         is_given_up = threading.Event()
 
-        def start() -> None:
-            self._client.start(timeout_s)
+        def start() -> bool:
+            is_live = self._client.start_async()
+            deadline_s = time.monotonic() + timeout_s
+            while not is_live.wait(_LOOK_S) and not is_given_up.is_set():
+                if time.monotonic() >= deadline_s:
+                    return False
             if is_given_up.is_set():
                 self._stop()
+            return True
 
         try:
-            await _apart(start)
+            is_connected = await _apart(start)
         except asyncio.CancelledError:
             is_given_up.set()
-            _apart(self._stop)  # beside `start`, which may be past its look, or waiting
+            _apart(self._stop)  # beside `start`, which may be past its look
             raise
-        except KazooTimeoutError as error:
+        if not is_connected:
             await self.stop()
-            raise Unreachable(f"no ZooKeeper answers at {self.hosts}") from error
+            raise Unreachable(f"no ZooKeeper answers at {self.hosts}")
         self.state = SessionState.CONNECTED
 
     async def stop(self) -> None:
@@ -271,8 +283,9 @@ class ZooKeeperSession:
         await _apart(self._stop)
 
     def _stop(self) -> None:
-        self._client.stop()
-        self._client.close()
+        with self._stopping:  # kazoo lets a second one close what the first hasn't stopped yet
+            self._client.stop()
+            self._client.close()
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the loop whenever the session's state changes."""
@@ -387,7 +400,7 @@ class _Fired:
             self.loop.call_soon_threadsafe(self.watch)
 
 
-def _apart(work: Callable[[], None]) -> asyncio.Future[None]:
+def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
     """Run what blocks on another thread; here, where Python gives out none any more, because its main thread has returned.
 
     Then threads of an application may still send, and end their sessions.
@@ -396,9 +409,8 @@ def _apart(work: Callable[[], None]) -> asyncio.Future[None]:
     try:
         return loop.run_in_executor(None, work)
     except RuntimeError:
-        work()
-        done = loop.create_future()
-        done.set_result(None)
+        done: asyncio.Future[_Result] = loop.create_future()
+        done.set_result(work())
         return done
 
 

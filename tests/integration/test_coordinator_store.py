@@ -342,13 +342,13 @@ def test_who_is_cancelled_while_it_connects_leaves_no_session_behind(
     async def scenario() -> None:
         given_up = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
         client, may_start = given_up._client, threading.Event()
-        start = client.start
+        start = client.start_async
 
-        def started_late(timeout_s: float) -> None:
+        def started_late() -> threading.Event:
             may_start.wait()
-            start(timeout_s)
+            return start()
 
-        monkeypatch.setattr(client, "start", started_late)
+        monkeypatch.setattr(client, "start_async", started_late)
         starting = asyncio.create_task(given_up.start())
         await asyncio.sleep(0.1)
         starting.cancel()

@@ -221,6 +221,19 @@ def test_output_that_nobody_takes_is_no_defect(output, code, said):
     assert ended.stderr.splitlines() == [*([said] if said else []), f"ends with {code}"]
 
 
+@pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
+def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
+    command = (sys.executable, "-m", "seriatim.cli.main", *server, "--zookeeper", "127.0.0.1:1", "--cluster", "c")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
+        while "Connection refused" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == exits.DONE
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_sender_and_reader_are_as_patient_as_is_asked(command, monkeypatch):
     seen = {}
