@@ -25,8 +25,8 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import CallServer
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
-from seriatim.protocol.names import MemberName
-from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+from seriatim.protocol.names import MemberName, checked_name
+from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession
 
 _log = log.logger("broker.process")
 
@@ -58,6 +58,22 @@ class BrokerSettings:
     scrub_interval_s: int = 24 * 60 * 60
     direct_port: int = 0
 
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        checked_name(self.cluster, "cluster")
+        checked_name(self.group, "group")
+        if self.member not in ("a", "b"):
+            raise InvalidArgument(f"a member of a group is a or b, not {self.member!r}")
+        if not 0 < self.session_timeout_ms <= MILLISECONDS_MAX:
+            raise InvalidArgument(f"session_timeout_ms has to be more than 0, and {MILLISECONDS_MAX} at most")
+        for key in ("reserve_mb", "segment_bytes"):
+            if getattr(self, key) < 0:
+                raise InvalidArgument(f"{key} has to be 0 or more, not {getattr(self, key)}")
+        if self.scrub_interval_s < 0:
+            raise InvalidArgument(f"a scrub interval is 0 (never) or more seconds, not {self.scrub_interval_s}")
+        if not -1 <= self.direct_port <= 65_535:
+            raise InvalidArgument(f"a direct port is 0 (any), -1 (none), or 1 to 65535, not {self.direct_port}")
+
 
 async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
     """Run a broker until `stop` is set; `ready(name, address)` is called when it is registered and serves.
@@ -65,12 +81,7 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
     Raises InvalidArgument for settings that can't be, DiskFailed where the directory can't be read, Unreachable where no
     ZooKeeper answers.
     """
-    if settings.member not in ("a", "b"):
-        raise InvalidArgument(f"a member of a group is a or b, not {settings.member!r}")
-    if settings.scrub_interval_s < 0:
-        raise InvalidArgument(f"a scrub interval is 0 (never) or more seconds, not {settings.scrub_interval_s}")
-    if not -1 <= settings.direct_port <= 65_535:
-        raise InvalidArgument(f"a direct port is 0 (any), -1 (none), or 1 to 65535, not {settings.direct_port}")
+    settings.check()
     name = MemberName(settings.group, settings.member)
     store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
     try:

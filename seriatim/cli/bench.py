@@ -231,7 +231,11 @@ def latency(*, queue: str, size: int, count: int, durability: str, coordinator: 
     help="DIR/pids.json of `seriatim up`, which starts again what is killed. Faults of members need it.",
 )
 @click.option(
-    "--session-timeout-ms", type=click.IntRange(min=500), default=4000, show_default=True, help="Of sender and reader."
+    "--session-timeout-ms",
+    type=click.IntRange(500, 2**31 - 1),
+    default=4000,
+    show_default=True,
+    help="Of sender and reader.",
 )
 @_durability
 @coordinator_option

@@ -31,7 +31,13 @@ def json_option(command: Command) -> Command:
 
 def log_options(command: Command) -> Command:
     """`--log-level` and `--log-to`, as every command that runs a server has them."""
-    level = click.option("--log-level", default="INFO", show_default=True, help="Least level that is logged.")
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], case_sensitive=False),
+        default="INFO",
+        show_default=True,
+        help="Least level that is logged.",
+    )
     to = click.option(
         "--log-to", type=click.Choice(["stderr", "stdout"]), default="stderr", show_default=True,
         help="Where the log goes; in a container, standard output.",
@@ -43,7 +49,7 @@ def session_timeout_option(command: Command) -> Command:
     """`--session-timeout-ms`, as every command that stands for election has it."""
     return click.option(
         "--session-timeout-ms",
-        type=click.IntRange(min=500),
+        type=click.IntRange(500, 2**31 - 1),
         default=4000,
         show_default=True,
         help="How long after its death another instance is elected.",

@@ -17,7 +17,7 @@ from seriatim.coordinator.core.subscriptions import QueuePosition
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
-from seriatim.coordinator.store import Store, checked_name
+from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
@@ -30,7 +30,7 @@ from seriatim.protocol.errors import (
     UnknownQueue,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId, checked_name
 
 _log = log.logger("coordinator")
 MAX_CONFLICTS = 50

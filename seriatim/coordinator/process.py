@@ -24,8 +24,16 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
 from seriatim.protocol.health import add_health
+from seriatim.protocol.names import checked_name
 from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
-from seriatim.protocol.zookeeper import CoordinatorRegistration, NodeExists, NoNode, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import (
+    MILLISECONDS_MAX,
+    CoordinatorRegistration,
+    NodeExists,
+    NoNode,
+    SessionState,
+    ZooKeeperSession,
+)
 
 _log = log.logger("coordinator")
 STOP_GRACE_S = 1.0
@@ -59,8 +67,11 @@ class CoordinatorSettings:
     def check(self) -> None:
         """Raises InvalidArgument."""
         for key in ("session_timeout_ms", "member_timeout_ms", "call_timeout_ms"):
-            if getattr(self, key) <= 0:
-                raise InvalidArgument(f"{key} has to be more than 0")
+            if not 0 < getattr(self, key) <= MILLISECONDS_MAX:
+                raise InvalidArgument(f"{key} has to be more than 0, and {MILLISECONDS_MAX} at most")
+        checked_name(self.cluster, "cluster")
+        if self.name:
+            checked_name(self.name, "coordinator")
         if ":" not in self.listen:
             raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
         if self.listen_outside and not (self.advertise_outside and self.zookeeper_outside):

@@ -8,11 +8,11 @@ from seriatim.coordinator.core import recovery
 from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.members import Members
-from seriatim.coordinator.store import Store, checked_name
+from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting
-from seriatim.protocol.names import MemberName, QueueId
+from seriatim.protocol.names import MemberName, QueueId, checked_name
 
 _log = log.logger("coordinator.recovery")
 

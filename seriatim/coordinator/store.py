@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,8 +24,8 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting, WorldError
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId
+from seriatim.protocol.errors import QueueExists, UnknownQueue, Waiting, WorldError
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
     CoordinatorRegistration,
@@ -41,7 +40,6 @@ from seriatim.protocol.zookeeper import (
 )
 
 _log = log.logger("coordinator.store")
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RETRY_S = 0.2
 _GROUP = "group "
 _MEMBER = "member "
@@ -72,15 +70,6 @@ async def _side_by_side(
 def _those(stale: Collection[str], kind: str) -> list[str]:
     """Of what has to be read again, the names of one kind."""
     return [what.removeprefix(kind) for what in stale if what.startswith(kind)]
-
-
-def checked_name(name: str, what: str) -> str:
-    """The name, if queues and subscriptions may be called so. Raises InvalidArgument."""
-    if _QUEUE_NAME.fullmatch(name) is None:
-        raise InvalidArgument(
-            f"{name!r} can't name a {what}: use 1 to 128 letters, digits, dots, underscores and dashes", name=name
-        )
-    return name
 
 
 class Store:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NewType
+
+from seriatim.protocol.errors import InvalidArgument
 
 QueueId = NewType("QueueId", int)
 """Identity of a queue for all time; a name may be given to another queue later (H16)."""
@@ -22,12 +25,23 @@ Offset = NewType("Offset", int)
 ChainVersion = NewType("ChainVersion", int)
 """ZooKeeper's version of a chain document."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
 SEQ_MAX = 2**64 - 1
 TOKEN_BITS = 24
 COUNTER_BITS = 40
 TOKEN_MAX = 2**TOKEN_BITS - 1
 ABANDON_STRIDE = 2**40
 """After an abandoned link the next base is the next multiple of this, beyond any index it can have had (H21)."""
+
+
+def checked_name(name: str, what: str) -> str:
+    """The name, if clusters, groups, queues and the like may be called so. Raises InvalidArgument."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidArgument(
+            f"{name!r} can't name a {what}: use 1 to 128 letters, digits, dots, underscores and dashes", name=name
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True, order=True)

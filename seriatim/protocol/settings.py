@@ -61,10 +61,10 @@ def load(
 
 def _table(file: Path, section: str) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text())
+        content = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidArgument(f"can't read the settings file {file}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{file} is not TOML: {error}") from error
     table = content.get(section, {})
     if not isinstance(table, dict):

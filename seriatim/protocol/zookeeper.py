@@ -26,7 +26,8 @@ from seriatim.protocol.zookeeper_threads import Handler
 
 _Result = TypeVar("_Result")
 
-
+MILLISECONDS_MAX = 2**31 - 1
+"""The longest session time-out that can be asked for."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 

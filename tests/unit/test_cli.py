@@ -29,6 +29,7 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 
+BROKER = ("broker", *["--zookeeper", "z:1", "--cluster", "c", "--group", "g1", "--member", "a", "--dir", "/dev/null/x"])
 NOBODY = ("--coordinator", "127.0.0.1:1")
 
 
@@ -187,6 +188,15 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["up", "--dir", "/dev/null/x"], 3, "/dev/null/x/logs: Not a directory"),
         (["zookeeper", "--dir", "/dev/null/x"], 3, "/dev/null/x/logs: Not a directory"),
         (["nonsense"], 2, "No such command"),
+        (["coordinator", "--zookeeper", "z:1", "--cluster", "a/b"], 2, "'a/b' can't name a cluster"),
+        (["coordinator", "--zookeeper", "z:1", "--name", "a/b"], 2, "'a/b' can't name a coordinator"),
+        (["coordinator", "--zookeeper", "z:1", "--session-timeout-ms", "9999999999"], 2, "2147483647 at most"),
+        (["coordinator", "--zookeeper", "z:1", "--log-level", "loud"], 2, "'loud' is not one of"),
+        (["coordinator", "--config", sys.executable], 2, "is not TOML"),
+        ([*BROKER, "--group", "g 1"], 2, "'g 1' can't name a group"),
+        ([*BROKER, "--cluster", ""], 2, "'' can't name a cluster"),
+        ([*BROKER, "--session-timeout-ms", "-1"], 2, "session_timeout_ms has to be more than 0"),
+        ([*BROKER, "--reserve-mb", "-1"], 2, "reserve_mb has to be 0 or more"),
     ],
 )
 def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, message, capfd):
