@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import coordinator_option, json_option
+from seriatim.cli.options import Finite, coordinator_option, json_option
 
 if TYPE_CHECKING:
     from seriatim.consumer import Consumer
@@ -38,7 +38,7 @@ _durability = click.option(
 def _size(default: int) -> Callable[[Any], Any]:
     return click.option(
         "--size",
-        type=click.IntRange(1),
+        type=click.IntRange(1, 32 * 1024 * 1024),
         default=default,
         show_default=True,
         metavar="BYTES",
@@ -219,7 +219,7 @@ def latency(*, queue: str, size: int, count: int, durability: str, coordinator: 
 @_queue
 @_size(100)
 @_count(10, "How often the fault is made.")
-@click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Records a second.")
+@click.option("--rate", type=Finite(min=1), default=1000.0, show_default=True, help="Records a second.")
 @click.option(
     "--fault",
     type=click.Choice(list(_FAULTS)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import coordinator_option, json_option
+from seriatim.cli.options import Finite, coordinator_option, json_option
 
 if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
@@ -78,7 +78,7 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
 @click.option("--no-wait", is_flag=True, help="Only say so to the cluster; don't wait.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     metavar="SECONDS",
     help="Wait so long at most. [default: as long as it takes]",
 )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import click
 
 from seriatim.cli import exits
-from seriatim.cli.options import json_option
+from seriatim.cli.options import Finite, json_option
 
 _CODES = {"SERVING": exits.DONE, "NOT_SERVING": exits.ANSWER_IS_NO, "SERVICE_UNKNOWN": exits.WRONG_USE}
 
@@ -33,7 +33,7 @@ def answering(
     metavar="NAME",
     help="live: whether it runs at all; elected: whether it is the one. [default: whether it can do its work now]",
 )
-@click.option("--timeout", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=Finite(min=0), default=2.0, show_default=True, help="Seconds to wait.")
 @json_option
 def health(*, address: str, service: str, timeout: float, is_json: bool) -> int:
     r"""Ask the process at HOST:PORT by gRPC's health protocol. Ends with 0 for yes, 1 for no, 3 where nobody answers.
@@ -44,6 +44,9 @@ def health(*, address: str, service: str, timeout: float, is_json: bool) -> int:
     """
     from seriatim.protocol.health import ask
 
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise click.UsageError(f"{address!r} is not HOST:PORT")
     status = ask(address, service, timeout)
     click.echo(json.dumps({"address": address, "service": service, "status": status}) if is_json else status)
     return _CODES.get(status, exits.REFUSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -60,7 +61,7 @@ def connect_timeout_option(command: Command) -> Command:
     """`--connect-timeout`, for senders and readers."""
     return click.option(
         "--connect-timeout",
-        type=click.FloatRange(min=0),
+        type=Finite(min=0),
         default=10.0,
         show_default=True,
         metavar="SECONDS",
@@ -103,6 +104,17 @@ class Duration(click.ParamType[int]):
         if duration_ms > _LONGEST_MS:
             self.fail(f"{value!r} is longer than {duration_text(_LONGEST_MS)}", param, ctx)
         return duration_ms
+
+
+class Finite(click.FloatRange):
+    """A number in a range, and neither nan, which no clock ever passes, nor inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
 
 
 class Setting(click.ParamType[tuple[str, str]]):

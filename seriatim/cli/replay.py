@@ -15,7 +15,7 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.health import answering
-from seriatim.cli.options import Setting, coordinator_option, service_options, session_timeout_option
+from seriatim.cli.options import Finite, Setting, coordinator_option, service_options, session_timeout_option
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--until-idle",
-    type=click.FloatRange(min=0.1),
+    type=Finite(min=0.1),
     metavar="SECONDS",
     help="End when all is applied and nothing came for so long.",
 )
