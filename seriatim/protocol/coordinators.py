@@ -19,7 +19,7 @@ import grpc.aio
 
 from seriatim.protocol import log, rpc
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
@@ -97,7 +97,7 @@ class Coordinators:
     async def _call_overlapping(self, method: str, request: Any, timeout_s: float) -> Any:
         unasked = list(self._addresses)
         asked: dict[asyncio.Task[Any], str] = {}
-        problems: list[str] = []
+        problems: list[SeriatimError] = []
         try:
             while unasked or asked:
                 if unasked:
@@ -110,7 +110,7 @@ class Coordinators:
                     try:
                         answer = task.result()
                     except (DeadlineOver, Unreachable) as error:
-                        problems.append(error.message)
+                        problems.append(error)
                         self._pass_over(address)
                         continue
                     for silent in asked.values():
@@ -124,7 +124,7 @@ class Coordinators:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def _call_one_by_one(self, method: str, request: Any, timeout_s: float) -> Any:
-        problems: list[str] = []
+        problems: list[SeriatimError] = []
         for address in list(self._addresses):
             try:
                 return await rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
@@ -133,14 +133,17 @@ class Coordinators:
                     raise DeadlineOver(
                         f"coordinator {address} didn't answer {method} within {timeout_s:g} s; it may have done it"
                     ) from error
-                problems.append(error.message)
+                problems.append(error)
             except Unreachable as error:
-                problems.append(error.message)
+                problems.append(error)
             self._pass_over(address)
         raise self._unreachable(problems)
 
-    def _unreachable(self, problems: list[str]) -> Unreachable:
-        return Unreachable(f"no coordinator answers at {', '.join(self._addresses)}: {_short(problems[-1])}")
+    def _unreachable(self, problems: list[SeriatimError]) -> Unreachable:
+        """What is told where none could do it: best what one of them says, as that ZooKeeper doesn't answer."""
+        last = next((one for one in reversed(problems) if rpc.is_answer(one)), problems[-1])
+        can = "can do that now" if rpc.is_answer(last) else "answers"
+        return Unreachable(f"no coordinator {can} at {', '.join(self._addresses)}: {_short(last.message)}")
 
     async def call_within(self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S) -> Any:
         """As `call`, round after round, until one answers. Raises Unreachable where none did within `within_s`."""

@@ -145,6 +145,12 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
     return BugError(f"{error.code().name}{where}: {details}")
 
 
+def is_answer(error: SeriatimError) -> bool:
+    """Whether the other side told of this error itself, and so is there."""
+    failure = error.__cause__
+    return isinstance(failure, grpc.aio.AioRpcError) and (failure.details() or "").startswith("{")
+
+
 async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout_s: float, peer: str = "") -> Reply:
     """Call a unary method of a stub within `timeout_s`. Raises a SeriatimError, never gRPC's own."""
     try:

@@ -40,6 +40,8 @@ class Coordinator(CoordinatorServicer):
     async def DescribeQueue(self, request, context):  # noqa: N802 - gRPC's name
         if request.queue == "none":
             raise UnknownQueue("there is no queue none")
+        if request.queue == "later":
+            raise Unreachable("ZooKeeper didn't answer: ConnectionLoss")
         return await self._answer(request)
 
     @rpc.answers_errors
@@ -95,6 +97,21 @@ def test_an_answer_that_is_an_error_is_final():
             with pytest.raises(UnknownQueue):
                 await coordinators.call("DescribeQueue", pb.QueueRequest(queue="none"))
         await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_can_t_do_it_is_not_said_to_be_gone():
+    async def scenario():
+        server, answering = await start(Coordinator())
+        gone = f"127.0.0.1:{free_port()}"
+        async with Coordinators([answering, gone]) as coordinators:
+            with pytest.raises(Unreachable, match=r"no coordinator can do that now at .*: ZooKeeper didn't answer"):
+                await coordinators.call("DescribeQueue", pb.QueueRequest(queue="later"))
+        await server.stop(None)
+        async with Coordinators(gone) as coordinators:
+            with pytest.raises(Unreachable, match=r"no coordinator answers at .*: Connection refused"):
+                await coordinators.call("DescribeQueue", pb.QueueRequest(queue="later"))
 
     asyncio.run(scenario())
 
