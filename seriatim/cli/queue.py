@@ -242,7 +242,7 @@ def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "RotateQueue", pb.QueueRequest(queue=name), 30.0)
-    _show(view, is_json=is_json, done="rotated")
+    _show(view, is_json=is_json, done="rotated" if view.links else "as it was, for nobody has sent to it yet")
 
 
 @queue.command("abandon-link", short_help="Give up for good what is lost of a queue.")

@@ -67,6 +67,11 @@ def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
     view = asyncio.run(_call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue)))
     for one in view.subscriptions:
         _show(queue, one, is_json=is_json)
+    if not view.subscriptions and not is_json:
+        click.echo(
+            f"queue {queue} has no subscriptions; whoever consumes makes his, or `seriatim subscription create`",
+            err=True,
+        )
 
 
 @subscription.command(short_help="Move a subscription.")

@@ -457,6 +457,25 @@ def test_a_group_s_line_says_what_is_wrong():
     assert line == "g1     in service  in sync  disk full  q          -"
 
 
+def test_a_queue_without_subscriptions_says_so(monkeypatch):
+    async def no_subscriptions(*_):
+        return pb.QueueView(queue="orders")
+
+    monkeypatch.setattr("seriatim.cli.subscription._call", no_subscriptions)
+    result = invoke("subscription", "list", "--queue", "orders")
+    assert result.stdout == ""
+    assert "queue orders has no subscriptions" in result.stderr
+    assert invoke("subscription", "list", "--queue", "orders", "--json").output == ""
+
+
+@pytest.mark.parametrize(("links", "said"), [(0, "queue orders is as it was, for nobody has sent"), (2, "is rotated")])
+def test_a_queue_that_nobody_has_sent_to_isn_t_said_to_be_rotated(asked, links, said):
+    view = a_view()
+    del view.links[links:]
+    asked.replies["RotateQueue"] = view
+    assert said in invoke("queue", "rotate", "orders").stdout
+
+
 # ------------------------------------------------------------------------------------------------------------- views
 
 
