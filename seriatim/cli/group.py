@@ -146,22 +146,28 @@ def remove(*, name: str, coordinator: str, is_json: bool) -> None:
 def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | None) -> tuple[pb.GroupView, bool]:
     """Wait until the group is out of service; the last view, and whether it is. Says what is left when that changes."""
     from rich.console import Console
+    from rich.text import Text
+
+    from seriatim.protocol.errors import WorldError
 
     console = Console(stderr=True)
     give_up_at_s = None if timeout_s is None else time.monotonic() + timeout_s
-    said = ""
+    said = problem = ""
     with console.status("draining") if sys.stderr.isatty() else nullcontext() as status:
-        while left := _left(view, until):
+        while left := problem or _left(view, until):
             if status is not None:
-                status.update(left)
+                status.update(Text(left))
             elif left != said:
-                console.print(left, highlight=False, soft_wrap=True)
+                console.print(Text(left), highlight=False, soft_wrap=True)
             said = left
             if give_up_at_s is not None and time.monotonic() >= give_up_at_s:
-                console.print(f"time is over: {left}", highlight=False, soft_wrap=True)
+                console.print(Text(f"time is over: {left}"), highlight=False, soft_wrap=True)
                 return view, False
             time.sleep(_LOOK_EVERY_S)
-            view = _one(coordinator, view.group)
+            try:
+                view, problem = _one(coordinator, view.group), ""
+            except WorldError as error:  # of the coordinators, not of the draining
+                problem = error.message
     return view, True
 
 

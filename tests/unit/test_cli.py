@@ -414,6 +414,15 @@ def test_drain_waits_as_long_as_asked(asked, monkeypatch, until, looks):
     assert "g1 still takes records of orders" in result.output
 
 
+def test_drain_waits_for_coordinators_that_are_away_for_a_while(asked, monkeypatch):
+    monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)
+    away = Unreachable("no coordinator answers [at /h:1]")
+    asked.replies = {"DrainGroup": a_group(["orders"]), "ListGroups": [away, away, groups(a_group())]}
+    result = invoke("group", "drain", "g1")
+    assert result.return_value == exits.DONE
+    assert result.stderr.splitlines() == ["g1 still takes records of orders", "no coordinator answers [at /h:1]"]
+
+
 def test_drain_says_no_when_the_time_is_over(asked):
     asked.replies["DrainGroup"] = a_group(["orders"])
     result = invoke("group", "drain", "g1", "--timeout", "0", "--json")
