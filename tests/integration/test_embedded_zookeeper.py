@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 from seriatim.cli import class_archive as class_archive_command
 from seriatim.cli.embedded import zookeeper as zookeeper_module
-from seriatim.cli.embedded.errors import Missing, PortInUse
+from seriatim.cli.embedded.errors import EmbeddedError, Missing, PortInUse
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
 from seriatim.consumer.spark import class_archive
 
@@ -106,6 +106,13 @@ def test_a_port_in_use_is_refused(tmp_path):
         port = other.getsockname()[1]
         with pytest.raises(PortInUse, match=str(port)):
             EmbeddedZooKeeper(tmp_path, port=port).start()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"zookeeper":', b'{"zookeeper": null}', b"[]", b"\xff"])
+def test_ports_that_can_t_be_read_are_told(tmp_path, content):
+    (tmp_path / "ports.json").write_bytes(content)
+    with pytest.raises(EmbeddedError, match=r"ports\.json is damaged: remove it"):
+        EmbeddedZooKeeper(tmp_path).start()
 
 
 def test_an_address_of_no_machine_is_not_called_a_port_in_use(tmp_path):

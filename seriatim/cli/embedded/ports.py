@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from seriatim.cli.embedded.errors import PortInUse
+from seriatim.cli.embedded.errors import EmbeddedError, PortInUse
 
 _FIRST, _LAST = 15_000, 31_999
 LOCALHOST = "127.0.0.1"
@@ -54,11 +54,14 @@ class PortBook:
     """The ports of one directory, by name, in its `ports.json`."""
 
     def __init__(self, directory: Path) -> None:
-        """Read what an earlier start wrote, if any."""
+        """Read what an earlier start wrote, if any. Raises `EmbeddedError` where that can't be read."""
         self._path = directory / "ports.json"
         self._ports: dict[str, int] = {}
         if self._path.exists():
-            self._ports = {str(name): int(port) for name, port in json.loads(self._path.read_text()).items()}
+            try:
+                self._ports = {str(name): int(port) for name, port in json.loads(self._path.read_text()).items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise EmbeddedError(f"{self._path} is damaged: remove it, then other ports are taken") from error
 
     def port(self, name: str, *, wanted: int | None = None) -> int:
         """The port of `name`: `wanted`, else the remembered one if it is free, else a free one. Remembers it.
