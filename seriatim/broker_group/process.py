@@ -64,6 +64,8 @@ class BrokerSettings:
         checked_name(self.group, "group")
         if self.member not in ("a", "b"):
             raise InvalidArgument(f"a member of a group is a or b, not {self.member!r}")
+        if ":" not in self.listen:
+            raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
         if not 0 < self.session_timeout_ms <= MILLISECONDS_MAX:
             raise InvalidArgument(f"session_timeout_ms has to be more than 0, and {MILLISECONDS_MAX} at most")
         for key in ("reserve_mb", "segment_bytes"):

@@ -201,6 +201,7 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["coordinator", "--config", sys.executable], 2, "is not TOML"),
         ([*BROKER, "--group", "g 1"], 2, "'g 1' can't name a group"),
         ([*BROKER, "--cluster", ""], 2, "'' can't name a cluster"),
+        ([*BROKER, "--listen", "here"], 2, "listen has to be HOST:PORT"),
         ([*BROKER, "--session-timeout-ms", "-1"], 2, "session_timeout_ms has to be more than 0"),
         ([*BROKER, "--reserve-mb", "-1"], 2, "reserve_mb has to be 0 or more"),
     ],
