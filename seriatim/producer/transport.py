@@ -60,6 +60,8 @@ class AppendStream:
             error = failure
         finally:
             writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-            call.cancel()
+            try:
+                await asyncio.gather(writer, return_exceptions=True)
+            finally:
+                call.cancel()  # also where the producer is closed at this moment, which cancels once more
         self._on_ended(error)
