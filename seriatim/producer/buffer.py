@@ -187,8 +187,8 @@ class Buffer:
                 # How many fit into the open batch; where none does, the slow path below opens one.
                 stop = bisect_right(ends, taken_bytes + self._room) if self._is_plain else at
                 if stop > at:
-                    self._room -= ends[stop - 1] - taken_bytes
                     self._take_values(values[at:stop], runs)
+                    self._room -= ends[stop - 1] - taken_bytes
                     taken_bytes = ends[stop - 1]
                     at = stop
             if at < len(values):
@@ -200,10 +200,11 @@ class Buffer:
 
     def _take_values(self, values: Sequence[bytes], runs: list[tuple[SharedBatch, int, int]]) -> None:
         open_batch = self._open
+        stamps_ms = [now_ms()] * len(values)
         if open_batch is not None:
             runs.append((open_batch.shared, len(open_batch.values), len(values)))
             open_batch.values.extend(values)
-            open_batch.timestamps_ms.extend([now_ms()] * len(values))
+            open_batch.timestamps_ms.extend(stamps_ms)
 
     def flush(self) -> SharedBatch | None:
         """Close the open batch; the batch that is the last to be complete of what was sent before, None where none is."""
@@ -239,43 +240,57 @@ class Buffer:
             raise RecordTooLarge(f"a record of {size_bytes} bytes is over the limit of {limit}", limit_bytes=limit)
 
     def _admit(self, record: CheckedRecord, term: int) -> Handle | None:
-        """Put a record into the open batch; None where that has to wait. With the lock held."""
+        """Put a record into the open batch; None where that has to wait. With the lock held.
+
+        What a signal's handler may break off, Ctrl-C above all, is what the interpreter runs: identities, clocks, `wake`. That comes
+        before anything is changed, or after all is.
+        """
         self._check_term(record, term)
         identities = self._identities
         if identities is None:
             return None
         self._check_size(record.size_bytes)
         size_bytes = record.size_bytes + _COLUMN_BYTES
-        open_batch = self._open
-        if open_batch is not None and (size_bytes > self._room or len(open_batch.source_names) >= MAX_SOURCES - 1):
-            self._close_open()
-            self._wake()
-            open_batch = None
-        if open_batch is None and (identities.is_spent or not self._has_room(size_bytes)):
+        open_batch = self._batch_for(size_bytes, identities)
+        if open_batch is None:
             return None
         seq = record.seq
         source = record.source
         if source is None:
             source = self._automatic_source if seq is None else self._name
-        if open_batch is not None and (seq is not None or open_batch.seqs is not None):
-            open_batch.give_seqs(identities)
+        is_new = open_batch is not self._open
+        if is_new:
+            open_batch.seqs = None if seq is None else []
+        elif seq is not None or open_batch.seqs is not None:
             self._is_plain = False
-        if seq is not None and identities.is_resumed(source, seq):
-            return Handle(_stored_before(source, seq, self._batch_lock), 0)
+            open_batch.give_seqs(identities)
+        stamp_ms = now_ms() if record.timestamp_ms is None else record.timestamp_ms
         if seq is None:
             identities.check_automatic()
-        if open_batch is None:
-            open_batch = self._open_one()
-            if seq is not None:
-                open_batch.seqs = []
-        if open_batch.seqs is not None:
-            open_batch.seqs.append(identities.automatic(1) if seq is None else seq)
-            open_batch.sources.append(source)
-            open_batch.source_names.add(source)
+            if open_batch.seqs is not None:
+                seq = identities.automatic(1)
+        elif identities.is_resumed(source, seq):
+            return Handle(_stored_before(source, seq, self._batch_lock), 0)
+        if is_new:
+            self._begin(open_batch)
         self._room -= size_bytes
-        row = open_batch.append(record)
+        row = open_batch.append(record, stamp_ms, seq, source)
         self._is_plain = open_batch.is_plain
+        if is_new:
+            self._wake()
         return Handle(open_batch.shared, row)
+
+    def _batch_for(self, size_bytes: int, identities: Identities) -> OpenBatch | None:
+        """The open batch, or where that has no room another one, which isn't begun yet; None where that has to wait."""
+        open_batch = self._open
+        if open_batch is not None:
+            if size_bytes <= self._room and len(open_batch.source_names) < MAX_SOURCES - 1:
+                return open_batch
+            self._close_open()
+            self._wake()
+        if identities.is_spent or not self._has_room(size_bytes):
+            return None
+        return OpenBatch(SharedBatch(self._numbers + 1, self._batch_lock))
 
     def _has_room(self, size_bytes: int) -> bool:
         """For another batch, which begins with so much."""
@@ -289,32 +304,32 @@ class Buffer:
             # Records before this one ended as unknown: going on behind them would leave a gap for good (H4).
             raise NotElected("deposed meanwhile: call wait_until_elected, and go on from its resume point")
 
-    def _open_one(self) -> OpenBatch:
+    def _begin(self, open_batch: OpenBatch) -> None:
         self._numbers += 1
-        shared = SharedBatch(self._numbers, self._batch_lock)
-        open_batch = OpenBatch(shared)
         self._open = open_batch
-        self._last = shared
+        self._last = open_batch.shared
         self._values = open_batch.values
         self._timestamps_ms = open_batch.timestamps_ms
         self._room = self._limits.batch_bytes
-        self._wake()
-        return open_batch
 
     def _close_open(self) -> None:
         open_batch, identities = self._open, self._identities
-        if open_batch is None or identities is None:
+        if open_batch is None or identities is None or not open_batch.values:
             return
         shared = open_batch.shared
+        columns = open_batch.closed(identities)  # where that is broken off, the batch is still open
         shared.size_bytes = self._limits.batch_bytes - self._room
         self._used_bytes += shared.size_bytes
         self._open = None
         self._is_plain = False
-        columns = open_batch.closed(identities)
         self._full.append((shared, columns))
 
     def _wake(self) -> None:
-        self.wake()
+        try:
+            self.wake()
+        except BaseException:
+            self.wake()  # broken off by a signal's handler: nobody else would wake the producer for what is there now
+            raise
 
     # ---- the producer's side -----------------------------------------------------------------------------------
 

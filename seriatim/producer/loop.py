@@ -229,9 +229,14 @@ class SendingLoop:
     def _wake(self) -> None:
         """From any thread, with the buffer's lock held: there is something to take."""
         if not self._is_wake_due:
-            self._is_wake_due = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the buffer is stopped or will be at once
+            try:
+                self._is_wake_due = True
                 self._loop.call_soon_threadsafe(self._woken)
+            except RuntimeError:
+                return  # the loop is closed: the buffer is stopped or will be at once
+            except BaseException:
+                self._is_wake_due = False  # by Ctrl-C, say: it may not have been called
+                raise
 
     def _woken(self) -> None:
         self._is_wake_due = False

@@ -8,7 +8,7 @@ from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.record import CheckedRecord
 from seriatim.protocol.batch import RecordColumns
-from seriatim.protocol.clock import monotonic_s, now_ms
+from seriatim.protocol.clock import monotonic_s
 from seriatim.protocol.record import Headers
 
 
@@ -46,12 +46,15 @@ class OpenBatch:
         """Whether it has values and timestamps only."""
         return self.seqs is None and self.keys is None and self.headers is None
 
-    def append(self, record: CheckedRecord) -> int:
-        """The row of a record, which has its seq and source already where rows of this batch have them."""
+    def append(self, record: CheckedRecord, timestamp_ms: int, seq: int | None, source: str) -> int:
+        """The row of a record. `seq` and `source` count where rows of this batch have them."""
         row = len(self.values)
         self.values.append(record.value)
-        stamp = record.timestamp_ms
-        self.timestamps_ms.append(now_ms() if stamp is None else stamp)
+        self.timestamps_ms.append(timestamp_ms)
+        if self.seqs is not None and seq is not None:
+            self.seqs.append(seq)
+            self.sources.append(source)
+            self.source_names.add(source)
         if record.key is not None and self.keys is None:
             self.keys = [None] * row
         if record.headers and self.headers is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.core.timing import AcknowledgementTiming
 from seriatim.producer.handle import Handle, SharedBatch
+from seriatim.producer.loop import SendingLoop
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
 from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
@@ -377,6 +380,92 @@ def test_threads_that_send_at_once_lose_no_record_and_share_no_row() -> None:
         gc.set_threshold(*collected)
     assert [batches[handle.batch][handle.row] for _, handle in sent] == [value for value, _ in sent]
     assert len({(handle.batch.number, handle.row) for _, handle in sent}) == sum(map(len, batches.values())) == 15_000
+
+
+class _CtrlC:
+    """Ctrl-C at one step of the interpreter, outside of what is compiled."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(("core/sequencing.py", "protocol/clock.py", "producer/loop.py")):
+            return None
+        if event in ("call", "line") and self.left >= 0:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        return self
+
+
+class _Loop:
+    """The part of an asyncio loop that a sending loop wakes."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+def _waking(buffer: Buffer) -> Any:
+    """A sending loop that only counts how often it was woken for the buffer."""
+    loop: Any = SendingLoop.__new__(SendingLoop)
+    loop._loop, loop._is_wake_due, loop.wakes = _Loop(), False, 0
+
+    def woken() -> None:
+        loop.wakes += 1
+
+    loop._woken = woken
+    buffer.wake = loop._wake
+    return loop
+
+
+Work = Callable[[Buffer], Sequence[Handle]]
+_ONE_BY_ONE: list[Work] = [
+    lambda buffer: [buffer.send(b"keyed", b"key")],
+    lambda buffer: [buffer.send(b"own", None, None, 5, "log")],
+    lambda buffer: [buffer.send(b"mixed")],
+    lambda buffer: [buffer.send(b"x" * 190)],
+    lambda buffer: [buffer.send(b"z" * 190, None, None, 6, "log")],
+]
+_AT_ONCE: list[Work] = [lambda buffer: buffer.send_many([b"y" * 60] * 9)]
+
+
+def _flushed(buffer: Buffer) -> list[Handle]:
+    buffer.flush()
+    return []
+
+
+@pytest.mark.parametrize("works", [_ONE_BY_ONE, _AT_ONCE, [_flushed]])
+def test_an_interrupt_at_any_step_of_sending_leaves_no_record_without_an_end(works: list[Work]) -> None:
+    """As Ctrl-C is one, or a signal's handler that raises. What was accepted keeps its place, and the producer is woken for it."""
+    for step in itertools.count():
+        buffer = new(batch_bytes=200)
+        loop = _waking(buffer)
+        handles = [buffer.send(b"first")]
+        loop._is_wake_due, loop.wakes = False, 0
+        interrupt, traced = _CtrlC(step), sys.gettrace()
+        for work in works:
+            sys.settrace(interrupt)
+            try:
+                handles += work(buffer)
+            except KeyboardInterrupt:
+                assert loop.wakes or not (loop._is_wake_due or buffer._full)
+            finally:
+                sys.settrace(traced)
+        buffer.flush()
+        batches = {}
+        while (one := buffer.take(0)) is not None:
+            encode(one[1], Index(0))
+            batches[one[0]] = one[1].values
+            complete(buffer, one[0])
+        assert all(handle.done() for handle in handles)
+        assert all(batches[handle.batch][handle.row] for handle in handles)
+        assert buffer.used_bytes == 0
+        if interrupt.left >= 0:
+            assert [batches[handle.batch][handle.row] for handle in handles] == [
+                value for values in batches.values() for value in values
+            ]
+            assert step > 5
+            return
 
 
 def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
