@@ -18,7 +18,7 @@ from typing import Final
 
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
-from seriatim.producer.handle import Handle, Handles, SharedBatch
+from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
@@ -67,10 +67,9 @@ class Buffer:
         self._is_locked: Callable[[], bool] = self._lock.locked
         self._now_ns: Callable[[], int] = _now_ns
         self._changed = threading.Condition(self._lock)
-        self._batch_lock = threading.Lock()
+        self.ends = Ends()
         self._waiters: list[Callable[[], None]] = []
         self.wake: Callable[[], None] = lambda: None
-        self.own_thread: int | None = None
         self._open: OpenBatch | None = None
         self._values: list[bytes] = []
         self._timestamps_ms: list[int] = []
@@ -123,8 +122,7 @@ class Buffer:
                 handle = self._admit(record, term)
                 if handle is not None:
                     return handle
-                if threading.get_ident() == self.own_thread:
-                    raise InvalidArgument("send would have to wait, and a callback must not block the producer")
+                self.ends.check_wait()
                 now_s = monotonic_s()
                 deadline_s = now_s + self._max_block_s if deadline_s is None else deadline_s
                 if not self._changed.wait(deadline_s - now_s) and monotonic_s() >= deadline_s:
@@ -270,7 +268,7 @@ class Buffer:
             if open_batch.seqs is not None:
                 seq = identities.automatic(1)
         elif identities.is_resumed(source, seq):
-            return Handle(_stored_before(source, seq, self._batch_lock), 0)
+            return Handle(_stored_before(source, seq, self.ends), 0)
         if is_new:
             self._begin(open_batch)
         self._room -= size_bytes
@@ -290,7 +288,7 @@ class Buffer:
             self._wake()
         if identities.is_spent or not self._has_room(size_bytes):
             return None
-        return OpenBatch(SharedBatch(self._numbers + 1, self._batch_lock))
+        return OpenBatch(SharedBatch(self._numbers + 1, self.ends))
 
     def _has_room(self, size_bytes: int) -> bool:
         """For another batch, which begins with so much."""
@@ -440,8 +438,8 @@ def _unknown(reason: str) -> OutcomeUnknown:
     return OutcomeUnknown(f"the record may have been stored or not: {reason}")
 
 
-def _stored_before(source: str, seq: int, lock: threading.Lock) -> SharedBatch:
-    shared = SharedBatch(0, lock)
+def _stored_before(source: str, seq: int, ends: Ends) -> SharedBatch:
+    shared = SharedBatch(0, ends)
     shared.source = source
     shared.seqs = seq
     shared.is_done = True

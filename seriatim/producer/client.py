@@ -42,7 +42,8 @@ class Producer:
     """Sends records to one queue while it is the queue's elected sender; stands by otherwise.
 
     Use it from plain threads (`send`) or from asyncio (`send_async`, `await handle`); both may share one. It runs a
-    thread of its own; callbacks run there and must not block.
+    thread of its own; callbacks run there and must not block: whatever would have to wait there for the producer itself raises
+    InvalidArgument. What a callback raises is logged, and harms no other.
 
     coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
     name: this application in the election, and the source of records for which none is given: the same one for all its
@@ -240,6 +241,7 @@ class Producer:
                 left_s = None if give_up_at_s is None else give_up_at_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise self._buffer.problem
+                self._buffer.ends.check_wait()
                 self._standing.wait(left_s)
             elected = self._elected
             self._buffer.take_up(elected.token)
@@ -289,11 +291,12 @@ class Producer:
         """Flush, leave the election, end the thread. What isn't complete within `timeout` ends as outcome unknown.
 
         Raises as `flush`; the producer is closed all the same. A second call does nothing. Raises InvalidArgument for a
-        `timeout` that can't be; then nothing is closed.
+        `timeout` that can't be, and on the producer's own thread, in a callback (call `abort` there); then nothing is closed.
         """
         check_timeout(timeout)
         if self._is_closed:
             return
+        self._buffer.ends.check_wait()
         self._is_closed = True
         try:
             self.flush(timeout)
@@ -301,7 +304,7 @@ class Producer:
             self._loop.close(10)
 
     def abort(self) -> None:
-        """Close at once: what isn't complete ends as outcome unknown."""
+        """Close at once: what isn't complete ends as outcome unknown. In a callback: once that has returned."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.close(10)
@@ -338,7 +341,7 @@ def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 def _run(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:
+    except BaseException:  # SystemExit would end the producer's thread, and nobody else
         _log.exception("a callback of the application failed")
 
 

@@ -15,12 +15,28 @@ from typing import Any, Final, overload
 from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.timeouts import check_timeout
 from seriatim.protocol import log
-from seriatim.protocol.errors import DeadlineOver, SeriatimError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
 from seriatim.protocol.names import Epoch, Index, Offset
 
 _log = log.logger("producer")
+_CALLBACK_FAILED: Final = "a callback of the application failed"
 _FOR_EVER: Final = -1.0
 """As a lock's timeout."""
+
+
+class Ends:
+    """What the batches of one producer share: the lock under which they end, and the thread that ends them."""
+
+    __slots__ = ("lock", "own_thread")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.own_thread: int | None = None
+
+    def check_wait(self) -> None:
+        """Raise InvalidArgument where the calling thread is the producer's own: it would wait for itself."""
+        if threading.get_ident() == self.own_thread:
+            raise InvalidArgument("this would have to wait, and a callback must not block the producer")
 
 
 class SharedBatch:
@@ -30,12 +46,12 @@ class SharedBatch:
     `resumed`: rows that turned out to be stored already, rising.
     """
 
-    __slots__ = ("_callbacks", "_lock", "_waiting", "base", "count", "epoch", "error", "first_index", "is_done", "number", "resumed",
+    __slots__ = ("_callbacks", "_ends", "_waiting", "base", "count", "epoch", "error", "first_index", "is_done", "number", "resumed",
                  "seqs", "size_bytes", "source")  # fmt: skip
 
-    def __init__(self, number: int, lock: threading.Lock) -> None:
+    def __init__(self, number: int, ends: Ends) -> None:
         self.number = number
-        self._lock = lock
+        self._ends = ends
         self.is_done = False
         self.error: SeriatimError | None = None
         self.epoch: Epoch | None = None
@@ -46,7 +62,7 @@ class SharedBatch:
         self.seqs: int | list[int] = 0
         self.size_bytes = 0
         self.count = 0
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._waiting: list[
             threading.Lock
         ] = []  # a held one for each thread; an Event would be three objects, six calls
@@ -66,8 +82,8 @@ class SharedBatch:
         self.resumed = sorted(rows)
 
     def finish(self, error: SeriatimError | None = None) -> None:
-        """All rows are at their end; callbacks run here."""
-        with self._lock:
+        """All rows are at their end; callbacks run here, and none of them ends the producer's thread, not even by `sys.exit`."""
+        with self._ends.lock:
             self.error = error
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
@@ -75,31 +91,42 @@ class SharedBatch:
         for held in waiting:
             held.release()
         for callback in callbacks:
-            _run(callback)
+            try:
+                callback()
+            except BaseException:
+                _log.exception(_CALLBACK_FAILED)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether the batch is at its end within `timeout_s`."""
-        with self._lock:
+        """Whether the batch is at its end within `timeout_s`. Raises InvalidArgument where it isn't, on the producer's own thread."""
+        is_done = self.is_done
+        if is_done:
+            return True
+        if timeout_s is None or timeout_s > 0:
+            self._ends.check_wait()
+        check_timeout(timeout_s)
+        held = threading.Lock()
+        held.acquire()
+        with self._ends.lock:
             if self.is_done:
                 return True
-            check_timeout(timeout_s)
-            held = threading.Lock()
-            held.acquire()
             self._waiting.append(held)
         if held.acquire(timeout=_FOR_EVER if timeout_s is None else max(0.0, timeout_s)):
             return True
-        with self._lock:
+        with self._ends.lock:
             if not self.is_done:
                 self._waiting.remove(held)
             return self.is_done
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def when_done(self, callback: Callable[[], object]) -> None:
         """Call once at the end, on the producer's thread; at once, here, where that was before."""
-        with self._lock:
+        with self._ends.lock:
             if not self.is_done:
                 self._callbacks.append(callback)
                 return
-        _run(callback)
+        try:
+            callback()
+        except Exception:
+            _log.exception(_CALLBACK_FAILED)
 
     def _is_resumed(self, row: int) -> bool:
         at = bisect_left(self.resumed, row)
@@ -123,13 +150,6 @@ def _copied(error: SeriatimError) -> SeriatimError:
     return type(error)(error.message, **error.details)
 
 
-def _run(callback: Callable[[], None]) -> None:
-    try:
-        callback()
-    except Exception:
-        _log.exception("a callback of the application failed")
-
-
 class Handle:
     """One record on its way, a row of a batch. `result()` from a thread, `await` from asyncio."""
 
@@ -147,13 +167,13 @@ class Handle:
         """Where the record is stored; waits up to `timeout` seconds, None: for ever.
 
         Raises OutcomeUnknown where nobody can tell any more whether it is stored, DeadlineOver where it is still on
-        its way.
+        its way, InvalidArgument where this is a callback on the producer's thread, which would wait for itself.
         """
         if not self.batch.wait(timeout):
             raise DeadlineOver(f"the record was not acknowledged within {timeout} s; it still may be")
         return self.batch.result(self.row)
 
-    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Call `callback(handle)` at the record's end, on the producer's thread (it must not block there)."""
         self.batch.when_done(lambda: callback(self))
 

@@ -116,7 +116,8 @@ class SendingLoop:
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(timeout_s)
+            if self._thread is not threading.current_thread():  # a callback's, which ends when that has returned
+                self._thread.join(timeout_s)
 
     @property
     def is_connected(self) -> bool:
@@ -132,14 +133,29 @@ class SendingLoop:
     # ---- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._buffer.own_thread = threading.get_ident()
+        self._buffer.ends.own_thread = threading.get_ident()
         self._loop.set_exception_handler(rpc.ignore_shared_poller)
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._main())
+            self._run_main()
         finally:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+            self._buffer.ends.own_thread = None  # another thread may have the same number from now on
+
+    def _run_main(self) -> None:
+        """Until the end, whatever comes: no record stays without one, and the session doesn't outlive its thread."""
+        main = self._loop.create_task(self._main())
+        while not main.done():
+            try:
+                self._loop.run_until_complete(main)
+            except asyncio.CancelledError:
+                continue  # as asked for below
+            except BaseException as error:  # SystemExit, above all, leaves a loop at once
+                _log.exception("producer stopped", queue=self._settings.queue)
+                self._give_up(_as_ours(error))
+                if not main.cancelling():
+                    main.cancel()
 
     def _give_up(self, error: SeriatimError) -> None:
         self._buffer.stop(error)
@@ -147,14 +163,11 @@ class SendingLoop:
         self._batches.clear()
 
     async def _main(self) -> None:
-        session: ZooKeeperSession | None = None
         closing = asyncio.create_task(self._closing.wait())
+        connecting = asyncio.create_task(self._connect())
         try:
-            connecting = asyncio.create_task(self._connect())
             await asyncio.wait((connecting, closing), return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
-                connecting.cancel()
-                await asyncio.gather(connecting, return_exceptions=True)
                 return
             session = self._session = await connecting
             path = Paths(self._cluster).senders(self._queue_id)
@@ -169,22 +182,24 @@ class SendingLoop:
             await closing
         finally:
             closing.cancel()
-            await self._end(session)
+            connecting.cancel()
+            (connected,) = await asyncio.gather(connecting, return_exceptions=True)
+            await self._end(None if isinstance(connected, BaseException) else connected)
 
     async def _end(self, session: ZooKeeperSession | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
         try:
-            if self._timer is not None:
-                self._timer.cancel()
-            tasks = [*self._tasks]
-            for task in tasks:
-                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if session is not None:
-                await session.stop()
-            await self._route.close()
-            await self._coordinators.close()
         finally:
             self._give_up(NotElected("the producer was closed"))
+            if session is not None:
+                await session.stop()
+        await self._route.close()
+        await self._coordinators.close()
 
     async def _connect(self) -> ZooKeeperSession:
         """Learn where ZooKeeper is and which queue is meant, and start a session; again and again until it works."""
@@ -217,11 +232,14 @@ class SendingLoop:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """A bug of our own: the sender ends, and says so."""
-        _log.error("producer stopped", queue=self._settings.queue, error=error)
-        if self._state.phase is not Phase.ENDED:
-            self._buffer.stop(_as_ours(error))
-            self._step(events.Closed())
+        """A bug of our own: the sender ends, and says so; what isn't complete ends as unknown, also what the core doesn't know of."""
+        reason = _as_ours(error)
+        _log.error("producer stopped", queue=self._settings.queue, error=reason)
+        self._give_up(reason)
+        try:
+            if self._state.phase is not Phase.ENDED:
+                self._step(events.Closed())
+        finally:
             self._leave()
 
     # ---- events ------------------------------------------------------------------------------------------------
@@ -259,7 +277,11 @@ class SendingLoop:
         self._handle(events.Tick())
 
     def _handle(self, event: events.Event) -> None:
-        self._step(event)
+        try:
+            self._step(event)
+        except Exception as error:
+            self._fail(error)
+            return
         self._go_on()
 
     def _step(self, event: events.Event) -> None:
@@ -271,7 +293,7 @@ class SendingLoop:
         """Take what may be sent now, and set the one timer."""
         try:
             self._take()
-        except (SeriatimError, ValueError) as error:
+        except Exception as error:  # whatever it is: with the next batch there would be a hole in the order
             self._fail(error)
             return
         if self._state.phase is Phase.SENDING and not self._batches and self._buffer.is_spent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from seriatim.producer import Acknowledged, Elected, Producer
+from seriatim.producer import Acknowledged, Elected, Producer, loop
 from seriatim.producer.core import sequencing
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
@@ -478,6 +479,100 @@ def test_a_time_that_cannot_be_waited_for_is_refused_and_closes_nothing(cluster:
             with pytest.raises(errors.InvalidArgument):
                 wait(float("inf"))
         producer.send(b"1").result(WAIT_S)
+
+
+def exit_now(_: object) -> None:
+    """A callback that ends the program, as it thinks."""
+    sys.exit(1)
+
+
+def test_callbacks_that_exit_end_neither_the_producer_nor_its_records(cluster: SmallCluster) -> None:
+    with new(cluster, on_elected=exit_now, on_deposed=exit_now) as producer:
+        producer.wait_until_elected(WAIT_S)
+        cluster.silent_epochs = {1}
+        handle = producer.send(b"1")
+        handle.add_done_callback(exit_now)
+        cluster.silent_epochs = set()
+        cluster.break_streams()
+        handle.result(WAIT_S)
+        producer.stand_again()
+        until(lambda: cluster.token == 2)
+        producer.wait_until_elected(WAIT_S)
+        producer.send(b"2").result(WAIT_S)
+    assert cluster.values() == [b"1", b"2"]
+
+
+def test_an_exit_that_nobody_foresaw_ends_every_record_and_leaves_the_election(cluster: SmallCluster) -> None:
+    with new(cluster, session_timeout_s=40) as producer:
+        producer.wait_until_elected(WAIT_S)
+        cluster.silent_epochs = {1}
+        handle = producer.send(b"1")
+        until(lambda: cluster.end() == 1)
+        producer._loop._loop.call_soon_threadsafe(sys.exit, 1)
+        with pytest.raises(errors.OutcomeUnknown, match="SystemExit"):
+            handle.result(WAIT_S)
+        with pytest.raises(errors.BugError, match="SystemExit"):
+            producer.send(b"2")
+        with pytest.raises(errors.OutcomeUnknown):
+            producer.flush(WAIT_S)
+        cluster.silent_epochs = set()
+        with new(cluster, "another") as another:
+            another.wait_until_elected(20)  # before the session would be over by itself
+
+
+def test_a_batch_that_cannot_be_made_ends_the_producer_instead_of_being_passed_over(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(columns: batches.RecordColumns, *arguments: Any, **keywords: Any) -> batches.EncodedBatch:
+        if columns.values[0] == b"1":
+            raise MemoryError
+        return batches.encode(columns, *arguments, **keywords)
+
+    monkeypatch.setattr(loop, "encode", encode)
+    producer = new(cluster)
+    producer.send(b"0").result(WAIT_S)
+    with pytest.raises(errors.OutcomeUnknown, match="MemoryError"):
+        producer.send(b"1").result(WAIT_S)
+    with pytest.raises(errors.BugError, match="MemoryError"):
+        producer.send(b"2")
+    producer.abort()
+    assert cluster.values() == [b"0"]
+
+
+def test_whatever_would_wait_in_a_callback_is_refused_there(cluster: SmallCluster) -> None:
+    refused: list[str] = []
+
+    def try_all(*waits: Callable[[], object]) -> None:
+        for wait in waits:
+            try:
+                wait()
+            except errors.InvalidArgument:
+                refused.append(wait.__name__)
+
+    with new(cluster, batch_bytes=40, on_deposed=lambda _: try_all(producer.wait_until_elected)) as producer:
+        producer.wait_until_elected(WAIT_S)
+        cluster.silent_epochs = {1}
+        first, other = producer.send(b"1"), producer.send(b"2")
+        until(lambda: cluster.end() == 1)
+        first.add_done_callback(lambda _: try_all(producer.flush, producer.close, other.result))
+        first.add_done_callback(lambda _: producer.send(b"3"))  # there is room: it needn't wait
+        cluster.silent_epochs = set()
+        cluster.break_streams()
+        other.result(WAIT_S)
+        producer.flush(WAIT_S)
+    assert refused == ["flush", "close", "result", "wait_until_elected"]
+    assert cluster.values() == [b"1", b"2", b"3"]
+
+
+def test_a_callback_may_abort(cluster: SmallCluster) -> None:
+    producer = new(cluster)
+    producer.wait_until_elected(WAIT_S)
+    handle = producer.send(b"1")
+    handle.add_done_callback(lambda _: producer.abort())
+    handle.result(WAIT_S)
+    until(lambda: not producer._loop._thread.is_alive())
+    with pytest.raises(errors.NotElected, match="closed"):
+        producer.send(b"2")
 
 
 def test_from_asyncio(cluster: SmallCluster) -> None:

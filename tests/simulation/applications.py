@@ -18,7 +18,14 @@ from seriatim.producer.core.sender import SenderSettings
 from seriatim.producer.handle import Handle
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, OutcomeUnknown, RecordTooLarge, SeriatimError
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    InvalidArgument,
+    OutcomeUnknown,
+    RecordTooLarge,
+    SeriatimError,
+)
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
 from seriatim.protocol.record import Record
 from tests.simulation.ledger import Violation
@@ -72,7 +79,7 @@ class Sender:
                 self._on_deposed,
             )
         buffer.wake = sending._wake
-        buffer.own_thread = threading.get_ident()  # so that nothing waits here: what would have to is refused
+        buffer.ends.own_thread = threading.get_ident()  # so that nothing waits here: what would have to is refused
         buffer.when_stopped(sending._closing.set)
         running = asyncio.ensure_future(sending._main())
         while not sending._closing.is_set():
@@ -80,6 +87,8 @@ class Sender:
             if self._elected is not None and not world.is_draining:
                 self._send(buffer, sending)
         await running
+        if isinstance(buffer.stopped, BugError):
+            world.loop.problems.append(f"a producer stopped: {buffer.stopped}")
 
     def _on_elected(self, elected: Elected) -> None:
         self._elected, self._is_new, self._sent_in_term = elected, True, 0

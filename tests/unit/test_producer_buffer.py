@@ -20,7 +20,7 @@ from seriatim.producer.core import sequencing
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.core.timing import AcknowledgementTiming
-from seriatim.producer.handle import Handle, SharedBatch
+from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.loop import SendingLoop
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
@@ -529,13 +529,13 @@ def test_a_stopped_buffer_says_why() -> None:
 def test_a_callback_on_the_producers_thread_never_waits() -> None:
     buffer = new()
     buffer.depose("suspended", [])
-    buffer.own_thread = threading.get_ident()
+    buffer.ends.own_thread = threading.get_ident()
     with pytest.raises(errors.InvalidArgument, match="callback"):
         send(buffer)
 
 
 def test_rows_that_were_stored_before_have_no_place_and_those_after_move_up() -> None:
-    shared = SharedBatch(1, threading.Lock())
+    shared = SharedBatch(1, Ends())
     shared.source, shared.seqs, shared.count = "s", 10, 5
     shared.resume({"s": 11})
     shared.epoch, shared.first_index = Epoch(2), Index(40)
@@ -547,7 +547,7 @@ def test_rows_that_were_stored_before_have_no_place_and_those_after_move_up() ->
 
 
 def test_rows_that_were_stored_before_stay_acknowledged_when_the_rest_is_lost() -> None:
-    shared = SharedBatch(1, threading.Lock())
+    shared = SharedBatch(1, Ends())
     shared.source, shared.seqs, shared.count = ["a", "b"], [1, 1], 2
     shared.resume({"b": 3})
     shared.finish(errors.OutcomeUnknown("deposed"))
@@ -581,6 +581,33 @@ def test_a_callback_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) 
     complete(buffer, (buffer.take(0) or pytest.fail("nothing to take"))[0])
     assert ends == [handle]
     assert "callback" in caplog.text
+
+
+def test_a_callback_that_exits_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs on the producer's thread, which nobody would miss."""
+    buffer = new()
+    handle = send(buffer)
+    ends: list[Handle] = []
+    handle.add_done_callback(lambda _: sys.exit(1))
+    handle.add_done_callback(ends.append)
+    complete(buffer, (buffer.take(0) or pytest.fail("nothing to take"))[0])
+    assert ends == [handle]
+    assert "callback" in caplog.text
+    with pytest.raises(SystemExit):  # done before: called by whoever asks, on its own thread
+        handle.add_done_callback(lambda _: sys.exit(1))
+
+
+def test_on_the_producers_thread_a_handle_never_waits() -> None:
+    buffer = new()
+    handle = send(buffer)
+    buffer.ends.own_thread = threading.get_ident()
+    for timeout in (None, 5):
+        with pytest.raises(errors.InvalidArgument, match="callback"):
+            handle.result(timeout)
+    with pytest.raises(errors.DeadlineOver):
+        handle.result(0)
+    complete(buffer, (buffer.take(0) or pytest.fail("nothing to take"))[0])
+    assert handle.result().offset == 100
 
 
 def test_a_handle_is_awaited_from_another_threads_loop() -> None:
