@@ -111,7 +111,8 @@ class Buffer:
                         handle = self._put(value, size)
                 else:
                     with self._lock:
-                        handle = self._put(value, size)
+                        if size <= self._record_limit:
+                            handle = self._put(value, size)
                 if handle is not None:
                     return handle
         record = checked(value, key, headers, seq, source, timestamp_ms)
@@ -172,6 +173,7 @@ class Buffer:
         """See Producer.send_many: values only."""
         runs: list[tuple[SharedBatch, int, int]] = []
         values: list[bytes] = []
+        limit = self._record_limit
         for value in given:
             if type(value) is not bytes:
                 raise InvalidArgument(f"a value is bytes, not {type(value).__name__}")
@@ -182,6 +184,10 @@ class Buffer:
         taken_bytes = 0
         while at < len(values):
             with self._lock:
+                if self._record_limit < limit:  # an election brought the queue's limit meanwhile
+                    for value in values[at:]:
+                        self._check_size(len(value))
+                    limit = self._record_limit
                 # How many fit into the open batch; where none does, the slow path below opens one.
                 stop = bisect_right(ends, taken_bytes + self._room) if self._is_plain else at
                 if stop > at:

@@ -58,6 +58,11 @@ def complete(buffer: Buffer, shared: SharedBatch, first_index: int = 0) -> None:
     buffer.complete(shared)
 
 
+def _until_it_waits(buffer: Buffer) -> None:
+    while not buffer._changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0)
+
+
 def test_usual_records_share_a_batch_and_get_consecutive_seqs() -> None:
     buffer = new()
     handles = [send(buffer, b"%d" % number) for number in range(20)]
@@ -301,6 +306,27 @@ def test_the_records_limit_counts_key_and_headers() -> None:
     assert len(taken(buffer)[0]) == 1
 
 
+def test_many_that_wait_for_the_election_are_held_to_the_limit_that_it_brings() -> None:
+    buffer = Buffer("p", BatchLimits(1000, 0.005), 1 << 20, 60, None)
+    failure: list[errors.SeriatimError] = []
+
+    def send_many() -> None:
+        try:
+            buffer.send_many([b"small", b"also small", b"x" * 101, b"y" * 300])
+        except errors.SeriatimError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=send_many)
+    thread.start()
+    _until_it_waits(buffer)
+    buffer.set_record_limit(100)
+    buffer.elect(Token(1), {})
+    thread.join(60)
+    assert isinstance(failure[0], errors.RecordTooLarge)
+    assert failure[0].details == {"limit_bytes": 100}
+    assert [columns.values for columns in taken(buffer)] == [[b"small"]]
+
+
 def test_a_full_buffer_holds_the_sender_back_until_there_is_room() -> None:
     buffer = new(max_buffer_bytes=2000, max_block_s=60)
     for _ in range(20):
@@ -510,8 +536,7 @@ def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> No
 
     thread = threading.Thread(target=wait_and_send)
     thread.start()
-    while not buffer._changed._waiters:  # type: ignore[attr-defined]
-        pass
+    _until_it_waits(buffer)
     buffer.depose("fenced", [])
     buffer.elect(Token(2), {"p": 0})
     buffer.take_up(Token(2))
