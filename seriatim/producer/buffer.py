@@ -18,7 +18,7 @@ from typing import Final
 
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
-from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch
+from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, copied
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
@@ -80,7 +80,11 @@ class Buffer:
         self._full: deque[tuple[SharedBatch, RecordColumns]] = deque()
         self._used_bytes = 0
         self._numbers = 0
-        self._last: SharedBatch | None = None
+        # Those that may be incomplete, in order; which aren't is seen when another is opened.
+        self._incomplete: deque[SharedBatch] = deque()
+        # How often records failed, up to which of these times some flush has told, and the last failure.
+        self._failures = 0
+        self._told = 0
         self._failure: SeriatimError | None = None
         self._identities: Identities | None = None
         self._term = 0
@@ -210,18 +214,23 @@ class Buffer:
             open_batch.values.extend(values)
             open_batch.timestamps_ms.extend(stamps_ms)
 
-    def flush(self) -> SharedBatch | None:
-        """Close the open batch; the batch that is the last to be complete of what was sent before, None where none is."""
+    def flush(self) -> tuple[list[SharedBatch], int]:
+        """Close the open batch; the batches that what was sent before waits for, and what `failure_since` is to be asked with."""
         with self._lock:
             self._close_open()
             self._wake()
-            return self._last
+            return [shared for shared in self._incomplete if not shared.is_done], self._told
 
-    def take_failure(self) -> SeriatimError | None:
-        """The first failure of a record since this was last asked."""
+    def failure_since(self, told: int) -> SeriatimError | None:
+        """The last failure of a record that no flush had told of when the one began that asks; it is told with this.
+
+        So each of several that wait at the same time hears of it.
+        """
         with self._lock:
-            failure, self._failure = self._failure, None
-            return failure
+            if self._failure is None or self._failures <= told:
+                return None
+            self._told = self._failures
+            return copied(self._failure)
 
     @property
     def is_spent(self) -> bool:
@@ -311,7 +320,9 @@ class Buffer:
     def _begin(self, open_batch: OpenBatch) -> None:
         self._numbers += 1
         self._open = open_batch
-        self._last = open_batch.shared
+        while self._incomplete and self._incomplete[0].is_done:
+            self._incomplete.popleft()
+        self._incomplete.append(open_batch.shared)
         self._values = open_batch.values
         self._timestamps_ms = open_batch.timestamps_ms
         self._room = self._limits.batch_bytes
@@ -383,7 +394,8 @@ class Buffer:
             self._is_taken_up = False
             self._identities = None
             self._problem = NotElected(f"deposed: {reason}")
-            if failed and self._failure is None:
+            if failed:
+                self._failures += 1
                 self._failure = _unknown(reason)
             self._notify()
         for shared in failed:

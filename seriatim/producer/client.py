@@ -195,23 +195,29 @@ class Producer:
         """Wait until every record sent before is at its end.
 
         Raises DeadlineOver where that takes longer than `timeout` seconds, OutcomeUnknown where some record's end
-        since the last flush was that.
+        was that, and no flush has told of it before this one was called.
         """
-        last = self._buffer.flush()
-        if last is not None and not last.wait(timeout):
-            raise DeadlineOver(f"not everything was acknowledged within {timeout} s; it still may be")
-        failure = self._buffer.take_failure()
-        if failure is not None:
-            raise failure
+        give_up_at_s = None if timeout is None else time.monotonic() + timeout
+        incomplete, told = self._buffer.flush()
+        for shared in incomplete:
+            if not shared.wait(None if give_up_at_s is None else max(0.0, give_up_at_s - time.monotonic())):
+                raise DeadlineOver(f"not everything was acknowledged within {timeout} s; it still may be")
+        self._raise_failure(told)
 
     async def flush_async(self) -> None:
         """As `flush`, without blocking the caller's loop."""
-        last = self._buffer.flush()
-        if last is not None:
-            loop, is_done = asyncio.get_running_loop(), asyncio.Event()
-            last.when_done(partial(_set, loop, is_done))
+        loop = asyncio.get_running_loop()
+        incomplete, told = self._buffer.flush()
+        for shared in incomplete:
+            is_done = asyncio.Event()
+            shared.when_done(partial(_set, loop, is_done))
             await is_done.wait()
-        self.flush(0)
+        self._raise_failure(told)
+
+    def _raise_failure(self, told: int) -> None:
+        failure = self._buffer.failure_since(told)
+        if failure is not None:
+            raise failure
 
     # ---- election ----------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class SharedBatch:
         """The end of a row. Raises its error."""
         is_resumed = bool(self.resumed) and self._is_resumed(row)
         if self.error is not None and not is_resumed:
-            raise _copied(self.error)
+            raise copied(self.error)
         source, seq = self.identity(row)
         if is_resumed or self.epoch is None:
             return Acknowledged(None, None, None, source, seq)
@@ -145,7 +145,7 @@ class SharedBatch:
         return Acknowledged(self.epoch, index, offset, source, seq)
 
 
-def _copied(error: SeriatimError) -> SeriatimError:
+def copied(error: SeriatimError) -> SeriatimError:
     """An error of one's own for each raise: a shared one would collect everybody's tracebacks."""
     return type(error)(error.message, **error.details)
 

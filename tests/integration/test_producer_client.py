@@ -505,7 +505,7 @@ def test_callbacks_that_exit_end_neither_the_producer_nor_its_records(cluster: S
 def test_an_exit_that_nobody_foresaw_ends_every_record_and_leaves_the_election(cluster: SmallCluster) -> None:
     with new(cluster, session_timeout_s=40) as producer:
         producer.wait_until_elected(WAIT_S)
-        cluster.silent_epochs = {1}
+        cluster.silent_epochs = {*range(100)}
         handle = producer.send(b"1")
         until(lambda: cluster.end() == 1)
         producer._loop._loop.call_soon_threadsafe(sys.exit, 1)
@@ -551,7 +551,7 @@ def test_whatever_would_wait_in_a_callback_is_refused_there(cluster: SmallCluste
 
     with new(cluster, batch_bytes=40, on_deposed=lambda _: try_all(producer.wait_until_elected)) as producer:
         producer.wait_until_elected(WAIT_S)
-        cluster.silent_epochs = {1}
+        cluster.silent_epochs = {*range(100)}
         first, other = producer.send(b"1"), producer.send(b"2")
         until(lambda: cluster.end() == 1)
         first.add_done_callback(lambda _: try_all(producer.flush, producer.close, other.result))
@@ -586,6 +586,53 @@ def test_from_asyncio(cluster: SmallCluster) -> None:
 
     assert asyncio.run(main()) == list(range(500))
     assert cluster.values() == [b"%d" % number for number in range(500)]
+
+
+def test_a_flush_from_asyncio_waits_for_nothing_that_others_send_meanwhile(cluster: SmallCluster) -> None:
+    async def main() -> None:
+        async with new(cluster) as producer:
+            await producer.wait_until_elected_async()
+            is_over = False
+
+            async def send_on() -> None:
+                while not is_over:
+                    await producer.send_async(b"other's")
+                    await asyncio.sleep(0)
+
+            other = asyncio.create_task(send_on())
+            for _ in range(50):
+                handle = await producer.send_async(b"own")
+                await producer.flush_async()
+                assert handle.done()
+            is_over = True
+            await other
+
+    asyncio.run(main())
+
+
+def test_each_thread_that_flushes_hears_of_a_failure(cluster: SmallCluster) -> None:
+    told: list[str] = []
+
+    def flush() -> None:
+        try:
+            producer.flush(WAIT_S)
+        except errors.OutcomeUnknown:
+            told.append("unknown")
+
+    with new(cluster) as producer:
+        producer.send(b"0").result(WAIT_S)
+        cluster.silent_epochs = {*range(100)}
+        handle = producer.send(b"1")
+        threads = [threading.Thread(target=flush) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(handle.batch._waiting) == 2)
+        producer.stand_again()
+        for thread in threads:
+            thread.join()
+        assert told == ["unknown", "unknown"]
+        cluster.silent_epochs = set()
+        producer.flush(WAIT_S)  # told once
 
 
 def test_many_at_once_from_many_threads(cluster: SmallCluster) -> None:

@@ -494,6 +494,27 @@ def test_an_interrupt_at_any_step_of_sending_leaves_no_record_without_an_end(wor
             return
 
 
+def test_a_flush_waits_for_every_batch_that_was_sent_before_and_for_none_after() -> None:
+    """They don't end in order where some were stored before in an earlier link."""
+    buffer = new(batch_bytes=100)
+    for _ in range(6):
+        send(buffer, b"x" * 60)
+    first, second, third = (one[0] for _ in range(3) if (one := buffer.take(1)) is not None)
+    complete(buffer, second)
+    waited_for, _ = buffer.flush()
+    assert waited_for[:2] == [first, third]
+    assert len(waited_for) == 5
+    send(buffer, b"x" * 60)
+    assert buffer.flush()[0][:-1] == waited_for
+    complete(buffer, first)
+    complete(buffer, third)
+    for _ in range(4):
+        complete(buffer, (buffer.take(1) or pytest.fail("nothing to take"))[0])
+    assert buffer.flush()[0] == []
+    send(buffer)
+    assert len(buffer._incomplete) == 1
+
+
 def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
     buffer = new()
     handles = [send(buffer, b"x" * 68, seq=seq) for seq in range(25)]
@@ -506,8 +527,10 @@ def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
     for handle in handles:
         with pytest.raises(errors.OutcomeUnknown, match="fenced"):
             handle.result(0)
-    assert isinstance(buffer.take_failure(), errors.OutcomeUnknown)
-    assert buffer.take_failure() is None
+    (_, told), (_, told_too) = buffer.flush(), buffer.flush()
+    assert isinstance(buffer.failure_since(told), errors.OutcomeUnknown)
+    assert isinstance(buffer.failure_since(told_too), errors.OutcomeUnknown)
+    assert buffer.failure_since(buffer.flush()[1]) is None
     assert buffer.take(0) is None
 
 
