@@ -68,7 +68,7 @@ class Buffer:
         self._now_ns: Callable[[], int] = _now_ns
         self._changed = threading.Condition(self._lock)
         self.ends = Ends()
-        self._waiters: list[Callable[[], None]] = []
+        self._waiters: dict[Callable[[], None], None] = {}
         self.wake: Callable[[], None] = lambda: None
         self._open: OpenBatch | None = None
         self._values: list[bytes] = []
@@ -158,8 +158,13 @@ class Buffer:
             term = self._term if term is None else term
             handle = self._admit(record, term)
             if handle is None:
-                self._waiters.append(waiter)
+                self._waiters[waiter] = None
             return handle, term
+
+    def forget(self, waiter: Callable[[], None]) -> None:
+        """Who waited for room, or for an election, doesn't any more."""
+        with self._lock:
+            self._waiters.pop(waiter, None)
 
     def reason_to_give_up(self) -> SeriatimError:
         """Why nothing can be sent just now."""
@@ -447,7 +452,7 @@ class Buffer:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             waiter()
 

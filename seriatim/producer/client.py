@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -103,7 +104,7 @@ class Producer:
         self._max_block_s = max_block_s
         self._elected: Elected | None = None
         self._standing = threading.Condition()
-        self._standing_waiters: list[Callable[[], None]] = []
+        self._standing_waiters: dict[Callable[[], None], None] = {}
         self._buffer.when_stopped(lambda: self._set_standing(None))
         self._loop = SendingLoop(
             LoopSettings(queue, self.name, session_timeout_s, compression == "zstd"),
@@ -157,13 +158,16 @@ class Producer:
         give_up_at_s = time.monotonic() + self._max_block_s
         while True:
             may_try = asyncio.Event()
-            handle, term = self._buffer.try_send(record, term, partial(_set, loop, may_try))
+            waiter = partial(_set, loop, may_try)
+            handle, term = self._buffer.try_send(record, term, waiter)
             if handle is not None:
                 return handle
             try:
                 await asyncio.wait_for(may_try.wait(), max(0.0, give_up_at_s - time.monotonic()))
             except TimeoutError:
                 raise self._buffer.reason_to_give_up() from None
+            finally:
+                self._buffer.forget(waiter)
 
     def send_many(
         self,
@@ -258,13 +262,18 @@ class Producer:
         loop = asyncio.get_running_loop()
         while True:
             may_look = asyncio.Event()
+            waiter = partial(_set, loop, may_look)
             with self._standing:
                 is_known = self._elected is not None or self._buffer.stopped is not None
                 if not is_known:
-                    self._standing_waiters.append(partial(_set, loop, may_look))
+                    self._standing_waiters[waiter] = None
             if is_known:
                 return self.wait_until_elected(0)
-            await may_look.wait()
+            try:
+                await may_look.wait()
+            finally:
+                with self._standing:
+                    self._standing_waiters.pop(waiter, None)
 
     def stand_again(self) -> None:
         """Give this election up and stand for the next one: for a new resume point, or to let another instance go first.
@@ -287,7 +296,7 @@ class Producer:
         with self._standing:
             self._elected = elected
             self._standing.notify_all()
-            waiters, self._standing_waiters = self._standing_waiters, []
+            waiters, self._standing_waiters = self._standing_waiters, {}
         for waiter in waiters:
             waiter()
 
@@ -340,7 +349,7 @@ _SEND = Producer.send
 
 
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
         loop.call_soon_threadsafe(event.set)
 
 

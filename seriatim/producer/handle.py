@@ -7,6 +7,7 @@ same whether it has one record or thousands.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -192,7 +193,7 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Non
         if not future.done():
             future.set_result(None)
 
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
         loop.call_soon_threadsafe(set_result)
 
 

@@ -9,13 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from seriatim.producer import Acknowledged, Elected, Producer, loop
+from seriatim.producer.client import _set
 from seriatim.producer.core import sequencing
+from seriatim.producer.handle import _set_from_thread
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -608,6 +611,57 @@ def test_a_flush_from_asyncio_waits_for_nothing_that_others_send_meanwhile(clust
             await other
 
     asyncio.run(main())
+
+
+def test_who_stands_by_leaves_no_waiters_behind(cluster: SmallCluster) -> None:
+    async def main(producer: Producer) -> None:
+        for _ in range(20):
+            with pytest.raises(errors.SeriatimError):
+                await producer.send_async(b"given up by itself")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(producer.wait_until_elected_async(), 0.001)
+        patient = asyncio.create_task(other.send_async(b"given up by its caller"))
+        await asyncio.sleep(0)
+        assert other._buffer._waiters
+        patient.cancel()
+        await asyncio.gather(patient, return_exceptions=True)
+
+    with new(cluster) as elected:
+        elected.wait_until_elected(WAIT_S)
+        producer, other = new(cluster, max_block_s=0.001), new(cluster)
+        asyncio.run(main(producer))
+        assert not producer._buffer._waiters
+        assert not producer._standing_waiters
+        assert not other._buffer._waiters
+        producer.abort()
+        other.abort()
+
+
+class _ClosedLoop:
+    """Closed between somebody's look at it and the call."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon_threadsafe(self, *_: object) -> None:
+        raise RuntimeError("Event loop is closed")
+
+
+def test_whoever_waits_on_a_loop_that_is_closed_meanwhile_harms_nobody(
+    cluster: SmallCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: Any = _ClosedLoop()
+    with new(cluster) as producer:
+        producer.send(b"0").result(WAIT_S)
+        cluster.silent_epochs = {*range(100)}
+        handle = producer.send(b"1")
+        handle.batch.when_done(partial(_set_from_thread, closed, closed))
+        producer._buffer._waiters = {partial(_set, closed, asyncio.Event()): None}
+        cluster.silent_epochs = set()
+        cluster.break_streams()
+        assert handle.result(WAIT_S).seq
+        producer.send(b"2").result(WAIT_S)
+    assert "callback" not in caplog.text
 
 
 def test_each_thread_that_flushes_hears_of_a_failure(cluster: SmallCluster) -> None:
