@@ -15,6 +15,7 @@ WISH = os.environ.get("SERIATIM_COMPILE", "")
 
 COMPILED = [
     "seriatim/producer/buffer.py",
+    "seriatim/producer/guard.py",
     "seriatim/producer/handle.py",
     "seriatim/producer/open_batch.py",
     "seriatim/producer/record.py",

@@ -18,6 +18,7 @@ from typing import Final
 
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
+from seriatim.producer.guard import IS_COMPILED, Guard
 from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, copied
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
@@ -37,7 +38,7 @@ from seriatim.protocol.names import Token
 
 _COLUMN_BYTES: Final = 32
 _now_ns = time.time_ns
-_IS_UNINTERRUPTED: Final = not __file__.endswith(".py") and getattr(sys, "_is_gil_enabled", lambda: True)()
+_IS_UNINTERRUPTED: Final = IS_COMPILED and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Threads change, and Ctrl-C comes, between two steps of the interpreter. In compiled code there are none, and where the interpreter's lock
 exists nobody else runs meanwhile: who sees that nobody holds the buffer's lock needn't take it, which is a fifth of what a record costs."""
 
@@ -66,8 +67,9 @@ class Buffer:
         self._lock = threading.Lock()
         self._is_locked: Callable[[], bool] = self._lock.locked
         self._now_ns: Callable[[], int] = _now_ns
-        self._changed = threading.Condition(self._lock)
-        self.ends = Ends()
+        guard = Guard(self._lock) if IS_COMPILED else None
+        self._guard: Guard | threading.Lock = self._lock if guard is None else guard
+        self.ends = Ends(guard)
         self._waiters: dict[Callable[[], None], None] = {}
         self.wake: Callable[[], None] = lambda: None
         self._open: OpenBatch | None = None
@@ -114,24 +116,33 @@ class Buffer:
                     if not self._is_locked():
                         handle = self._put(value, size)
                 else:
-                    with self._lock:
+                    with self._guard:
                         if size <= self._record_limit:
                             handle = self._put(value, size)
                 if handle is not None:
                     return handle
         record = checked(value, key, headers, seq, source, timestamp_ms)
-        deadline_s: float | None = None
-        with self._lock:
-            term = self._term
-            while True:
+        term: int | None = None
+        give_up_at_s: float | None = None
+        while True:
+            with self._guard:
+                term = self._term if term is None else term
                 handle = self._admit(record, term)
                 if handle is not None:
                     return handle
-                self.ends.check_wait()
-                now_s = monotonic_s()
-                deadline_s = now_s + self._max_block_s if deadline_s is None else deadline_s
-                if not self._changed.wait(deadline_s - now_s) and monotonic_s() >= deadline_s:
-                    raise self._reason_to_give_up()
+                if threading.get_ident() == self.ends.own_thread:
+                    raise InvalidArgument("send would have to wait, and a callback must not block the producer")
+                held = threading.Lock()
+                held.acquire()
+                self._waiters[held.release] = None
+            now_s = monotonic_s()
+            give_up_at_s = now_s + self._max_block_s if give_up_at_s is None else give_up_at_s
+            try:
+                is_worth_a_try = held.acquire(timeout=max(0.0, give_up_at_s - now_s))
+            finally:
+                self.forget(held.release)
+            if not is_worth_a_try:
+                raise self.reason_to_give_up()
 
     def _put(self, value: bytes, size: int) -> Handle | None:
         """The usual case: into the open batch. None: it isn't one. With the lock held, or nobody else running.
@@ -154,7 +165,7 @@ class Buffer:
 
         Answers the term, too, which the next try of the same record hands back.
         """
-        with self._lock:
+        with self._guard:
             term = self._term if term is None else term
             handle = self._admit(record, term)
             if handle is None:
@@ -163,20 +174,17 @@ class Buffer:
 
     def forget(self, waiter: Callable[[], None]) -> None:
         """Who waited for room, or for an election, doesn't any more."""
-        with self._lock:
+        with self._guard:
             self._waiters.pop(waiter, None)
 
     def reason_to_give_up(self) -> SeriatimError:
         """Why nothing can be sent just now."""
-        with self._lock:
-            return self._reason_to_give_up()
-
-    def _reason_to_give_up(self) -> SeriatimError:
-        problem = self._problem
-        waited = f"waited {self._max_block_s} s; {problem.message}"
-        if self._identities is None and not isinstance(problem, Unreachable | Waiting):
-            return NotElected(waited)
-        return type(problem)(waited, **problem.details)
+        with self._guard:
+            problem = self._problem
+            waited = f"waited {self._max_block_s} s; {problem.message}"
+            if self._identities is None and not isinstance(problem, Unreachable | Waiting):
+                return NotElected(waited)
+            return type(problem)(waited, **problem.details)
 
     def send_many(self, given: Iterable[object]) -> Handles:
         """See Producer.send_many: values only."""
@@ -192,7 +200,7 @@ class Buffer:
         at = 0
         taken_bytes = 0
         while at < len(values):
-            with self._lock:
+            with self._guard:
                 if self._record_limit < limit:  # an election brought the queue's limit meanwhile
                     for value in values[at:]:
                         self._check_size(len(value))
@@ -221,7 +229,7 @@ class Buffer:
 
     def flush(self) -> tuple[list[SharedBatch], int]:
         """Close the open batch; the batches that what was sent before waits for, and what `failure_since` is to be asked with."""
-        with self._lock:
+        with self._guard:
             self._close_open()
             self._wake()
             return [shared for shared in self._incomplete if not shared.is_done], self._told
@@ -231,7 +239,7 @@ class Buffer:
 
         So each of several that wait at the same time hears of it.
         """
-        with self._lock:
+        with self._guard:
             if self._failure is None or self._failures <= told:
                 return None
             self._told = self._failures
@@ -240,12 +248,12 @@ class Buffer:
     @property
     def is_spent(self) -> bool:
         """Whether nothing is left to take of a term that gives no more automatic seqs: what waits needs another one."""
-        with self._lock:
+        with self._guard:
             return self._identities is not None and self._identities.is_spent and not (self._open or self._full)
 
     def take_up(self, token: Token) -> None:
         """The application knows of the term with this token, and where its own seqs go on."""
-        with self._lock:
+        with self._guard:
             if self._identities is not None and self._identities.token == token:
                 self._is_to_be_taken_up = False
                 self._is_taken_up = True
@@ -355,14 +363,14 @@ class Buffer:
 
     def take(self, in_flight: int) -> tuple[SharedBatch, RecordColumns] | None:
         """The next batch to send, None where none is to be sent yet."""
-        with self._lock:
+        with self._guard:
             if not self._full and self._open is not None and self._closes_in_s(in_flight) == 0.0:
                 self._close_open()
             return self._full.popleft() if self._full else None
 
     def closes_in_s(self, in_flight: int) -> float | None:
         """In how many seconds `take` has something; None: not before a wake."""
-        with self._lock:
+        with self._guard:
             return 0.0 if self._full else self._closes_in_s(in_flight)
 
     def _closes_in_s(self, in_flight: int) -> float | None:
@@ -376,7 +384,7 @@ class Buffer:
         self, token: Token, resume_point: Mapping[str, int] | None, held: Mapping[str, int] | None = None
     ) -> None:
         """A term begins."""
-        with self._lock:
+        with self._guard:
             self._term += 1
             self._identities = Identities(self._automatic_source, token, resume_point, held)
             self._problem = DeadlineOver("the buffer is full: records come faster than they are stored")
@@ -384,12 +392,12 @@ class Buffer:
 
     def set_record_limit(self, limit_bytes: int) -> None:
         """The link's limit on a record; 0: none but the format's own."""
-        with self._lock:
+        with self._guard:
             self._record_limit = min(limit_bytes or MAX_RECORD_BYTES, MAX_RECORD_BYTES) + _COLUMN_BYTES
 
     def depose(self, reason: str, in_flight: Iterable[SharedBatch]) -> None:
         """A term ends: everything that isn't complete fails as outcome unknown (H4)."""
-        with self._lock:
+        with self._guard:
             self._close_open()
             failed = [*in_flight, *(shared for shared, _ in self._full)]
             self._full.clear()
@@ -408,19 +416,19 @@ class Buffer:
 
     def complete(self, shared: SharedBatch) -> None:
         """A batch is at its end, and its memory free."""
-        with self._lock:
+        with self._guard:
             self._used_bytes -= shared.size_bytes
             self._notify()
         shared.finish()
 
     def note(self, problem: SeriatimError) -> None:
         """What the producer waits for just now, for whoever waits too long for it."""
-        with self._lock:
+        with self._guard:
             self._problem = problem
 
     def stop(self, error: SeriatimError) -> None:
         """Nothing can be sent any more."""
-        with self._lock:
+        with self._guard:
             if self._stopped is None:
                 self._stopped = error
             self._notify()
@@ -451,7 +459,6 @@ class Buffer:
         return self._used_bytes
 
     def _notify(self) -> None:
-        self._changed.notify_all()
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             waiter()

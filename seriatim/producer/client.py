@@ -46,6 +46,10 @@ class Producer:
     thread of its own; callbacks run there and must not block: whatever would have to wait there for the producer itself raises
     InvalidArgument. What a callback raises is logged, and harms no other.
 
+    A signal's handler, or a finalizer, may run in the middle of any call of this class. Whatever it calls works there, or raises
+    InvalidArgument where it would wait for the call that it interrupted (`abort` never does); without the compiled modules
+    (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
+
     coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
     name: this application in the election, and the source of records for which none is given: the same one for all its
         instances, and needed where seqs are the application's own and go on from instance to instance. Default: host,
@@ -306,7 +310,7 @@ class Producer:
         """Flush, leave the election, end the thread. What isn't complete within `timeout` ends as outcome unknown.
 
         Raises as `flush`; the producer is closed all the same. A second call does nothing. Raises InvalidArgument for a
-        `timeout` that can't be, and on the producer's own thread, in a callback (call `abort` there); then nothing is closed.
+        `timeout` that can't be, and where it must not wait, in a callback say (call `abort` there); then nothing is closed.
         """
         check_timeout(timeout)
         if self._is_closed:
@@ -319,10 +323,10 @@ class Producer:
             self._loop.close(10)
 
     def abort(self) -> None:
-        """Close at once: what isn't complete ends as outcome unknown. In a callback: once that has returned."""
+        """Close at once: what isn't complete ends as outcome unknown. In a callback, or where `close` is refused: soon after."""
         if not self._is_closed:
             self._is_closed = True
-            self._loop.close(10)
+            self._loop.close(10 if self._buffer.ends.may_wait else 0)
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
 from seriatim.producer.acknowledged import Acknowledged
+from seriatim.producer.guard import Guard
 from seriatim.producer.timeouts import check_timeout
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
@@ -26,18 +27,30 @@ _FOR_EVER: Final = -1.0
 
 
 class Ends:
-    """What the batches of one producer share: the lock under which they end, and the thread that ends them."""
+    """What the batches of one producer share: the lock under which they end, and the thread that ends them.
 
-    __slots__ = ("lock", "own_thread")
+    `guard`: of the buffer, which that thread needs for it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("guard", "lock", "own_thread")
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = guard
         self.lock = threading.Lock()
         self.own_thread: int | None = None
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether the calling thread may wait for the producer: not the producer's own, nor one that holds the guard."""
+        is_within = self.guard is not None and self.guard.is_own
+        return not is_within and threading.get_ident() != self.own_thread
+
     def check_wait(self) -> None:
-        """Raise InvalidArgument where the calling thread is the producer's own: it would wait for itself."""
-        if threading.get_ident() == self.own_thread:
-            raise InvalidArgument("this would have to wait, and a callback must not block the producer")
+        """Raise InvalidArgument where the calling thread would wait for itself."""
+        if not self.may_wait:
+            raise InvalidArgument(
+                "this would have to wait: a callback must not block the producer, nor a signal's handler what it interrupted"
+            )
 
 
 class SharedBatch:
@@ -84,11 +97,14 @@ class SharedBatch:
 
     def finish(self, error: SeriatimError | None = None) -> None:
         """All rows are at their end; callbacks run here, and none of them ends the producer's thread, not even by `sys.exit`."""
+        # Made before the lock is taken: to make an object may start the collector, and a finalizer may ask for a record's end.
+        no_callbacks: list[Callable[[], object]] = []
+        none_waiting: list[threading.Lock] = []
         with self._ends.lock:
             self.error = error
             self.is_done = True
-            callbacks, self._callbacks = self._callbacks, []
-            waiting, self._waiting = self._waiting, []
+            callbacks, self._callbacks = self._callbacks, no_callbacks
+            waiting, self._waiting = self._waiting, none_waiting
         for held in waiting:
             held.release()
         for callback in callbacks:
@@ -98,7 +114,7 @@ class SharedBatch:
                 _log.exception(_CALLBACK_FAILED)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether the batch is at its end within `timeout_s`. Raises InvalidArgument where it isn't, on the producer's own thread."""
+        """Whether the batch is at its end within `timeout_s`. Raises InvalidArgument where it isn't, and this thread must not wait."""
         is_done = self.is_done
         if is_done:
             return True

@@ -111,12 +111,12 @@ class SendingLoop:
         self._buffer.wake = self._wake
         self._thread.start()
 
-    def close(self, timeout_s: float | None) -> None:
-        """Leave the election and end the thread. What isn't complete fails as outcome unknown."""
+    def close(self, timeout_s: float) -> None:
+        """Leave the election and end the thread, waiting so long for it. What isn't complete fails as outcome unknown."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._closing.set)
-            if self._thread is not threading.current_thread():  # a callback's, which ends when that has returned
+            if timeout_s:
                 self._thread.join(timeout_s)
 
     @property

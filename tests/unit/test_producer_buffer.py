@@ -20,6 +20,7 @@ from seriatim.producer.core import sequencing
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.core.timing import AcknowledgementTiming
+from seriatim.producer.guard import IS_COMPILED
 from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.loop import SendingLoop
 from seriatim.producer.sources.lines import Line, chunks, parsed
@@ -59,7 +60,7 @@ def complete(buffer: Buffer, shared: SharedBatch, first_index: int = 0) -> None:
 
 
 def _until_it_waits(buffer: Buffer) -> None:
-    while not buffer._changed._waiters:  # type: ignore[attr-defined]
+    while not buffer._waiters:
         time.sleep(0)
 
 
@@ -513,6 +514,45 @@ def test_a_flush_waits_for_every_batch_that_was_sent_before_and_for_none_after()
     assert buffer.flush()[0] == []
     send(buffer)
     assert len(buffer._incomplete) == 1
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="not compiled: it stands still there")
+def test_who_calls_in_the_middle_of_a_call_of_the_same_thread_is_refused_and_harms_nothing() -> None:
+    """A signal's handler, or a finalizer: what it would wait for goes on only when it has returned."""
+    buffer = new(batch_bytes=100)
+    first = send(buffer, b"0")
+    buffer.flush()
+    refused: list[str] = []
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: buffer.send(b"in between"),
+        "keyed": lambda: buffer.send(b"in between", b"key"),
+        "many": lambda: buffer.send_many([b"in between"]),
+        "flush": buffer.flush,
+        "result": first.result,
+    }
+
+    def interrupt() -> None:
+        assert not buffer.ends.may_wait
+        for name, call in calls.items():
+            try:
+                call()
+            except errors.InvalidArgument:
+                refused.append(name)
+
+    def work() -> None:
+        for value in (b"1", b"2" * 60, b"3" * 60):
+            buffer.send(value)
+        assert buffer.ends.may_wait
+
+    buffer.wake = interrupt
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert refused == [*calls] * 5  # three batches were opened, and two closed
+    buffer.wake = lambda: None
+    buffer.flush()
+    assert [columns.values for columns in taken(buffer)] == [[b"0"], [b"1"], [b"2" * 60], [b"3" * 60]]
 
 
 def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
