@@ -19,7 +19,7 @@ from typing import Final
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.guard import IS_COMPILED, Guard
-from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, copied
+from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, copied, made_before_fork
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
@@ -229,6 +229,7 @@ class Buffer:
 
     def flush(self) -> tuple[list[SharedBatch], int]:
         """Close the open batch; the batches that what was sent before waits for, and what `failure_since` is to be asked with."""
+        self.ends.check_process()
         with self._guard:
             self._close_open()
             self._wake()
@@ -257,6 +258,16 @@ class Buffer:
             if self._identities is not None and self._identities.token == token:
                 self._is_to_be_taken_up = False
                 self._is_taken_up = True
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: refuse everything. The locks are new ones, because who held the others doesn't run here."""
+        self._lock = threading.Lock()
+        self._is_locked = self._lock.locked
+        guard = Guard(self._lock) if IS_COMPILED else None
+        self._guard = self._lock if guard is None else guard
+        self.ends.leave_to_parent(guard)
+        self._is_plain = False
+        self._stopped = made_before_fork()
 
     # ---- admission ---------------------------------------------------------------------------------------------
 

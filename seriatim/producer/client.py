@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -49,6 +50,8 @@ class Producer:
     A signal's handler, or a finalizer, may run in the middle of any call of this class. Whatever it calls works there, or raises
     InvalidArgument where it would wait for the call that it interrupted (`abort` never does); without the compiled modules
     (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
+
+    A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing.
 
     coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
     name: this application in the election, and the source of records for which none is given: the same one for all its
@@ -120,6 +123,7 @@ class Producer:
         )
         self._is_closed = False
         self._loop.start()
+        _producers.add(self)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -304,6 +308,13 @@ class Producer:
         for waiter in waiters:
             waiter()
 
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked from the one that it runs in: refuse everything, and leave nothing to close."""
+        self._buffer.leave_to_parent()
+        self._elected = None
+        self._standing = threading.Condition()
+        self._is_closed = True
+
     # ---- the end -----------------------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = 30) -> None:
@@ -347,6 +358,16 @@ class Producer:
     ) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
 
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for producer in list(_producers):
+        producer._leave_to_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 _SEND = Producer.send
 """The method that producers have by themselves: not what somebody put in its place."""

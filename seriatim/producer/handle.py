@@ -29,15 +29,28 @@ _FOR_EVER: Final = -1.0
 class Ends:
     """What the batches of one producer share: the lock under which they end, and the thread that ends them.
 
-    `guard`: of the buffer, which that thread needs for it.
+    `guard`: of the buffer, which that thread needs for it. `is_in_parent`: the process was forked, and that thread isn't in here.
     """
 
-    __slots__ = ("guard", "lock", "own_thread")
+    __slots__ = ("guard", "is_in_parent", "lock", "own_thread")
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.guard = guard
         self.lock = threading.Lock()
         self.own_thread: int | None = None
+        self.is_in_parent = False
+
+    def leave_to_parent(self, guard: Guard | None) -> None:
+        """In a forked process: nothing ends here any more. The locks are new ones, because who held the others doesn't run here."""
+        self.guard = guard
+        self.lock = threading.Lock()
+        self.own_thread = None
+        self.is_in_parent = True
+
+    def check_process(self) -> None:
+        """Raise InvalidArgument in a process that was forked when the producer was there already."""
+        if self.is_in_parent:
+            raise made_before_fork()
 
     @property
     def may_wait(self) -> bool:
@@ -51,6 +64,11 @@ class Ends:
             raise InvalidArgument(
                 "this would have to wait: a callback must not block the producer, nor a signal's handler what it interrupted"
             )
+
+
+def made_before_fork() -> InvalidArgument:
+    """What a forked process is told of its parent's producers."""
+    return InvalidArgument("the producer was made before a fork, and runs in the parent only: make one in this process")
 
 
 class SharedBatch:
@@ -118,6 +136,7 @@ class SharedBatch:
         is_done = self.is_done
         if is_done:
             return True
+        self._ends.check_process()
         if timeout_s is None or timeout_s > 0:
             self._ends.check_wait()
         check_timeout(timeout_s)
@@ -136,6 +155,8 @@ class SharedBatch:
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call once at the end, on the producer's thread; at once, here, where that was before."""
+        if not self.is_done:
+            self._ends.check_process()
         with self._ends.lock:
             if not self.is_done:
                 self._callbacks.append(callback)

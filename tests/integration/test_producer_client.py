@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -662,6 +664,57 @@ def test_whoever_waits_on_a_loop_that_is_closed_meanwhile_harms_nobody(
         assert handle.result(WAIT_S).seq
         producer.send(b"2").result(WAIT_S)
     assert "callback" not in caplog.text
+
+
+def _in_a_fork(*works: Callable[[], object]) -> list[str]:
+    """What each of them raises in a forked process, or that it returned."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later Pythons advise against a fork where there are threads
+        child = os.fork()
+    if child == 0:
+        try:
+            for work in works:
+                try:
+                    work()
+                    said = "returned"
+                except BaseException as error:
+                    said = f"{type(error).__name__}: {error}"
+                os.write(writing, f"{said}\n".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        said_by_all = told.read().splitlines()
+    os.waitpid(child, 0)
+    return said_by_all
+
+
+def test_a_forked_process_is_told_that_the_producer_runs_in_its_parent(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        done = producer.send(b"1")
+        done.result(WAIT_S)
+        cluster.silent_epochs = {*range(100)}
+        handle = producer.send(b"2")
+        with producer._buffer._lock, handle.batch._ends.lock, producer._standing:  # as another thread may
+            said = _in_a_fork(
+                lambda: producer.send(b"3"),
+                lambda: producer.send_many([b"3"]),
+                handle.result,
+                lambda: handle.add_done_callback(print),
+                producer.flush,
+                producer.wait_until_elected,
+                done.result,
+                producer.stand_again,
+                producer.close,
+                producer.abort,
+            )
+        assert [one.split(":")[0] for one in said] == ["InvalidArgument"] * 6 + ["returned"] * 4
+        assert all("before a fork" in one for one in said[:6])
+        cluster.silent_epochs = set()
+        cluster.break_streams()
+        producer.send(b"4").result(WAIT_S)
+    assert cluster.values() == [b"1", b"2", b"4"]
 
 
 def test_each_thread_that_flushes_hears_of_a_failure(cluster: SmallCluster) -> None:
