@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, cast
 
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
@@ -68,7 +68,7 @@ class Buffer:
         self._is_locked: Callable[[], bool] = self._lock.locked
         self._now_ns: Callable[[], int] = _now_ns
         guard = Guard(self._lock) if IS_COMPILED else None
-        self._guard: Guard | threading.Lock = self._lock if guard is None else guard
+        self._guard = cast(Guard, self._lock) if guard is None else guard  # the lock alone does as well for a `with`
         self.ends = Ends(guard)
         self._waiters: dict[Callable[[], None], None] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -264,7 +264,7 @@ class Buffer:
         self._lock = threading.Lock()
         self._is_locked = self._lock.locked
         guard = Guard(self._lock) if IS_COMPILED else None
-        self._guard = self._lock if guard is None else guard
+        self._guard = cast(Guard, self._lock) if guard is None else guard
         self.ends.leave_to_parent(guard)
         self._is_plain = False
         self._stopped = made_before_fork()
