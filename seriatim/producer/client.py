@@ -288,7 +288,8 @@ class Producer:
 
         Does nothing while standing by. What isn't complete ends as outcome unknown.
         """
-        self._loop.stand_again()
+        if not self._is_closed:
+            self._loop.stand_again()
 
     def _on_elected(self, elected: Elected) -> None:
         self._set_standing(elected)

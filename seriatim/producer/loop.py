@@ -127,9 +127,8 @@ class SendingLoop:
 
     def stand_again(self) -> None:
         """Leave the election and stand for it anew, with a new token and a new resume point. From any thread."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._handle, events.Withdrawn())
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle, events.Withdrawn())
 
     # ---- the thread --------------------------------------------------------------------------------------------
 
