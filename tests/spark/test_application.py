@@ -90,17 +90,17 @@ def applying(target: MemoryTarget, queue: Queue) -> Application:
     return Application(target, 7, 1, target.stored.offset, queue.read)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_cuts_and_failures_every_transaction_arrives_once(seed):
+def replayed(sizes: list[int], count: int, seed: int, *, new_runs: float) -> tuple[MemoryTarget, Queue]:
+    """All of a log of `count` transactions of such sizes, in micro-batches that end anywhere, with failures and new runs between them."""
     chance = random.Random(seed)
-    rows = log([chance.choice([0, 1, 3, 40]) for _ in range(60)])
+    rows = log([chance.choice(sizes) for _ in range(count)])
     target, queue = MemoryTarget(), Queue(rows)
     running = applying(target, queue)
     at = 0
     while at < len(rows):
         part = rows[at : at + chance.randrange(1, 25)]
         target.fails = [chance.choice(["", "", "before", "after"])]
-        if chance.random() < 0.05:
+        if chance.random() < new_runs:
             running = applying(target, queue)  # another run, which starts where the target stands
             at = target.stored.offset
             continue
@@ -110,8 +110,14 @@ def test_whatever_the_cuts_and_failures_every_transaction_arrives_once(seed):
             running.apply(part)
         at += len(part)
     assert target.stored.offset == len(rows)
-    assert target.ranges == list(zip([0, *(end for _, end in target.ranges)], [end for _, end in target.ranges]))  # noqa: B905
     assert target.changes == sum(b'"op":"c"' in row.value for row in rows)
+    return target, queue
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_cuts_and_failures_every_transaction_arrives_once(seed):
+    target, queue = replayed([0, 1, 3, 40], 60, seed, new_runs=0.05)
+    assert target.ranges == list(zip([0, *(end for _, end in target.ranges)], [end for _, end in target.ranges]))  # noqa: B905
     assert queue.reads == []
 
 
@@ -136,25 +142,7 @@ def test_large_transaction_is_let_go_and_read_again_part_by_part(little_is_held)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_the_cuts_and_failures_large_transactions_arrive_once(little_is_held, seed):
-    chance = random.Random(seed)
-    rows = log([chance.choice([0, 3, 40, 200]) for _ in range(30)])
-    target, queue = MemoryTarget(), Queue(rows)
-    running = applying(target, queue)
-    at = 0
-    while at < len(rows):
-        part = rows[at : at + chance.randrange(1, 25)]
-        target.fails = [chance.choice(["", "", "before", "after"])]
-        if chance.random() < 0.02:
-            running = applying(target, queue)
-            at = target.stored.offset
-            continue
-        try:
-            running.apply(part)
-        except TargetLost:
-            running.apply(part)
-        at += len(part)
-    assert target.stored.offset == len(rows)
-    assert target.changes == sum(b'"op":"c"' in row.value for row in rows)
+    _, queue = replayed([0, 3, 40, 200], 30, seed, new_runs=0.02)
     assert queue.reads
     assert max(end - start for start, end in queue.reads) <= 25  # never more than a micro-batch
 

@@ -47,14 +47,20 @@ def granted(seen: ChainView, epoch: int, index: int) -> Granted:
     return Granted(seen, SUBSCRIPTION, GENERATION, Place(Epoch(epoch), Index(index)))
 
 
-def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_of_that_link() -> None:
-    state = CursorState()
+class Commits:
+    """The core at one moment of its clock."""
 
-    def happened(event: cursor.Event) -> list[cursor.Effect]:
-        nonlocal state
-        state, effects = cursor.decide(state, event, 0.0)
+    def __init__(self) -> None:
+        self.state = CursorState()
+
+    def happened(self, event: cursor.Event) -> list[cursor.Effect]:
+        self.state, effects = cursor.decide(self.state, event, 0.0)
         return effects
 
+
+def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_of_that_link() -> None:
+    commits = Commits()
+    happened = commits.happened
     happened(granted(view(1, (1,), link(1, 0, 5)), 1, 5))
     # Link 1 was sealed while nobody sent, and left the list: the reader asks again, and the coordinator reads version 2.
     assert AcquireAgain() in happened(cursor.ViewChanged(view(2, (), link(1, 0, 5))))
@@ -64,34 +70,29 @@ def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_o
     wanted = Place(Epoch(2), Index(3))
     happened(CommitAsked(wanted))
     happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
-    assert state.committed < wanted
+    assert commits.state.committed < wanted
     assert AcquireAgain() in happened(cursor.ViewChanged(later))
     (order,) = happened(granted(later, 2, 0))
     assert isinstance(order, Commit)
     assert (order.epoch, order.index) == (2, 3)
     happened(Committed(order.commit_id))
-    assert state.committed == wanted
+    assert commits.state.committed == wanted
 
 
 def test_the_late_answer_to_an_earlier_commit_says_nothing_of_the_one_under_way() -> None:
-    state = CursorState()
-
-    def happened(event: cursor.Event) -> list[cursor.Effect]:
-        nonlocal state
-        state, effects = cursor.decide(state, event, 0.0)
-        return effects
-
+    commits = Commits()
+    happened = commits.happened
     happened(granted(view(1, (1,), link(1, 0)), 1, 0))
     (first,) = happened(CommitAsked(Place(Epoch(1), Index(3))))
     happened(Committed(first.commit_id))
     (second,) = happened(CommitAsked(Place(Epoch(1), Index(5))))
     assert happened(CommitFailed(first.commit_id, "late", is_grant_old=True)) == []
     assert happened(Committed(first.commit_id)) == []
-    assert (state.in_flight, state.committed) == (second, Place(Epoch(1), Index(3)))
+    assert (commits.state.in_flight, commits.state.committed) == (second, Place(Epoch(1), Index(3)))
     happened(Committed(second.commit_id))
-    assert state.committed == Place(Epoch(1), Index(5))
+    assert commits.state.committed == Place(Epoch(1), Index(5))
     assert happened(CommitFailed(second.commit_id, "later still", is_grant_old=True)) == []
-    assert (state.is_acquiring, state.failures) == (False, 0)
+    assert (commits.state.is_acquiring, commits.state.failures) == (False, 0)
 
 
 def test_a_member_that_starts_behind_what_was_asked_for_is_left() -> None:
