@@ -17,6 +17,7 @@ import click
 
 from seriatim.cli.health import answering
 from seriatim.cli.options import (
+    Finite,
     connect_timeout_option,
     coordinator_option,
     service_options,
@@ -48,7 +49,7 @@ _NOTHING_YET = "the next link"
 @click.option("--max", "max_records", type=click.IntRange(min=1), metavar="N", help="Stop after so many records.")
 @click.option(
     "--idle-exit",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     metavar="SECONDS",
     help="Stop when, elected, no record came for so long.",
 )

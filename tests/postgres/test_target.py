@@ -30,7 +30,7 @@ from seriatim.consumer.spark.targets.errors import (
 from seriatim.consumer.spark.targets.execution import BULK_FROM
 from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
 from seriatim.protocol.change import Change, Origin, Table, encode
-from seriatim.protocol.errors import Fenced, SeriatimError
+from seriatim.protocol.errors import Fenced, InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS
 from tests.property import change_strategies as changes
 
@@ -272,6 +272,14 @@ def test_an_update_of_a_row_that_is_not_there_is_told(target) -> None:
             planned(target, transaction(0, ("d", {"id": 1, "code": 1, "note": None}, None), table="keyless", key=())),
             1,
         )
+
+
+def test_a_dsn_that_cannot_be_read_is_wrong_use_and_told_in_a_line() -> None:
+    with PostgresTarget("password='secret host=y", "job") as target, pytest.raises(InvalidArgument) as refused:
+        target.tables()
+    assert "the target's DSN can't be read" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 def test_unfit_targets_name_what_mends_them(target, dsn) -> None:

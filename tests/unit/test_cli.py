@@ -189,6 +189,8 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["zookeeper", "--dir", "/dev/null/x"], 3, "/dev/null/x/logs: Not a directory"),
         (["nonsense"], 2, "No such command"),
         (["group", "drain", "g1", "--timeout", "nan", *NOBODY], 2, "'nan' is not a finite number"),
+        (["consume", "--queue", "q", "--idle-exit", "nan", *NOBODY], 2, "'nan' is not a finite number"),
+        (["verify", "--source", "password='x host=y", "--target", "dbname=b"], 2, "the source's DSN can't be read"),
         (["bench", "failover", "--queue", "q", "--rate", "nan", *NOBODY], 2, "'nan' is not a finite"),
         (["bench", "produce", "--queue", "q", "--size", f"{10**11}", *NOBODY], 2, "not in the range"),
         (["health", "here"], 2, "'here' is not HOST:PORT"),

@@ -14,6 +14,7 @@ from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefus
 from seriatim.consumer.verification.result import Comparison, Progress, TableResult
 from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
 
 CHUNK_ROWS = 20_000
@@ -91,8 +92,10 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
     try:
         defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(dsn))
         return psycopg.connect(dsn, autocommit=True, **defaults)
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(f"the {side}'s DSN can't be read: {' '.join(str(error).split())}") from error
     except psycopg.Error as error:
-        raise DatabaseUnreachable(f"the {side} can't be reached: {str(error).strip()}", side=side) from error
+        raise DatabaseUnreachable(f"the {side} can't be reached: {' '.join(str(error).split())}", side=side) from error
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:

@@ -37,7 +37,7 @@ from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
-from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.errors import InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside
 
 _LOG = logging.getLogger(__name__)
@@ -294,7 +294,9 @@ class PostgresTarget:
             except sql.InsufficientPrivilege:
                 self._may_replicate = False
         except psycopg.OperationalError as error:
-            raise TargetLost(f"the target's connection failed: {str(error).strip()}") from error
+            raise TargetLost(f"the target's connection failed: {' '.join(str(error).split())}") from error
+        except psycopg.ProgrammingError as error:
+            raise InvalidArgument(f"the target's DSN can't be read: {' '.join(str(error).split())}") from error
         self._connection = connection
         return connection
 
