@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,14 @@ import pytest
 
 from seriatim.cli import acknowledgements as module
 from seriatim.cli.acknowledgements import Acknowledgements
-from seriatim.producer.handle import Handle, SharedBatch
+from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.sources.lines import Line
 from seriatim.protocol import errors
 from seriatim.protocol.names import Epoch
 
 
 def sent() -> SharedBatch:
-    batch = SharedBatch(1, threading.Lock())
+    batch = SharedBatch(1, Ends())
     batch.source, batch.seqs, batch.epoch, batch.base = "s", 7, Epoch(1), 0
     return batch
 
