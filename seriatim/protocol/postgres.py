@@ -45,6 +45,11 @@ PostgreSQL doesn't count the time within a COPY or a pipeline, nor after a pipel
 """
 
 
+def in_a_line(error: Exception) -> str:
+    """What libpq says, which breaks it into lines with tabs."""
+    return " ".join(str(error).split())
+
+
 def defaults_beside(given: Mapping[str, object]) -> dict[str, str]:
     """Of CLIENT_DEFAULTS those that a DSN, taken apart, doesn't give itself."""
     return {name: value for name, value in CLIENT_DEFAULTS.items() if name not in given}

@@ -23,10 +23,8 @@ COMMAND = [sys.executable, "-m", "seriatim.cli.main", "produce", "--queue", "q",
 
 @pytest.fixture
 def cluster(zookeeper: str) -> Iterator[SmallCluster]:
-    small = SmallCluster(zookeeper)
-    small.start()
-    yield small
-    small.stop()
+    with SmallCluster(zookeeper) as small:
+        yield small
 
 
 def start(cluster: SmallCluster, *arguments: str, given: int | IO[str] = subprocess.DEVNULL) -> subprocess.Popen[str]:

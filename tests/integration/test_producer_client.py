@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from kazoo.client import KazooClient
@@ -74,11 +74,12 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=lambda: self.loop.run_until_complete(self._serve()))
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(WAIT_S)
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self.loop.close()
@@ -200,10 +201,8 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
 
 @pytest.fixture
 def cluster(zookeeper: str) -> Iterator[SmallCluster]:
-    small = SmallCluster(zookeeper)
-    small.start()
-    yield small
-    small.stop()
+    with SmallCluster(zookeeper) as small:
+        yield small
 
 
 def new(cluster: SmallCluster, name: str = "p", **settings: Any) -> Producer:

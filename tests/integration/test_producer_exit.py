@@ -32,10 +32,8 @@ def after_main(work):
 
 @pytest.fixture
 def cluster(zookeeper: str) -> Iterator[SmallCluster]:
-    small = SmallCluster(zookeeper)
-    small.start()
-    yield small
-    small.stop()
+    with SmallCluster(zookeeper) as small:
+        yield small
 
 
 def run(cluster: SmallCluster, script: str) -> str:

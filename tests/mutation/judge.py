@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -116,12 +116,11 @@ Asked = tuple[str, Mutant | None, str]
 """A module, what is changed in it, and the stage that is to find it."""
 
 
-def _ran(asked: Iterable[Asked], schedules: int) -> Generator[tuple[Asked, str, float], list[Asked], None]:
-    """As many at a time as there are processors: how each was found, and after how long. What is sent in reply comes first."""
+def _ran(waiting: list[Asked], schedules: int) -> Iterator[tuple[Asked, str, float]]:
+    """As many at a time as there are processors, from the end of `waiting`, which may grow meanwhile: how each was found, and after how long."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     os.environ["PYTHONHASHSEED"] = "0"
-    waiting = list(reversed(list(asked)))
     running: dict[Connection, tuple[Asked, Any, float]] = {}
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
@@ -144,7 +143,7 @@ def _ran(asked: Iterable[Asked], schedules: int) -> Generator[tuple[Asked, str, 
             process.join()
             mine.close()
             del running[mine]
-            waiting += (yield one, how, took_s) or []
+            yield one, how, took_s
 
 
 def check(modules: Iterable[str], schedules: int) -> None:
@@ -157,15 +156,11 @@ def check(modules: Iterable[str], schedules: int) -> None:
 def judge(asked: Iterable[Mutant], schedules: int) -> Iterator[Verdict]:
     """By the first stage that finds it, in their order. Raises RuntimeError where there is no verdict."""
     stages, took_s = list(_STAGES), Counter[Mutant]()
-    running = _ran([(mutant.module, mutant, stages[0]) for mutant in asked], schedules)
-    more: list[Asked] | None = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            (module, mutant, stage), how, stage_s = running.send(more) if more is not None else next(running)
-            assert mutant is not None
-            more = []
-            took_s[mutant] += stage_s
-            if how or stage == stages[-1]:
-                yield Verdict(mutant, stage if how else "", how, round(took_s.pop(mutant), 1))
-            else:
-                more = [(module, mutant, stages[stages.index(stage) + 1])]
+    waiting: list[Asked] = [(mutant.module, mutant, stages[0]) for mutant in reversed(list(asked))]
+    for (module, mutant, stage), how, stage_s in _ran(waiting, schedules):
+        assert mutant is not None
+        took_s[mutant] += stage_s
+        if how or stage == stages[-1]:
+            yield Verdict(mutant, stage if how else "", how, round(took_s.pop(mutant), 1))
+        else:
+            waiting.append((module, mutant, stages[stages.index(stage) + 1]))

@@ -15,7 +15,7 @@ from seriatim.consumer.verification.result import Comparison, Progress, TableRes
 from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
+from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
 
 CHUNK_ROWS = 20_000
 
@@ -93,9 +93,9 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
         defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(dsn))
         return psycopg.connect(dsn, autocommit=True, **defaults)
     except psycopg.ProgrammingError as error:
-        raise InvalidArgument(f"the {side}'s DSN can't be read: {' '.join(str(error).split())}") from error
+        raise InvalidArgument(f"the {side}'s DSN can't be read: {in_a_line(error)}") from error
     except psycopg.Error as error:
-        raise DatabaseUnreachable(f"the {side} can't be reached: {' '.join(str(error).split())}", side=side) from error
+        raise DatabaseUnreachable(f"the {side} can't be reached: {in_a_line(error)}", side=side) from error
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:

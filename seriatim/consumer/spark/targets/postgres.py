@@ -38,7 +38,7 @@ from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument, SeriatimError
-from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside
+from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside, in_a_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -294,9 +294,9 @@ class PostgresTarget:
             except sql.InsufficientPrivilege:
                 self._may_replicate = False
         except psycopg.OperationalError as error:
-            raise TargetLost(f"the target's connection failed: {' '.join(str(error).split())}") from error
+            raise TargetLost(f"the target's connection failed: {in_a_line(error)}") from error
         except psycopg.ProgrammingError as error:
-            raise InvalidArgument(f"the target's DSN can't be read: {' '.join(str(error).split())}") from error
+            raise InvalidArgument(f"the target's DSN can't be read: {in_a_line(error)}") from error
         self._connection = connection
         return connection
 
