@@ -228,7 +228,5 @@ class Subscriber:
 
 def _offset(view: ChainView, place: Place) -> Offset:
     """Offset of a place; in a link whose base isn't known yet, or that isn't kept any more, the earliest one kept."""
-    link = view.link(place.epoch)
-    if link is None or link.base is None:
-        return view.earliest
-    return Offset(link.base + (place.index if link.end is None else min(place.index, link.end)))
+    found = view.offset_of(place)
+    return view.earliest if found is None else found

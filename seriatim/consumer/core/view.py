@@ -139,9 +139,11 @@ class ChainView:
         return reached
 
     def offset_of(self, place: Place) -> Offset | None:
-        """The offset of a place; None where its link isn't in the chain, or nobody knows yet where it starts."""
+        """The offset of a place, at most that of its link's end; None where the link isn't in the chain, or nobody knows yet where it starts."""
         link = self.link(place.epoch)
-        return None if link is None or link.base is None else Offset(link.base + place.index)
+        if link is None or link.base is None:
+            return None
+        return Offset(link.base + (place.index if link.end is None else min(place.index, link.end)))
 
     def place_of(self, offset: Offset) -> Place:
         """The place of an offset. One in the gap that an abandoned link leaves is the start of the link behind the gap.
