@@ -13,9 +13,10 @@ from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
-from seriatim.consumer.loop import LoopThread, call_back
+from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log, values
+from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
@@ -194,7 +195,7 @@ class Consumer:
         is_elected = valid_until_s > 0
         if is_elected is not self._is_elected:
             self._is_elected = is_elected
-            call_back(self._on_elected if is_elected else self._on_deposed)
+            call_back(_log, self._on_elected if is_elected else self._on_deposed)
 
     def _passed_place(self) -> Place | None:
         """Up to where the application has moved past, in this term."""

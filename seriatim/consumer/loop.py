@@ -8,20 +8,10 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from seriatim.protocol import log, rpc
+from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver
 
-_log = log.logger("consumer")
 Result = TypeVar("Result")
-
-
-def call_back(callback: Callable[..., object] | None, *arguments: object) -> None:
-    """Call what the application gave to be told by, if anything. What it raises is logged, and nothing else of ours."""
-    if callback is not None:
-        try:
-            callback(*arguments)
-        except Exception:
-            _log.exception("a callback of the application failed")
 
 
 class LoopThread:

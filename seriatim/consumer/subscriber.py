@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.loop import LoopThread, call_back
+from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log
+from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
@@ -207,7 +208,7 @@ class Subscriber:
         with self._changed:
             self._term = term
             self._changed.notify_all()
-        call_back(self._on_elected, term)
+        call_back(_log, self._on_elected, term)
 
     def _leased(self, valid_until_s: float) -> None:
         with self._changed:
@@ -218,7 +219,7 @@ class Subscriber:
         with self._changed:
             self._term = None
             self._changed.notify_all()
-        call_back(self._on_deposed)
+        call_back(_log, self._on_deposed)
 
     def _failed(self, error: SeriatimError) -> None:
         with self._changed:

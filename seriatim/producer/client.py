@@ -23,6 +23,7 @@ from seriatim.producer.record import HeadersArgument, checked
 from seriatim.producer.timeouts import check_seconds, check_timeout
 from seriatim.protocol import log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
+from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
@@ -293,13 +294,11 @@ class Producer:
 
     def _on_elected(self, elected: Elected) -> None:
         self._set_standing(elected)
-        if self._application_on_elected is not None:
-            _run(partial(self._application_on_elected, elected))
+        call_back(_log, self._application_on_elected, elected)
 
     def _on_deposed(self, reason: str) -> None:
         self._set_standing(None)
-        if self._application_on_deposed is not None:
-            _run(partial(self._application_on_deposed, reason))
+        call_back(_log, self._application_on_deposed, reason)
 
     def _set_standing(self, elected: Elected | None) -> None:
         with self._standing:
@@ -377,13 +376,6 @@ _SEND = Producer.send
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
         loop.call_soon_threadsafe(event.set)
-
-
-def _run(callback: Callable[[], object]) -> None:
-    try:
-        callback()
-    except BaseException:  # SystemExit would end the producer's thread, and nobody else
-        _log.exception("a callback of the application failed")
 
 
 def _check(queue: object, name: object, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:

@@ -346,15 +346,16 @@ def test_a_commit_beyond_the_end_is_refused_and_keeps_no_other_from_its_place(cl
         assert cluster.cursor_offset("replay") == 10
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("the application's own"), SystemExit("the application's own")])
 @pytest.mark.parametrize("client", [Consumer, Subscriber])
 def test_a_callback_that_fails_is_logged_and_keeps_nothing_from_its_way(
-    cluster: FakeCluster, client: Any, caplog: pytest.LogCaptureFixture
+    cluster: FakeCluster, client: Any, failure: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[str] = []
 
     def fail(*_: object) -> None:
         called.append("it")
-        raise RuntimeError("the application's own")
+        raise failure
 
     settings: dict[str, Any] = {"session_timeout_s": 20, "on_elected": fail, "on_deposed": fail}
     cluster.append(numbered(0, 2), 0)
@@ -365,7 +366,7 @@ def test_a_callback_that_fails_is_logged_and_keeps_nothing_from_its_way(
             first.wait_elected(WAIT_S)
         wait_until(lambda: len(called) == 1)
     assert len(called) == 2
-    assert caplog.text.count("RuntimeError: the application's own") == 2
+    assert caplog.text.count(f"{type(failure).__name__}: the application's own") == 2
     # Its session has ended with it: nobody has to wait for that.
     with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
         assert second.wait_elected(10).token == 2
