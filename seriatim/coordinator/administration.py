@@ -21,7 +21,7 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.clock import now_ms
+from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import (
     Fenced,
     InvalidArgument,
@@ -34,6 +34,8 @@ from seriatim.protocol.names import ChainVersion, Epoch, QueueId, checked_name
 
 _log = log.logger("coordinator")
 MAX_CONFLICTS = 50
+POSITION_PATIENCE_S, POSITION_PAUSE_S = 1.0, 0.05
+"""So long a position is looked for while it can't be told, and how often: longer than a switch takes, shorter than callers wait."""
 ANY_VERSION = ChainVersion(0)
 """A queue's first, in which it has no links yet."""
 
@@ -296,9 +298,27 @@ class Operations:
         transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
         cause_id: str,
     ) -> pb.SubscriptionView:
+        """Where the position can't be told, as in the middle of a switch, it is looked for again, for a while."""
+        patience_until_s = boottime_s() + POSITION_PATIENCE_S
+        while True:
+            try:
+                return await self._positioned_now(queue, subscription, where, transition, cause_id)
+            except Waiting:
+                if boottime_s() > patience_until_s:
+                    raise
+            await asyncio.sleep(POSITION_PAUSE_S)
+
+    async def _positioned_now(
+        self,
+        queue: str,
+        subscription: str,
+        where: str,
+        transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
+        cause_id: str,
+    ) -> pb.SubscriptionView:
         queue_id = await self._store.queue_id(queue)
         before, _ = await self._store.read_chain(queue_id)
-        committed = None if where == subscriptions.EARLIEST else await self._description.committed_index(before)
+        committed = None if where == subscriptions.EARLIEST else await self._description.committed(before)
         asked_of = before.last_link
 
         def change(document: ChainDocument) -> ChainDocument:

@@ -29,14 +29,17 @@ class Description:
         self._store = store
         self._members = members
 
-    async def committed_index(self, document: ChainDocument) -> Index | None:
-        """The committed index of the last link, as its members tell; None where none answered or there is no open link."""
+    async def committed(self, document: ChainDocument) -> subscriptions.Committed | None:
+        """How far the last link is committed, as its members tell; None where none answered or there is no open link."""
         last = document.last_link
         if last is None or last.state is not LinkState.OPEN:
             return None
-        answers = await self._asked(document, [last])
-        known = [answer.committed_index for answer in answers[last.epoch]]
-        return Index(max(known)) if known else None
+        sides = (last.master, last.slave)
+        answers = await asyncio.gather(*(self._ask(document, [last.epoch], side.name) for side in sides))
+        known = [held[last.epoch].committed_index for held in answers if last.epoch in held]
+        # Asked for by its incarnation, which is of one process and never comes back: whoever is registered now has answered.
+        is_exact = last.epoch in answers[0] and self._store.registry.is_present(last.master)
+        return subscriptions.Committed(Index(max(known)), is_exact) if known else None
 
     async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
         """The whole view."""

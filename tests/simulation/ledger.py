@@ -128,6 +128,8 @@ class Ledger:
             raise Violation(f"9: {subscription} was handed {record.offset} after {last} in one term")
         progress.last[session] = record.offset
         if grant.generation == progress.generation:
+            if progress.start is not None and record.offset < progress.start:
+                raise Violation(f"9: {subscription} was handed {record.offset}, and stands from {progress.start} on")
             progress.delivered.add(record.offset)
         there = self.records.setdefault(record.offset, record)
         if (there.source, there.seq, there.value) != (record.source, record.seq, record.value):
@@ -188,6 +190,8 @@ class Ledger:
             progress.last.clear()
             if progress.committed > (link.epoch, end):
                 progress.committed = min(progress.committed, (link.epoch, end))
+            if progress.start is not None and link.base is not None and progress.start > link.base + end:
+                progress.start = link.base + end
 
     def is_given_up(self, epoch: int, index: int) -> bool:
         return index >= self.given_up.get(epoch, index + 1)

@@ -74,17 +74,24 @@ class Oracle:
     def asked(self, path: str, request: Any) -> Any:
         """What `replied` is to know of how it was when this arrived.
 
-        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then.
+        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Of one
+        that is made or sought: up to which offset records were told to be kept.
         """
-        if not path.endswith("/AcquireRead"):
-            return None
-        progress = self._ledger.progress[request.subscription]
-        return progress.generation, progress.committed
+        if path.endswith("/AcquireRead"):
+            progress = self._ledger.progress[request.subscription]
+            return progress.generation, progress.committed
+        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
+            return max(self._ledger.told, default=-1)
+        return None
 
     def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
         """A coordinator or a member answered: whoever was named to a member as the reader, nobody older is served."""
         if method == "AcquireRead":
             self._check_read_granted(request, reply, known)
+        if method == "CreateSubscription":
+            self._check_position(request.queue, getattr(request, "from"), reply, known)
+        if method == "SeekSubscription":
+            self._check_position(request.queue, request.to, reply, known)
         if method not in ("TellReader", "CommitCursor", "Fetch"):
             return
         if method == "Fetch":
@@ -116,6 +123,28 @@ class Oracle:
             raise Violation(
                 f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
             )
+
+    def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
+        """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
+        document = next((one for one in self.documents.values() if one.name == queue), None)
+        link = None if document is None else document.link(view.position_epoch)
+        if document is None or (link is not None and link.base is None):
+            return
+        before = [one for one in document.links if one.epoch < view.position_epoch]
+        if any(one.base is None or one.end is None for one in before):
+            return
+        ends = [one.base + one.end for one in before if one.base is not None and one.end is not None]
+        end = max(ends, default=document.dropped.offset)
+        at = (end if link is None or link.base is None else link.base) + view.position_index
+        if where == "latest":
+            is_there = at > kept or bool(self._ledger.given_up)
+        elif where in ("", "earliest"):
+            is_there = view.position_index == 0 and end == document.dropped.offset
+        else:
+            is_there = at == int(where) or (view.position_index == 0 and end <= int(where) < at)
+        if not is_there:
+            place = f"{view.position_epoch}:{view.position_index}, offset {at}"
+            raise Violation(f"9: {view.subscription} is put at {where or 'earliest'}, and stands at {place}")
 
     def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
         key = record.key

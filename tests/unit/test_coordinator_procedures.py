@@ -362,6 +362,10 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     assert subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) != kept
 
 
+def exactly(index: int) -> subscriptions.Committed:
+    return subscriptions.Committed(Index(index), is_exact=True)
+
+
 def test_an_offset_of_a_link_whose_end_isnt_known_is_waited_for(world):
     for state in (
         chain.closing(world.document, Epoch(1)),
@@ -372,7 +376,7 @@ def test_an_offset_of_a_link_whose_end_isnt_known_is_waited_for(world):
     with pytest.raises(Waiting, match="how far link 1 reaches"):
         subscriptions.located(world.document, "3", None)  # its members didn't answer
     with pytest.raises(InvalidArgument, match="beyond the queue's end"):
-        subscriptions.located(world.document, "7", Index(6))
+        subscriptions.located(world.document, "7", exactly(6))
 
 
 def test_an_offset_behind_a_link_whose_end_is_lost_is_waited_for(world):
@@ -383,11 +387,11 @@ def test_an_offset_behind_a_link_whose_end_is_lost_is_waited_for(world):
     sealed = replace(world.document, links=(link,))
     for one in (document, sealed):
         with pytest.raises(Waiting):
-            subscriptions.located(one, "3", Index(6))
+            subscriptions.located(one, "3", exactly(6))
 
 
 def test_latest_is_what_the_members_say_of_an_open_link_and_can_t_be_told_of_any_other(world):
-    assert subscriptions.located(world.document, "latest", Index(4)).index == 4
+    assert subscriptions.located(world.document, "latest", exactly(4)).index == 4
     with pytest.raises(Waiting, match="can't be told now"):
         subscriptions.located(world.document, "latest", None)
     for state in (
@@ -395,14 +399,23 @@ def test_latest_is_what_the_members_say_of_an_open_link_and_can_t_be_told_of_any
         chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1)),
     ):
         with pytest.raises(Waiting, match="can't be told now"):
-            subscriptions.located(state, "latest", Index(4))
+            subscriptions.located(state, "latest", exactly(4))
+
+
+def test_what_a_slave_or_a_member_that_was_restarted_says_is_a_lower_bound(world):
+    at_least = subscriptions.Committed(Index(4), is_exact=False)
+    assert [subscriptions.located(world.document, offset, at_least).index for offset in ("0", "3", "4")] == [0, 3, 4]
+    with pytest.raises(Waiting, match="how far link 1 reaches"):
+        subscriptions.located(world.document, "5", at_least)
+    with pytest.raises(Waiting, match="can't be told now"):
+        subscriptions.located(world.document, "latest", at_least)
 
 
 def test_an_offset_that_is_no_longer_kept_is_refused(world):
     document = replace(world.document, dropped=replace(world.document.dropped, offset=Offset(5)))
     for offset in ("0", "4"):
         with pytest.raises(InvalidArgument, match="earliest offset still kept is 5"):
-            subscriptions.located(document, offset, Index(6))
+            subscriptions.located(document, offset, exactly(6))
 
 
 @pytest.mark.parametrize("begun", [sending, reading])
@@ -423,7 +436,7 @@ def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
     send_call(world, token=1, failed_epoch=1).finish()
     world.append(Epoch(2), 3)
     records = world.document.links[0].end
-    position = subscriptions.located(world.document, str(records + 1), Index(3))
+    position = subscriptions.located(world.document, str(records + 1), exactly(3))
     sought = subscriptions.sought(world.document, "s", position).subscription("s")
     assert (sought.position_epoch, sought.position_index, sought.consume_list) == (2, 1, (2,))
     assert subscriptions.start_index(sought, Epoch(2)) == 1

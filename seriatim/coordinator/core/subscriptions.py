@@ -28,6 +28,18 @@ class QueuePosition:
     consume_list: tuple[Epoch, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """How far an open link is committed, as its members tell: at least up to `index`.
+
+    `is_exact`: its master says so, the very process that answers its sender. A slave hears of it later, and after a restart
+    neither knows what was acknowledged last.
+    """
+
+    index: Index
+    is_exact: bool
+
+
 def found(document: ChainDocument, name: str) -> Subscription:
     """The subscription of this name. Raises UnknownSubscription."""
     subscription = document.subscription(name)
@@ -38,21 +50,21 @@ def found(document: ChainDocument, name: str) -> Subscription:
     return subscription
 
 
-def located(document: ChainDocument, where: str, committed_index: Index | None) -> QueuePosition:
+def located(document: ChainDocument, where: str, committed: Committed | None) -> QueuePosition:
     """The position that `earliest`, `latest` or an offset means in the links still kept.
 
-    `committed_index`: of the last link while it is open, as a member tells; None where nobody could. Raises
-    InvalidArgument where the offset isn't there, Waiting where nobody can tell yet.
+    `committed`: of the last link while it is open; None where nobody could tell. Raises InvalidArgument where the offset
+    isn't there, Waiting where nobody can tell yet.
     """
     if where == EARLIEST:
         return _from_link(document, 0, Index(0))
     if where == LATEST:
-        return _latest(document, committed_index)
+        return _latest(document, committed)
     try:
         offset = int(where)
     except ValueError as error:
         raise InvalidArgument(f"{where!r} is no position: use earliest, latest or an offset") from error
-    return _at_offset(document, offset, committed_index)
+    return _at_offset(document, offset, committed)
 
 
 def _from_link(document: ChainDocument, number: int, index: Index) -> QueuePosition:
@@ -65,22 +77,22 @@ def _end_of_chain(document: ChainDocument) -> QueuePosition:
     return QueuePosition(document.next_epoch, Index(0), ())
 
 
-def _latest(document: ChainDocument, committed_index: Index | None) -> QueuePosition:
+def _latest(document: ChainDocument, committed: Committed | None) -> QueuePosition:
     last = document.last_link
     if last is None or last.state is LinkState.SEALED:
         return _end_of_chain(document)
     number = len(document.links) - 1
     if last.state is LinkState.OPENING:
         return _from_link(document, number, Index(0))
-    if last.state is LinkState.OPEN and committed_index is not None:
-        return _from_link(document, number, committed_index)
+    if last.state is LinkState.OPEN and committed is not None and committed.is_exact:
+        return _from_link(document, number, committed.index)
     raise Waiting(
         f"the end of link {last.epoch} ({last.state}) of queue {document.name} can't be told now",
         reasons={last.group: f"link {last.epoch} is {last.state}"},
     )
 
 
-def _at_offset(document: ChainDocument, offset: int, committed_index: Index | None) -> QueuePosition:
+def _at_offset(document: ChainDocument, offset: int, committed: Committed | None) -> QueuePosition:
     earliest = document.dropped.offset
     if offset < earliest:
         raise InvalidArgument(f"the earliest offset still kept is {earliest}", queue=document.name, offset=offset)
@@ -92,12 +104,14 @@ def _at_offset(document: ChainDocument, offset: int, committed_index: Index | No
             )
         if offset < link.base:
             return _from_link(document, number, Index(0))  # a gap behind an abandoned link
-        end = committed_index if link.state is LinkState.OPEN else link.end
+        known = committed if link.state is LinkState.OPEN else None
+        end = link.end if known is None else known.index
         if end is not None and offset < link.base + end:
             return _from_link(document, number, Index(offset - link.base))
         if link.end is None and offset == link.base + (end or 0):
             return _from_link(document, number, Index(offset - link.base))
-        if end is None and link.state is not LinkState.OPENING:
+        is_known = link.end is not None or (known is not None and known.is_exact)
+        if not is_known and link.state is not LinkState.OPENING:
             raise Waiting(
                 f"offset {offset} can't be found: how far link {link.epoch} reaches isn't known now",
                 reasons={link.group: f"link {link.epoch} is {link.state}, and its end isn't known"},

@@ -18,6 +18,7 @@ from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
 from seriatim.consumer.session import ReaderSession
 from seriatim.coordinator.core import acquire_read, subscriptions
+from seriatim.coordinator.description import Description
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
@@ -46,6 +47,24 @@ def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
             links = tuple(replace(link, marks={}) for link in event.view.links)
             event = replace(event, view=replace(event.view, links=links))
     right(self, event)
+
+
+# ---- where somebody is put
+
+
+def _whole(right: Any, epoch: Any, base: Any, batch: Any, start: Any, stop: Any, *others: Any) -> Any:
+    del start
+    return right(epoch, base, batch, batch.header.first_index, stop, *others)
+
+
+async def _as_anybody_says(right: Any, *arguments: Any) -> subscriptions.Committed | None:
+    committed = await right(*arguments)
+    return None if committed is None else replace(committed, is_exact=True)
+
+
+def _at_its_link(right: Any, *arguments: Any) -> subscriptions.QueuePosition:
+    position: subscriptions.QueuePosition = right(*arguments)
+    return replace(position, index=Index(0))
 
 
 # ---- coming back
@@ -294,6 +313,30 @@ PLANTS: tuple[Plant, ...] = (
         within=150,
         shape=Shape(kinds=("rotate", "seek", "kill", "slow path"), faults=(5, 8), paces=(2,)),
         finds="12:",
+    ),
+    Plant(
+        "sought, and put at a link",
+        "a subscription that is sought stands where the link of its offset begins",
+        changed(subscriptions, "_at_offset", _at_its_link),
+        within=30,
+        shape=Shape(kinds=("seek",), faults=(2, 4)),
+        finds="9: .* is put at",
+    ),
+    Plant(
+        "latest, by a slave's word",
+        "a link is committed as far as any member says that is asked",
+        changed(Description, "committed", _as_anybody_says),
+        within=200,
+        shape=Shape(kinds=("subscription made", "kill", "pause", "kill all"), faults=(3, 5), lasts_s=(0.1,)),
+        finds="9: .* is put at latest",
+    ),
+    Plant(
+        "sought, and a batch whole",
+        "who starts in the middle of a batch is handed all of it",
+        changed(reading, "Delivery", _whole),
+        within=30,
+        shape=Shape(kinds=("seek",), faults=(2, 4)),
+        finds="9: .* stands from",
     ),
     Plant(
         "token not checked on fetch",

@@ -1,0 +1,72 @@
+"""What of a queue only its members know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from seriatim.coordinator import administration
+from seriatim.coordinator.administration import Operations
+from seriatim.coordinator.core.subscriptions import Committed
+from seriatim.coordinator.description import Description
+from seriatim.coordinator.members import Members
+from seriatim.coordinator.store import Store
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import Unreachable, Waiting
+from seriatim.protocol.names import Epoch, Index, MemberName
+from tests.property.chain_world import World, send_call
+
+
+@pytest.mark.parametrize(
+    ("told", "restarted", "known"),
+    [
+        ({"a": 7, "b": 5}, "", Committed(Index(7), is_exact=True)),
+        ({"a": 7}, "b", Committed(Index(7), is_exact=True)),
+        ({"b": 5}, "", Committed(Index(5), is_exact=False)),
+        ({"a": 4, "b": 5}, "a", Committed(Index(5), is_exact=False)),
+        ({}, "", None),
+    ],
+)
+def test_how_far_an_open_link_is_committed_its_master_says_while_it_is_the_same_process(
+    told: dict[str, int], restarted: str, known: Committed | None
+) -> None:
+    world = World()
+    send_call(world).finish()
+
+    class Answering:
+        async def describe_links(self, _: object, epochs: list[Epoch], member: MemberName) -> dict[Epoch, pb.HeldLink]:
+            if member.member not in told:
+                raise Unreachable("no answer")
+            return {Epoch(1): pb.HeldLink(epoch=1, committed_index=told[member.member])}
+
+    if restarted:
+        world.restart(("g1", restarted))
+
+    class OneStore:
+        registry = world.registry()
+
+    description = Description(cast("Store", OneStore()), cast("Members", Answering()))
+    assert asyncio.run(description.committed(world.document)) == known
+
+
+def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Waiting("not now"), Waiting("not now"), pb.SubscriptionView(subscription="s")]
+
+    async def positioned(*_: object) -> pb.SubscriptionView:
+        answer = answers.pop(0)
+        if isinstance(answer, Waiting):
+            raise answer
+        return answer
+
+    nothing = cast("Any", None)
+    operations = Operations(nothing, nothing, nothing, nothing)
+    monkeypatch.setattr(operations, "_positioned_now", positioned)
+    request = pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest")
+    assert asyncio.run(operations.seek_subscription(request)).subscription == "s"
+    answers += [Waiting("not now")] * 2
+    monkeypatch.setattr(administration, "POSITION_PATIENCE_S", -1.0)
+    with pytest.raises(Waiting):
+        asyncio.run(operations.seek_subscription(request))
+    assert len(answers) == 1
