@@ -34,7 +34,7 @@ counts = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 @given(counts)
 def test_every_offset_is_found_where_it_lies(sizes: list[int]) -> None:
     world = world_with(sizes)
-    committed = Index(sizes[-1])
+    committed = subscriptions.Committed(Index(sizes[-1]), is_exact=True)
     model = [(epoch + 1, index) for epoch, size in enumerate(sizes) for index in range(size)]
     for offset, (epoch, index) in enumerate(model):
         found = subscriptions.located(world.document, str(offset), committed)
@@ -66,7 +66,7 @@ def test_whatever_is_sought_and_drained_the_lists_stay_in_order(sizes: list[int]
             for epoch in now.consume_list:
                 assert subscriptions.drained(document, SubscriptionId(1), old.generation, epoch) is document
         elif step in ("earliest", "latest"):
-            where = subscriptions.located(document, step, Index(sizes[-1]))
+            where = subscriptions.located(document, step, subscriptions.Committed(Index(sizes[-1]), is_exact=True))
             document = subscriptions.sought(document, "s", where)
             assert document.subscriptions[0].generation == now.generation + 1
         invariants.check_change(before, document)
