@@ -144,7 +144,8 @@ class RangeReader:
         self._waiting.clear()
         self._error = None
         self._fetcher = fetcher
-        fetcher.happened(reading_events.ReadFrom(view, place, is_end=place == START, until=end))
+        # Where the start lies behind all that this view knows of, it is in a link that follows, and not at its beginning.
+        fetcher.happened(reading_events.ReadFrom(view, place, is_end=place == START, since=start, until=end))
         self._watching = asyncio.create_task(self._watch(fetcher))
         return fetcher
 

@@ -47,7 +47,10 @@ class Link:
 
 
 class FakeQueue(CoordinatorServicer, BrokerServicer):
-    """A context manager; `address` is coordinator and member at once."""
+    """A context manager; `address` is coordinator and member at once.
+
+    `tells_committed`: False: no member answers a coordinator, so that its views lack the committed index of an open link.
+    """
 
     def __init__(self, name: str, *, zookeeper: str = "", cluster: str = "fake") -> None:
         self.name = name
@@ -57,6 +60,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.dropped_links = 0
         self.created_at_ms = 1_700_000_000_000
         self.version = 1
+        self.tells_committed = True
         self.cursors: list[int] = []
         self.tokens: dict[str, int] = {}
         self.fetched_tokens: set[int] = set()
@@ -128,8 +132,8 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
                 slave_now=now,
                 marks=link.marks,
                 are_marks_known=True,
-                has_committed=True,
-                committed_index=link.next_index,
+                has_committed=self.tells_committed or link.end is not None,
+                committed_index=link.next_index if self.tells_committed or link.end is not None else 0,
             )
             for link in self.links[self.dropped_links :]
         ]

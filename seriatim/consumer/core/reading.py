@@ -84,7 +84,7 @@ class Reading:
     """State. Nothing is read while `at` is None.
 
     at: before the next batch to take in; where `marks` is None, any place inside the link, not yet matched to a batch.
-    skip_below: records of `at`'s link below it were not asked for.
+    skip_below: records of `at`'s link below it were not asked for; since: nor those below this offset, in whatever link.
     marks: at `at`; None until a member said them.
     is_at_end: `at` is the recorded end of its link.
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
@@ -98,6 +98,7 @@ class Reading:
     view: ChainView | None = None
     at: Place | None = None
     skip_below: Index = Index(0)
+    since: Offset = Offset(0)
     until: Offset | None = None
     marks: Mapping[str, int] | None = None
     is_at_end: bool = False
@@ -198,6 +199,7 @@ def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
         view=event.view,
         at=event.place,
         skip_below=event.place.index,
+        since=event.since,
         until=event.until,
         is_at_end=event.is_end,
         next_fetch_id=state.next_fetch_id,
@@ -287,6 +289,7 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
     credit_bytes = fetch.credit_bytes - sum(batch.size_bytes for batch in event.batches)
     state = replace(state, fetch=replace(fetch, credit_bytes=credit_bytes), progress_at_s=now_s)
     limit = None if state.until is None else Index(state.until - link.base)
+    lowest = Index(max(state.skip_below, state.since - link.base))
     index, buffered_bytes, wrong = at.index, state.buffered_bytes, ""
     effects: list[Effect] = []
     for batch in event.batches:
@@ -296,7 +299,7 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
         wrong = _what_is_wrong(header, index, link)
         if wrong:
             break
-        start, stop = max(header.first_index, state.skip_below), header.end_index
+        start, stop = max(header.first_index, lowest), header.end_index
         if limit is not None:
             stop = min(stop, limit)
         if start < stop:

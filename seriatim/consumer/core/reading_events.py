@@ -17,12 +17,14 @@ from seriatim.protocol.names import Epoch, Index, Offset
 class ReadFrom:
     """Reading starts anew at `place`; everything delivered and not yet taken is void.
 
-    `is_end`: the place is known to be the recorded end of its link. `until`: offset at which to stop, exclusive.
+    `is_end`: the place is known to be the recorded end of its link. `since`: what is below this offset isn't handed out, also in
+    a later link than that of `place`. `until`: offset at which to stop, exclusive.
     """
 
     view: ChainView
     place: Place
     is_end: bool = False
+    since: Offset = Offset(0)
     until: Offset | None = None
 
 

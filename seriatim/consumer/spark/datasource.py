@@ -229,8 +229,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         options = self._options
         positions = self._positions()
-        first = _kept_start(options, start["offset"], positions.earliest)
-        return offset_ranges(positions.spans, first, end["offset"], options.records_per_partition)
+        first, stop = _kept_start(options, start["offset"], positions.earliest), end["offset"]
+        ranges = offset_ranges(positions.spans, first, stop, options.records_per_partition)
+        if stop > positions.end:
+            # There was as much when the micro-batch was begun. Whoever tells less now lags behind, and the task waits for it;
+            # it is one range, because there may be a gap in it.
+            ranges.append(OffsetRange(max(first, positions.end), stop))
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)

@@ -1,0 +1,74 @@
+"""Which offsets a micro-batch or a range reader gets, whatever is known of the queue when they are asked for; without Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from fake_queue import FakeQueue, Link
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.datasource import SeriatimDataSource
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def queue():
+    with FakeQueue("orders") as queue:
+        yield queue
+
+
+@pytest.fixture
+def stream(queue):
+    options = {"coordinators": queue.address, "queue": "orders", "recordsPerPartition": "4"}
+    stream = SeriatimDataSource(options).streamReader(None)
+    yield stream
+    stream.stop()
+
+
+def read(stream, start: int, end: int) -> list[int]:
+    """What the tasks of a micro-batch hand out."""
+    return handed_out(stream, stream.partitions({"offset": start}, {"offset": end}))
+
+
+def handed_out(stream, parts) -> list[int]:
+    return [offset for part in parts for batch in stream.read(part) for offset in batch.column("offset").to_pylist()]
+
+
+def test_a_micro_batch_has_all_that_it_was_to_have_though_members_fall_silent_before_it_is_planned(queue, stream):
+    queue.append_values([b"x"] * 10, 0)
+    assert stream.latestOffset({"offset": 2}, ReadAllAvailable()) == {"offset": 10}
+    queue.tells_committed = False
+    assert read(stream, 2, 10) == list(range(2, 10))
+
+
+def test_a_micro_batch_that_a_laggard_plans_has_what_is_beyond_a_gap_that_it_does_not_know_of(queue, stream):
+    queue.append_values([b"x"] * 10, 0)
+    queue.links[-1].end = 10
+    parts = stream.partitions({"offset": 0}, {"offset": 2**40 + 3})
+    queue.links.append(Link(2, 2**40))
+    queue.append_values([b"y"] * 5, 100)
+    assert len(parts) < 10
+    assert handed_out(stream, parts) == [*range(10), *range(2**40, 2**40 + 3)]
+
+
+def test_a_range_beyond_the_end_that_is_known_begins_where_it_was_asked_for(queue):
+    queue.append_values([b"x"] * 10, 0)
+    queue.switch()
+    following = queue.links.pop()
+
+    def follow() -> None:
+        while reader._fetcher is None:
+            time.sleep(0.01)
+        queue.links.append(following)
+        queue.append_values([b"y"] * 10, 10, per_batch=4)
+        queue.version += 1
+
+    with RangeReader(queue.address, "orders") as reader:
+        later = threading.Thread(target=follow)
+        later.start()
+        assert [record.offset for record in reader.read(13, 19)] == list(range(13, 19))
+        later.join()
