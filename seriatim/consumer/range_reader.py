@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +20,16 @@ from seriatim.consumer.views import chain_view
 from seriatim.protocol import values
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 from seriatim.protocol.patience import Patience
 from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import QueueRequest
 
 PREFETCH_BYTES = 4 * 1024 * 1024
+_ASKED_AGAIN_S = 0.1
+END_WITHIN_S = CALL_TIMEOUT_S
+"""So long a member's word for the end is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,13 @@ class Positions:
     """`earliest`: offset of the first record kept; `end` where none is. `end`: offset up to which records can be read now, exclusive.
 
     `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
+    `is_end_known`: False where no member told how far the last link is written: there is no less than up to `end`.
     """
 
     earliest: Offset
     end: Offset
     spans: tuple[range, ...] = ()
+    is_end_known: bool = True
 
 
 class RangeReader:
@@ -91,16 +97,25 @@ class RangeReader:
         await self._members.close()
         await self._coordinators.close()
 
-    def positions(self) -> Positions:
-        """What can be read now, asked of the members."""
+    def positions(self, *, needs_end: bool = False) -> Positions:
+        """What can be read now, asked of the members.
+
+        `needs_end`: asked again and again until one of them tells the end; raises Unreachable where none does.
+        """
+        deadline_s = boottime_s() + END_WITHIN_S
         view = self._thread.run(self._describe())
+        while needs_end and not view.is_latest_known:
+            if boottime_s() >= deadline_s:
+                raise Unreachable(f"no member tells where queue {self.queue!r} ends")
+            time.sleep(_ASKED_AGAIN_S)
+            view = self._thread.run(self._describe())
         latest = view.latest
         spans = [
             range(link.base, min(latest, link.base + (link.committed or 0 if link.end is None else link.end)))
             for link in view.links
             if link.base is not None
         ]
-        return Positions(view.earliest, latest, tuple(span for span in spans if span))
+        return Positions(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known)
 
     def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.

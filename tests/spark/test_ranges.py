@@ -9,8 +9,10 @@ import pytest
 from fake_queue import FakeQueue, Link
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.datasource import SeriatimDataSource
+from seriatim.protocol.errors import Unreachable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,3 +74,45 @@ def test_a_range_beyond_the_end_that_is_known_begins_where_it_was_asked_for(queu
         later.start()
         assert [record.offset for record in reader.read(13, 19)] == list(range(13, 19))
         later.join()
+
+
+def source(queue, **options):
+    return SeriatimDataSource({"coordinators": queue.address, "queue": "orders", **options})
+
+
+LATEST = {
+    "a batch": lambda queue: max(part.end for part in source(queue).reader(None).partitions()),
+    "a stream": lambda queue: source(queue, startingOffsets="latest").streamReader(None).initialOffset()["offset"],
+}
+
+
+@pytest.mark.parametrize("what", LATEST)
+def test_the_latest_offset_is_asked_for_until_a_member_tells_it(queue, monkeypatch, what):
+    queue.append_values([b"x"] * 10, 0)
+    queue.switch()
+    queue.append_values([b"y"] * 10, 10)
+    queue.tells_committed = False
+
+    def passes(_s: float) -> None:
+        queue.tells_committed = True
+
+    monkeypatch.setattr(range_reader.time, "sleep", passes)
+    assert LATEST[what](queue) == 20
+
+
+@pytest.mark.parametrize("what", LATEST)
+def test_a_latest_offset_that_nobody_tells_is_no_answer(queue, monkeypatch, what):
+    queue.append_values([b"x"] * 10, 0)
+    queue.tells_committed = False
+    monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
+    with pytest.raises(Unreachable, match="no member tells where queue 'orders' ends"):
+        LATEST[what](queue)
+
+
+def test_what_is_kept_is_read_though_nobody_tells_the_end(queue, monkeypatch):
+    queue.append_values([b"x"] * 10, 0)
+    queue.switch()
+    queue.tells_committed = False
+    monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
+    assert len(source(queue, endingOffsets="10").reader(None).partitions()) == 1
+    assert source(queue, startingOffsets="10").streamReader(None).initialOffset() == {"offset": 10}

@@ -10,6 +10,7 @@ import pytest
 from fake_queue import QUEUE_ID, FakeQueue
 
 from seriatim.cli.replay import as_text
+from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
@@ -154,6 +155,25 @@ def test_all_is_read_where_the_query_reached_the_end_within_a_transaction(queue,
 
     with replay_term(Claims(), reader, tmp_path, []) as term:
         assert term._is_all_read(Query()) is ("10" in str(shown))
+
+
+def test_while_nobody_tells_the_end_all_is_not_read_and_the_lag_not_known(queue, reader, tmp_path):
+    queue.append_values([ROW] * 10, 0)
+    queue.tells_committed = False
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        term._application = SimpleNamespace(position=5)
+        assert not term._is_all_read(SimpleNamespace(lastProgress=None))
+        assert term._lag_records(5) is None
+
+
+def test_while_nobody_tells_the_end_a_new_target_waits_for_its_snapshot(queue, reader, tmp_path, monkeypatch):
+    without_its_first_link(queue, ROW, BEGIN)
+    queue.tells_committed = False
+    monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
+    with pytest.raises(Unreachable):
+        begins_at(reader)
+    queue.tells_committed = True
+    assert begins_at(reader)[0] == 11
 
 
 class Claims:

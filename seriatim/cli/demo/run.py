@@ -167,7 +167,7 @@ class Demo:
         from seriatim.consumer import RangeReader
 
         with RangeReader(self.stage.cluster.coordinators, QUEUE, timeout_s=_READ_TIMEOUT_S) as reader:
-            return reader.positions().end
+            return reader.positions(needs_end=True).end
 
     def _read_all(self, end: int) -> OffsetCheck:
         from seriatim.consumer import RangeReader

@@ -138,6 +138,16 @@ class ChainView:
             reached = Offset(link.base + link.end)
         return reached
 
+    @property
+    def is_latest_known(self) -> bool:
+        """Whether it is known how far can be read; else `latest` is the base of the link that nobody told of, or a lost one's."""
+        for link in self.links:
+            if link.base is None:
+                return False
+            if link.end is None:
+                return link.committed is not None or link.state is LinkState.OPENING
+        return True
+
     def offset_of(self, place: Place) -> Offset | None:
         """The offset of a place, at most that of its link's end; None where the link isn't in the chain, or nobody knows yet where it starts."""
         link = self.link(place.epoch)

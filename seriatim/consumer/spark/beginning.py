@@ -37,6 +37,7 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     positions = reader.positions()
     if positions.earliest == 0:
         return 0
+    positions = reader.positions(needs_end=True)  # a snapshot may be in what nobody tells of
     if positions.earliest == positions.end:
         raise NoSnapshot(
             f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "

@@ -153,6 +153,14 @@ def _resolved(place: Place, earliest: int, end: int) -> int:
     return end if place == "latest" else place
 
 
+def _positions_for(reader: RangeReader, *places: Place) -> Positions:
+    """With an end that is known, where that matters for these places: what nobody tells isn't the end."""
+    positions = reader.positions()
+    if all(place == "earliest" or (place != "latest" and place <= positions.end) for place in places):
+        return positions
+    return reader.positions(needs_end=True)
+
+
 class _BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -160,7 +168,7 @@ class _BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with _opened(options) as reader:
-            positions = reader.positions()
+            positions = _positions_for(reader, options.starting_offsets, options.ending_offsets)
         earliest, latest = positions.earliest, positions.end
         start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
         end = _resolved(options.ending_offsets, earliest, latest)
@@ -189,14 +197,17 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_reader": None, "_last_offset": None}
 
-    def _positions(self) -> Positions:
+    def _opened(self) -> RangeReader:
         if self._reader is None:
             self._reader = _opened(self._options)
-        return self._reader.positions()
+        return self._reader
+
+    def _positions(self) -> Positions:
+        return self._opened().positions()
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 # Spark's name
         options = self._options
-        positions = self._positions()
+        positions = _positions_for(self._opened(), options.starting_offsets)
         earliest, latest = positions.earliest, positions.end
         start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
         if start > latest:
@@ -224,7 +235,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offset": self._positions().end}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's name
-        self._last_offset = self._positions().end
+        self._last_offset = self._opened().positions(needs_end=True).end
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         options = self._options

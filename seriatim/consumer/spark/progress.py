@@ -39,7 +39,7 @@ class Progress:
     """A micro-batch is in the target, as far as it was complete.
 
     offset: where the target stands (exclusive). records: rows of the micro-batch. changes, transactions: carried out.
-    lag_records: committed in the queue and not in the target; None where no coordinator said. lag_s: from the newest
+    lag_records: committed in the queue and not in the target; None where no coordinator or member said. lag_s: from the newest
     commit that was applied, by the source's clock, to now; None until there was one. batch_s: time for the micro-batch.
     """
 

@@ -158,9 +158,13 @@ class ReplayTerm:
             )
         if claimed.offset > positions.end:
             # A member that answers for the end may be behind for a moment. (A queue that was made anew is another one: OtherQueue.)
-            raise WorldError(
-                f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, "
+            end = (
                 f"which is {positions.end}"
+                if positions.is_end_known
+                else f"of which no member tells more than {positions.end}"
+            )
+            raise WorldError(
+                f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, {end}"
             )
         self._end = positions.end
         self._application = Application(
@@ -302,7 +306,10 @@ class ReplayTerm:
     def _is_all_read(self, query: StreamingQuery) -> bool:
         """Whether the query has handed in everything that the queue holds now."""
         with contextlib.suppress(WorldError):
-            end = self._reader.positions().end
+            positions = self._reader.positions()
+            if not positions.is_end_known:
+                return False
+            end = positions.end
             if self._application is not None and self._application.position >= end:
                 return True
             progress = query.lastProgress
@@ -368,9 +375,12 @@ class ReplayTerm:
         if boottime_s() - self._asked_lag_at_s >= _LAG_EVERY_S:
             self._asked_lag_at_s = boottime_s()
             try:
-                self._end = self._reader.positions().end
+                positions = self._reader.positions()
             except SeriatimError:
                 return None
+            if not positions.is_end_known:
+                return None
+            self._end = positions.end
         return max(0, self._end - position)
 
     def _tell_waiting(self, error: SeriatimError, more: str = "") -> None:
