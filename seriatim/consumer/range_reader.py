@@ -37,7 +37,7 @@ class Positions:
     """`earliest`: offset of the first record kept; `end` where none is. `end`: offset up to which records can be read now, exclusive.
 
     `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
-    `is_end_known`: False where no member told how far the last link is written: there is no less than up to `end`.
+    `is_end_known`: False where the master of the last link didn't tell how far that is written: there is no less than up to `end`.
     """
 
     earliest: Offset
@@ -100,7 +100,7 @@ class RangeReader:
     def positions(self, *, needs_end: bool = False) -> Positions:
         """What can be read now, asked of the members.
 
-        `needs_end`: asked again and again until one of them tells the end; raises Unreachable where none does.
+        `needs_end`: asked again and again until the end is known; raises Unreachable where it doesn't get so.
         """
         deadline_s = boottime_s() + END_WITHIN_S
         view = self._thread.run(self._describe())

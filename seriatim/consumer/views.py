@@ -65,6 +65,7 @@ def _read_link(link: pb.LinkView) -> LinkView:
         are_marks_known=link.are_marks_known,
         is_abandoned=link.is_abandoned,
         committed=Index(link.committed_index) if link.has_committed else None,
+        is_committed_exact=link.is_committed_exact,
         answered=tuple(link.answered),
     )
 

@@ -6,7 +6,8 @@ Members are asked side by side with a short deadline; what nobody answers stays 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from seriatim.coordinator import views
 from seriatim.coordinator.core import rotation, subscriptions
@@ -18,8 +19,23 @@ from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName
 
-Answers = dict[Epoch, list[pb.HeldLink]]
-"""By link, of the members that know it."""
+
+@dataclass(slots=True)
+class Told:
+    """What the members that know a link tell of it. `by_master`: its master among them, the very process that answers its sender."""
+
+    held: list[pb.HeldLink] = field(default_factory=list)
+    by_master: bool = False
+
+    @property
+    def committed(self) -> subscriptions.Committed | None:
+        """How far the link is committed; None where nobody tells."""
+        if not self.held:
+            return None
+        return subscriptions.Committed(Index(max(one.committed_index for one in self.held)), self.by_master)
+
+
+Answers = Mapping[Epoch, Told]
 
 
 class Description:
@@ -34,12 +50,7 @@ class Description:
         last = document.last_link
         if last is None or last.state is not LinkState.OPEN:
             return None
-        sides = (last.master, last.slave)
-        answers = await asyncio.gather(*(self._ask(document, [last.epoch], side.name) for side in sides))
-        known = [held[last.epoch].committed_index for held in answers if last.epoch in held]
-        # Asked for by its incarnation, which is of one process and never comes back: whoever is registered now has answered.
-        is_exact = last.epoch in answers[0] and self._store.registry.is_present(last.master)
-        return subscriptions.Committed(Index(max(known)), is_exact) if known else None
+        return (await self._asked(document, [last]))[last.epoch].committed
 
     async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
         """The whole view."""
@@ -69,19 +80,23 @@ class Description:
         lines = [None, *(one.subscription_id for one in document.subscriptions)]
         return list(await asyncio.gather(*(self._store.first_in_line(document.queue_id, line) for line in lines)))
 
-    async def _asked(self, document: ChainDocument, links: Iterable[Link]) -> Answers:
+    async def _asked(self, document: ChainDocument, links: Sequence[Link]) -> Answers:
         """One call for each member."""
         asked: dict[MemberName, list[Epoch]] = {}
-        answers: Answers = {}
+        told = {link.epoch: Told() for link in links}
+        masters = {link.epoch: link.master for link in links}
         for link in links:
-            answers[link.epoch] = []
             for side in (link.master, link.slave):
                 if self._store.registry.member(side.name) is not None:
                     asked.setdefault(side.name, []).append(link.epoch)
-        for held in await asyncio.gather(*(self._ask(document, epochs, member) for member, epochs in asked.items())):
+        answers = await asyncio.gather(*(self._ask(document, epochs, member) for member, epochs in asked.items()))
+        for member, held in zip(asked, answers, strict=True):
             for epoch, one in held.items():
-                answers[epoch].append(one)
-        return answers
+                told[epoch].held.append(one)
+                # Asked for by its incarnation, which is of one process and never comes back: who is registered now has answered.
+                master = masters[epoch]
+                told[epoch].by_master |= master.name == member and self._store.registry.is_present(master)
+        return told
 
     async def _ask(
         self, document: ChainDocument, epochs: Iterable[Epoch], member: MemberName
@@ -100,13 +115,13 @@ def lags(view: pb.QueueView) -> dict[str, int | None]:
     }
 
 
-def _describe_link(link: Link, shown: pb.LinkView, answers: list[pb.HeldLink]) -> None:
+def _describe_link(link: Link, shown: pb.LinkView, told: Told) -> None:
     if link.end is not None:
-        shown.has_committed, shown.committed_index = True, link.end
-        shown.copies = sum(answer.next_index >= link.end for answer in answers)
-    elif answers:
-        shown.has_committed, shown.committed_index = True, max(answer.committed_index for answer in answers)
-        shown.copies = len(answers)
+        shown.has_committed, shown.committed_index, shown.is_committed_exact = True, link.end, True
+        shown.copies = sum(answer.next_index >= link.end for answer in told.held)
+    elif (committed := told.committed) is not None:
+        shown.has_committed, shown.committed_index, shown.is_committed_exact = True, committed.index, committed.is_exact
+        shown.copies = len(told.held)
 
 
 def _describe_cursor(
@@ -118,7 +133,7 @@ def _describe_cursor(
         return
     head = subscription.consume_list[0]
     link = document.link(head)
-    known = answers.get(head, [])
+    known = answers[head].held if head in answers else []
     if link is None or not (known or link.state is LinkState.OPENING):
         return
     cursor = max(
@@ -136,7 +151,7 @@ def _describe_cursor(
     told.has_cursor, told.cursor_epoch, told.cursor_index = True, head, cursor
     if link.base is not None:
         told.has_offset, told.cursor_offset = True, link.base + cursor
-    ends = [_known_end(document.link(epoch), answers.get(epoch, [])) for epoch in subscription.consume_list]
+    ends = [_known_end(document.link(epoch), answers.get(epoch)) for epoch in subscription.consume_list]
     if None not in ends:
         told.has_lag, told.lag_records = True, max(0, sum(end or 0 for end in ends) - cursor)
 
@@ -155,9 +170,10 @@ def _describe_end(document: ChainDocument, subscription: Subscription, told: pb.
         told.has_offset, told.cursor_offset = True, last.base + last.end
 
 
-def _known_end(link: Link | None, answers: list[pb.HeldLink]) -> int | None:
+def _known_end(link: Link | None, told: Told | None) -> int | None:
     if link is None or link.state is LinkState.OPENING:
         return 0
     if link.end is not None:
         return link.end
-    return max((answer.committed_index for answer in answers), default=None)
+    committed = None if told is None else told.committed
+    return None if committed is None else committed.index

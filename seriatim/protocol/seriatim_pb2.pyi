@@ -2015,6 +2015,7 @@ class LinkView(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     SEALED_AT_MS_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    IS_COMMITTED_EXACT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     group: _builtins.str
     state: _builtins.str
@@ -2031,9 +2032,12 @@ class LinkView(_message.Message):
     has_committed: _builtins.bool
     """DescribeQueue only"""
     committed_index: _builtins.int
+    """at least; see is_committed_exact"""
     copies: _builtins.int
     """living copies of its records, DescribeQueue only"""
     sealed_at_ms: _builtins.int
+    is_committed_exact: _builtins.bool
+    """the end, or what the master told that its sender is answered by"""
     @_builtins.property
     def master(self) -> Global___LinkMember:
         """the link's incarnations, present addresses"""
@@ -2079,10 +2083,11 @@ class LinkView(_message.Message):
         copies: _builtins.int = ...,
         sealed_at_ms: _builtins.int = ...,
         answered: _abc.Iterable[_builtins.str] | None = ...,
+        is_committed_exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["master", b"master", "master_now", b"master_now", "slave", b"slave", "slave_now", b"slave_now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "are_marks_known", b"are_marks_known", "base", b"base", "chain_hash", b"chain_hash", "committed_index", b"committed_index", "copies", b"copies", "durability", b"durability", "end", b"end", "epoch", b"epoch", "group", b"group", "has_base", b"has_base", "has_committed", b"has_committed", "has_end", b"has_end", "is_abandoned", b"is_abandoned", "link_hash", b"link_hash", "marks", b"marks", "master", b"master", "master_now", b"master_now", "sealed_at_ms", b"sealed_at_ms", "slave", b"slave", "slave_now", b"slave_now", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "are_marks_known", b"are_marks_known", "base", b"base", "chain_hash", b"chain_hash", "committed_index", b"committed_index", "copies", b"copies", "durability", b"durability", "end", b"end", "epoch", b"epoch", "group", b"group", "has_base", b"has_base", "has_committed", b"has_committed", "has_end", b"has_end", "is_abandoned", b"is_abandoned", "is_committed_exact", b"is_committed_exact", "link_hash", b"link_hash", "marks", b"marks", "master", b"master", "master_now", b"master_now", "sealed_at_ms", b"sealed_at_ms", "slave", b"slave", "slave_now", b"slave_now", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -218,6 +218,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
                     marks=link.marks,
                     are_marks_known=True,
                     has_committed=True,
+                    is_committed_exact=True,
                     committed_index=link.length,
                     master=pb.LinkMember(group="g1", member="a", address=self.addresses["a"]),
                     slave=pb.LinkMember(group="g1", member="b", address=self.addresses["b"]),

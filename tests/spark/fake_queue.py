@@ -50,6 +50,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
     """A context manager; `address` is coordinator and member at once.
 
     `tells_committed`: False: no member answers a coordinator, so that its views lack the committed index of an open link.
+    `slave_lacks`: not None: only the slave answers, which doesn't know that these last records are committed.
     """
 
     def __init__(self, name: str, *, zookeeper: str = "", cluster: str = "fake") -> None:
@@ -61,6 +62,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.created_at_ms = 1_700_000_000_000
         self.version = 1
         self.tells_committed = True
+        self.slave_lacks: int | None = None
         self.cursors: list[int] = []
         self.tokens: dict[str, int] = {}
         self.fetched_tokens: set[int] = set()
@@ -114,6 +116,11 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
 
     # ---- as coordinator
 
+    def _told(self, link: Link) -> int:
+        if link.end is None and not self.tells_committed:
+            return 0
+        return link.next_index if link.end is not None else link.next_index - (self.slave_lacks or 0)
+
     def _view(self) -> pb.QueueView:
         member = pb.LinkMember(group="g1", member="a", address=self.address)
         slave = pb.LinkMember(group="g1", member="b", address=self.address)
@@ -133,7 +140,8 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
                 marks=link.marks,
                 are_marks_known=True,
                 has_committed=self.tells_committed or link.end is not None,
-                committed_index=link.next_index if self.tells_committed or link.end is not None else 0,
+                committed_index=self._told(link),
+                is_committed_exact=link.end is not None or (self.tells_committed and self.slave_lacks is None),
             )
             for link in self.links[self.dropped_links :]
         ]

@@ -86,18 +86,22 @@ LATEST = {
 }
 
 
+@pytest.mark.parametrize("slave_lacks", [None, 3, 0], ids=["nobody tells", "a slave tells less", "a slave tells"])
 @pytest.mark.parametrize("what", LATEST)
-def test_the_latest_offset_is_asked_for_until_a_member_tells_it(queue, monkeypatch, what):
+def test_the_latest_offset_is_asked_for_until_the_master_tells_it(queue, monkeypatch, what, slave_lacks):
     queue.append_values([b"x"] * 10, 0)
     queue.switch()
     queue.append_values([b"y"] * 10, 10)
-    queue.tells_committed = False
+    queue.tells_committed, queue.slave_lacks = slave_lacks is not None, slave_lacks
+    asked = []
 
     def passes(_s: float) -> None:
-        queue.tells_committed = True
+        asked.append(queue.slave_lacks)
+        queue.tells_committed, queue.slave_lacks = True, None
 
     monkeypatch.setattr(range_reader.time, "sleep", passes)
     assert LATEST[what](queue) == 20
+    assert asked == [slave_lacks]
 
 
 @pytest.mark.parametrize("what", LATEST)

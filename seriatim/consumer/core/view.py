@@ -53,7 +53,7 @@ class LinkView:
 
     `base`: offset of index 0, None while an earlier end is lost. `end`: exclusive, None until it is recorded.
     `marks`: at the link's start; only to be used where `are_marks_known`. `committed`: what a member says, where it
-    was asked. `answered`: the members (`a`, `b`) on whose seal the end rests.
+    was asked; nothing more was acknowledged by then where `is_committed_exact`. `answered`: the members (`a`, `b`) on whose seal the end rests.
     """
 
     epoch: Epoch
@@ -66,6 +66,7 @@ class LinkView:
     are_marks_known: bool = True
     is_abandoned: bool = False
     committed: Index | None = None
+    is_committed_exact: bool = False
     answered: tuple[str, ...] = ()
 
     def sides_by_preference(self) -> tuple[Side, Side]:
@@ -140,12 +141,12 @@ class ChainView:
 
     @property
     def is_latest_known(self) -> bool:
-        """Whether it is known how far can be read; else `latest` is the base of the link that nobody told of, or a lost one's."""
+        """Whether all that was acknowledged lies below `latest`: else it is as much as somebody knows of, who knows less than the master, or nobody."""
         for link in self.links:
             if link.base is None:
                 return False
             if link.end is None:
-                return link.committed is not None or link.state is LinkState.OPENING
+                return link.is_committed_exact or link.state is LinkState.OPENING
         return True
 
     def offset_of(self, place: Place) -> Offset | None:
