@@ -45,6 +45,17 @@ class Positions:
     spans: tuple[range, ...] = ()
     is_end_known: bool = True
 
+    @classmethod
+    def of(cls, view: ChainView) -> Self:
+        """As far as this view, of a DescribeQueue, tells."""
+        latest = view.latest
+        spans = [
+            range(link.base, min(latest, link.base + (link.committed or 0 if link.end is None else link.end)))
+            for link in view.links
+            if link.base is not None
+        ]
+        return cls(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known)
+
 
 class RangeReader:
     """Reads committed records by offset, as often as asked, dropping the same re-sends as every consumer.
@@ -109,13 +120,7 @@ class RangeReader:
                 raise Unreachable(f"no member tells where queue {self.queue!r} ends")
             time.sleep(_ASKED_AGAIN_S)
             view = self._thread.run(self._describe())
-        latest = view.latest
-        spans = [
-            range(link.base, min(latest, link.base + (link.committed or 0 if link.end is None else link.end)))
-            for link in view.links
-            if link.base is not None
-        ]
-        return Positions(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known)
+        return Positions.of(view)
 
     def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.

@@ -11,7 +11,9 @@ from unittest import mock
 from seriatim.consumer import Consumer, RangeReader, range_reader
 from seriatim.consumer.core.rows import decoded
 from seriatim.consumer.core.view import Place
+from seriatim.consumer.range_reader import Positions
 from seriatim.consumer.session import Grant, ReaderSession
+from seriatim.consumer.spark.ranges import offset_after, promised_ranges
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.core.sender import SenderSettings
@@ -263,7 +265,11 @@ class Reader:
 
 
 class Replay:
-    """Reads by offset, from where it was, as a replay does that keeps its own position; a life begins at the first record kept."""
+    """Reads by offset, from where it was, as a replay does that keeps its own position; a life begins at the first record kept.
+
+    As through Spark: one look at the queue says how far a micro-batch goes, another one what each of its tasks reads, and those
+    ask another coordinator, which may be behind.
+    """
 
     NAME = "replay"
     WAIT_S = 10.0
@@ -275,36 +281,49 @@ class Replay:
     async def main(self) -> None:
         with mock.patch.object(range_reader, "LoopThread", _Thread):
             prefetch_bytes = self._world.limits.sizes.range_bytes
-            reader = RangeReader(self._world.coordinator_addresses, QUEUE, prefetch_bytes=prefetch_bytes)
+            addresses = self._world.coordinator_addresses
+            driver = RangeReader(addresses, QUEUE, prefetch_bytes=prefetch_bytes)
+            task = RangeReader(addresses.split(",")[::-1], QUEUE, prefetch_bytes=prefetch_bytes)
         position, known = -1, self._numbering()
         while True:
             await asyncio.sleep(0.3)
             if known != self._numbering():
                 position, known = -1, self._numbering()
             with contextlib.suppress(SeriatimError):
-                position = await self._read_on(reader, position)
+                position = await self._read_on(driver, task, position)
 
     def _numbering(self) -> tuple[int, int]:
         """Changes where offsets stand for other records than before."""
         return self._world.queues, len(self._world.ledger.given_up)
 
-    async def _read_on(self, reader: RangeReader, position: int) -> int:
-        """Up to what can be read now. Raises SeriatimError."""
-        loop, numbering = asyncio.get_running_loop(), self._numbering()
-        view = await reader._describe()
+    async def _read_on(self, driver: RangeReader, task: RangeReader, position: int) -> int:
+        """A micro-batch. Returns where the next one begins; raises SeriatimError."""
+        chance, numbering = self._world.chance, self._numbering()
+        positions = Positions.of(await driver._describe())
         progress = self._world.ledger.progress[self.NAME]
-        if position < view.earliest:
-            position = progress.start = view.earliest
-        end = view.latest
-        if end <= position:
-            return position
-        fetcher = await reader._begin(Offset(position), end)
-        deadline_s = loop.time() + self.WAIT_S
+        if position < positions.earliest:
+            position = progress.start = positions.earliest
+        end = max(position, offset_after(positions.spans, position, chance.choice((5, 20, 1000)), positions.end))
+        if chance.random() < 0.2:
+            await asyncio.sleep(chance.random())
+        positions = Positions.of(await driver._describe())
+        if position < positions.earliest:
+            return position  # retention was quicker
         session = object()
+        for part in promised_ranges(positions, position, end, chance.choice((3, 1000))):
+            if numbering == self._numbering():
+                await self._read(task, part, numbering, session)
+        return end if numbering == self._numbering() else position
+
+    async def _read(self, reader: RangeReader, wanted: range, numbering: object, session: object) -> None:
+        """What a task does, until offsets stand for other records. Raises SeriatimError."""
+        loop = asyncio.get_running_loop()
+        fetcher = await reader._begin(Offset(wanted.start), Offset(wanted.stop))
+        deadline_s = loop.time() + self.WAIT_S
         try:
             while not fetcher.state.is_done or reader._waiting:
                 if numbering != self._numbering():
-                    return position
+                    return
                 if reader._error is not None:
                     raise reader._error
                 if loop.time() > deadline_s:
@@ -312,13 +331,12 @@ class Replay:
                 while reader._waiting:
                     delivery = reader._waiting.popleft()
                     for record in decoded(delivery).records(QUEUE):
-                        self._checked(record, range(position, end), session)
+                        self._checked(record, wanted, session)
                     if fetcher.taken(delivery.size_bytes):
                         reader._tell_taken(fetcher)
                 await asyncio.sleep(0.02)
         finally:
             await reader._end()
-        return end
 
     def _checked(self, record: Record, wanted: range, session: object) -> None:
         if record.offset not in wanted:

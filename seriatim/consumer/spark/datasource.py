@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -32,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.columns import SCHEMA, arrow_batch
 from seriatim.consumer.spark.options import Place, SourceOptions, read_options
+from seriatim.consumer.spark.ranges import offset_after, offset_ranges, promised_ranges
 from seriatim.protocol.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -74,31 +74,8 @@ class SeriatimDataSource(DataSource):
         return _StreamReader(read_options(self.options, is_stream=True))
 
 
-def offset_ranges(spans: Sequence[range], start: int, end: int, records_per_partition: int) -> list[OffsetRange]:
-    """What tasks read of start <= offset < end: parts of links, each at most `records_per_partition` offsets long.
-
-    A link that was given up leaves a gap of a million million offsets, which nobody reads.
-    """
-    found = []
-    for span in spans:
-        first, stop = max(start, span.start), min(end, span.stop)
-        if first < stop:
-            parts = -(-(stop - first) // records_per_partition)
-            bounds = [first + (stop - first) * part // parts for part in range(parts + 1)]
-            found += [OffsetRange(*pair) for pair in pairwise(bounds)]
-    return found
-
-
-def offset_after(spans: Sequence[range], start: int, count: int, end: int) -> int:
-    """The offset behind `count` records from `start` on, at most `end`. Re-sends count, too: nobody knows them yet."""
-    for span in spans:
-        first = max(start, span.start)
-        if first >= span.stop:
-            continue
-        if count <= span.stop - first:
-            return min(end, first + count)
-        count -= span.stop - first
-    return end
+def _tasks(ranges: Sequence[range]) -> list[OffsetRange]:
+    return [OffsetRange(one.start, one.stop) for one in ranges]
 
 
 def _opened(options: SourceOptions) -> RangeReader:
@@ -180,7 +157,7 @@ class _BatchReader(DataSourceReader):
                     offset=offset,
                     latest=latest,
                 )
-        return offset_ranges(positions.spans, start, end, options.records_per_partition)
+        return _tasks(offset_ranges(positions.spans, start, end, options.records_per_partition))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
@@ -241,12 +218,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         positions = self._positions()
         first, stop = _kept_start(options, start["offset"], positions.earliest), end["offset"]
-        ranges = offset_ranges(positions.spans, first, stop, options.records_per_partition)
-        if stop > positions.end:
-            # There was as much when the micro-batch was begun. Whoever tells less now lags behind, and the task waits for it;
-            # it is one range, because there may be a gap in it.
-            ranges.append(OffsetRange(max(first, positions.end), stop))
-        return ranges
+        return _tasks(promised_ranges(positions, first, stop, options.records_per_partition))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)

@@ -16,7 +16,9 @@ from seriatim.consumer.core import reading
 from seriatim.consumer.core.reading_events import ReadFrom, StartArrived, ViewChanged
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
+from seriatim.consumer.range_reader import Positions
 from seriatim.consumer.session import ReaderSession
+from seriatim.consumer.spark.ranges import offset_ranges
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.coordinator.description import Description
 from seriatim.protocol import rpc
@@ -24,6 +26,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.names import Index, QueueId
+from tests.simulation import applications
 from tests.simulation.limits import Limits, Sizes
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
@@ -65,6 +68,10 @@ async def _as_anybody_says(right: Any, *arguments: Any) -> subscriptions.Committ
 def _at_its_link(right: Any, *arguments: Any) -> subscriptions.QueuePosition:
     position: subscriptions.QueuePosition = right(*arguments)
     return replace(position, index=Index(0))
+
+
+def _as_told_now(_: Any, positions: Positions, start: int, end: int, records_per_partition: int) -> list[range]:
+    return offset_ranges(positions.spans, start, end, records_per_partition)
 
 
 # ---- coming back
@@ -380,5 +387,13 @@ PLANTS: tuple[Plant, ...] = (
         within=40,
         shape=Shape(kinds=("kill", "pause the slave"), faults=(2, 4), replays=1.0),
         finds="10:",
+    ),
+    Plant(
+        "what is told now",
+        "the tasks of a micro-batch read what is told to be there when they are planned",
+        changed(applications, "promised_ranges", _as_told_now),
+        within=200,
+        shape=Shape(kinds=("kill both members", "kill", "pause"), faults=(3, 5), replays=1.0),
+        finds="12: .* read",
     ),
 )
