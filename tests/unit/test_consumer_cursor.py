@@ -13,6 +13,7 @@ from seriatim.consumer.core.cursor import (
     Committed,
     CursorState,
     Granted,
+    Refuse,
     StartReading,
 )
 from seriatim.consumer.core.reading import Reading
@@ -93,6 +94,19 @@ def test_the_late_answer_to_an_earlier_commit_says_nothing_of_the_one_under_way(
     assert commits.state.committed == Place(Epoch(1), Index(5))
     assert happened(CommitFailed(second.commit_id, "later still", is_grant_old=True)) == []
     assert (commits.state.is_acquiring, commits.state.failures) == (False, 0)
+
+
+def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_the_link_can_still_be_seen() -> None:
+    for seen, is_refused in ((view(1, (1,), link(1, 0)), True), (view(2, (1,)), False)):
+        commits = Commits()
+        happened = commits.happened
+        happened(granted(view(1, (1,), link(1, 0)), 1, 0))
+        (first,) = happened(CommitAsked(Place(Epoch(1), Index(9))))
+        (second,) = happened(CommitFailed(first.commit_id, "behind", is_grant_old=False, is_beyond=True))
+        assert second.side.member != first.side.member
+        happened(cursor.ViewChanged(seen))
+        refused = happened(CommitFailed(second.commit_id, "behind", is_grant_old=False, is_beyond=True))
+        assert any(isinstance(effect, Refuse) for effect in refused) is is_refused
 
 
 def test_a_member_that_starts_behind_what_was_asked_for_is_left() -> None:

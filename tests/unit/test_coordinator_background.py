@@ -161,6 +161,16 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert subscriptions.located(left, "earliest", None).epoch == 2
 
 
+def test_a_chain_of_few_links_with_many_sources_is_too_long_for_a_node_all_the_same():
+    document = sealed_links(2).document
+    assert retention.due(document, 0) == ()
+    marks = {f"source {number}": number for number in range(retention.MAX_CHAIN_BYTES // 3 // 50)}
+    first, *others = document.links
+    many = replace(first, certificate=replace(first.certificate, marks=marks, marks_on_two=marks), marks_on_two=marks)
+    assert retention.due(replace(document, links=(many, *others)), 0) == (1,)
+    assert retention.due(replace(document, links=(replace(many, marks_on_two={}), *others)), 0) == ()
+
+
 def test_an_empty_link_is_kept_for_a_minute_and_no_longer_than_any_other():
     world = World()
     send_call(world).finish()

@@ -63,6 +63,7 @@ from seriatim.protocol.errors import (
     InvalidArgument,
     InvariantBroken,
     NotElected,
+    OlderGeneration,
     OlderVersion,
     UnknownQueue,
     Unreachable,
@@ -763,6 +764,14 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders == [_note(world, "b")]
+
+
+@pytest.mark.parametrize("error", [OlderVersion("older"), Fenced("fenced"), OlderGeneration("sought")])
+def test_h8_a_member_that_knows_of_a_newer_reader_or_chain_makes_it_read_again(world, error):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", error))
+    assert trace.orders == [f"wake after {acquire_read.OLDER_PAUSE_MS} ms"]
 
 
 def _note(world, gone):
