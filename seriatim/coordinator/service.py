@@ -181,8 +181,9 @@ class CoordinatorService(CoordinatorServicer):
 
     @rpc.answers_errors
     async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
-        """The view, with what members know."""
+        """The view, with what members know. None older than now: what is told to be a queue's end is not behind what was acknowledged."""
         del context
+        await self._store.catch_up()
         document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
         return await self._description.queue(document, version)
 

@@ -13,6 +13,8 @@ from typing import Any
 from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import Replica
+from seriatim.consumer.core.view import ChainView
+from seriatim.consumer.views import chain_view
 from seriatim.coordinator.core import invariants
 from seriatim.protocol import chain_json
 from seriatim.protocol.batch_streams import BatchMessage
@@ -74,13 +76,13 @@ class Oracle:
     def asked(self, path: str, request: Any) -> Any:
         """What `replied` is to know of how it was when this arrived.
 
-        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Of one
-        that is made or sought: up to which offset records were told to be kept.
+        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
+        somebody asks for a place: up to which offset records were told to be kept.
         """
         if path.endswith("/AcquireRead"):
             progress = self._ledger.progress[request.subscription]
             return progress.generation, progress.committed
-        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
+        if path.endswith(("/CreateSubscription", "/SeekSubscription", "/DescribeQueue")):
             return max(self._ledger.told, default=-1)
         return None
 
@@ -92,6 +94,8 @@ class Oracle:
             self._check_position(request.queue, getattr(request, "from"), reply, known)
         if method == "SeekSubscription":
             self._check_position(request.queue, request.to, reply, known)
+        if method == "DescribeQueue":
+            self._check_latest(chain_view(reply), known)
         if method not in ("TellReader", "CommitCursor", "Fetch"):
             return
         if method == "Fetch":
@@ -145,6 +149,11 @@ class Oracle:
         if not is_there:
             place = f"{view.position_epoch}:{view.position_index}, offset {at}"
             raise Violation(f"9: {view.subscription} is put at {where or 'earliest'}, and stands at {place}")
+
+    def _check_latest(self, view: ChainView, kept: int) -> None:
+        """Where the end of a queue is said to be known, all that was told to be kept when it was asked for lies before it."""
+        if view.is_latest_known and view.latest <= kept and not self._ledger.given_up and not view.is_deleted:
+            raise Violation(f"9: the end is told to be {view.latest}, and {kept} was told to be kept")
 
     def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
         key = record.key
