@@ -142,6 +142,9 @@ class BrokerService(BrokerServicer):
         mine = request.master if broker.side_of(request.master) else request.slave
         if not broker.side_of(mine) or mine.incarnation.disk_id != broker.incarnation.disk_id:
             return self._unknown("this is another disk than the one that the link was made with")
+        if runner.record.opened_start != mine.incarnation.start:
+            # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
+            return self._unknown("this disk lacks the link's opening, so it is an older copy of itself")
         is_damaged = any(damaged == key for damaged, _ in broker.damaged)
         is_whole = runner.record.is_whole and not is_damaged
         _log.info("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
