@@ -256,11 +256,11 @@ class Resyncer:
     async def _mend(self, key: LinkKey, index: Index) -> None:
         """Replace a damaged batch by the peer's, if that is what the link's hash says it must be."""
         runner = self._broker.link(key)
-        positions = self._broker.store.positions(key, index)
-        if not positions:  # cut off meanwhile
+        behind = self._broker.store.position_behind(key, index)
+        if behind is None:  # cut off meanwhile
             self._broker.damaged.discard((key, index))
             return
-        end = positions[0].index
+        end = behind.index
         async for encoded in self._fetch(runner, index, end):
             before, after = runner.hash_at(index), runner.hash_at(end)
             if (

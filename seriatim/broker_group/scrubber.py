@@ -70,10 +70,10 @@ class Scrubber:
                 found = await self._broker.batches(key, index, runner.readable_end, READ_BYTES)
             except BadChecksum:  # of the batch that starts here: what comes before a damaged one is given first
                 damaged += 1
-                behind = self._broker.store.positions(key, index)
-                if not behind:
+                behind = self._broker.store.position_behind(key, index)
+                if behind is None:
                     break
-                index = behind[0].index
+                index = behind.index
                 continue
             read_bytes = sum(one.size_bytes for one in found)
             index, size_bytes = found[-1].header.end_index, size_bytes + read_bytes

@@ -252,6 +252,11 @@ class Store:
         found = self._scan(layout.key(b"P", link, after + 1), layout.after(b"P", link))
         return [layout.decode_position(key, value).position for key, value in found]
 
+    def position_behind(self, link: LinkKey, index: Index) -> Position | None:
+        """The first position behind `index`; None for none. One read, however long the link is."""
+        found = next(self._scan(layout.key(b"P", link, index + 1), layout.after(b"P", link)), None)
+        return None if found is None else layout.decode_position(*found).position
+
     def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
         """Batches from the one that holds `from_index` on, all below `end`, until `limit_bytes` or MOST_BATCHES are reached (at least one).
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from seriatim.broker_group import scrubber
+from seriatim.broker_group import layout, scrubber
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core.cursors import CursorRecord
@@ -186,6 +186,38 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
         broker.note_damage(OTHER.key, Index(30))
         assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
         assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
+
+    with_links(scenario)
+
+
+def test_to_mend_a_batch_costs_the_same_however_many_come_behind_it(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a link's positions were read for each: seconds of the loop, and with them the lease, where a link is long."""
+    read: list[bytes] = []
+
+    def counted(key: bytes, value: bytes) -> layout.StoredPosition:
+        read.append(key)
+        return decode(key, value)
+
+    decode = layout.decode_position
+    monkeypatch.setattr(layout, "decode_position", counted)
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        await fill(broker.store, RECORD, batches(500, first_index=50))
+        runner.reload(runner.record)
+        resyncer, _ = resyncer_of(broker)
+
+        async def fetched(_: LinkRunner, index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+            for encoded in broker.store.batches(RECORD.key, index, end, 1):
+                yield encoded
+
+        resyncer._fetch = fetched  # type: ignore[method-assign]
+        broker.note_damage(RECORD.key, Index(10))
+        read.clear()
+        await resyncer._mend(RECORD.key, Index(10))
+        assert not broker.damaged
+        assert len(read) < 10
 
     with_links(scenario)
 

@@ -106,6 +106,9 @@ class MemoryStore:
     def positions(self, link: LinkKey, after: Index) -> list[Position]:
         return [one.position for key, one in sorted(self._positions.items()) if key[0] == link and key[1] > after]
 
+    def position_behind(self, link: LinkKey, index: Index) -> Position | None:
+        return next(iter(self.positions(link, index)), None)
+
     def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
         found: list[EncodedBatch] = []
         index = self.position_before(link, from_index).position.index
@@ -176,6 +179,9 @@ def test_what_was_appended_is_read_in_order(on_store: Callable[..., None], durab
         assert store.position_at(record.key, Index(60)) == stored[5].position
         assert store.position_at(record.key, Index(61)) is None
         assert store.positions(record.key, Index(280)) == [stored[28].position, stored[29].position]
+        assert store.position_behind(record.key, Index(280)) == stored[28].position
+        assert store.position_behind(record.key, Index(285)) == stored[28].position
+        assert store.position_behind(record.key, Index(300)) is None
         assert as_sent(store.batches(record.key, Index(0), Index(300), 1 << 30)) == as_sent(sent)
         assert as_sent(store.batches(record.key, Index(57), Index(70), 1 << 30)) == as_sent(sent[5:7])
         assert as_sent(store.batches(record.key, Index(50), Index(300), 1)) == as_sent(sent[5:6])
