@@ -91,14 +91,18 @@ class Store:
             raise DiskFailed(f"can't remove segment files in {self.directory}: {error.strerror}") from error
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self.directory)
+        """Room for more; none where the disk can't tell: then it takes no records, which is seen, and goes on being asked."""
+        try:
+            found = os.statvfs(self.directory)
+        except OSError:
+            return 0
         return found.f_bavail * found.f_frsize
 
     def forget_cached(self) -> None:
         """What was written before is next read from the disk, and not from the system's memory. From any thread; may take seconds."""
         for suffix in _OF_RECORDS:  # of these only: RocksDB's lock ends when anybody here closes its lock file
             for path in self.directory.rglob(f"*{suffix}"):
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                with contextlib.suppress(OSError), path.open("rb") as file:  # who reads it meets what is wrong
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     async def close(self) -> None:

@@ -151,6 +151,23 @@ def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
     with_links(scenario)
 
 
+@pytest.mark.parametrize("asked", ["posix_fadvise", "statvfs"])
+def test_a_disk_that_can_t_answer_a_question_ends_nobody(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A network file system, or one in user space: of the first the scrubber asks, of the second whoever renews the lease."""
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        monkeypatch.setattr(os, asked, failing)
+        await Scrubber(broker, 1)._pass()
+        assert (broker.store.free_bytes() == 0) is (asked == "statvfs")
+
+    with_links(scenario)
+
+
 class EmptyZooKeeper:
     """No queue is there."""
 
