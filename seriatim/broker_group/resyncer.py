@@ -14,7 +14,7 @@ from itertools import starmap
 import grpc.aio
 
 from seriatim.broker_group.broker import Broker, set_back_problem
-from seriatim.broker_group.core import resync, setback
+from seriatim.broker_group.core import disk, resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
@@ -26,7 +26,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, SeriatimError
+from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, SeriatimError
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
@@ -222,6 +222,7 @@ class Resyncer:
     async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
         """Take what is missing below the end. What is here is thrown away only when the peer has all of it (H5)."""
         record = runner.record
+        self._check_room()
         if from_index == 0 and runner.state.durable > 0:
             await self._check_peer_has(runner, end)
             async with self._broker.lock(runner.key):
@@ -231,6 +232,7 @@ class Resyncer:
         if end > position.index:
             async for encoded in self._fetch(runner, position.index, end):
                 self._broker.check_kept(runner.key)  # let go meanwhile: nobody would remove what came after that
+                self._check_room()
                 if encoded.header.first_index != position.index:
                     raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
                 position = _after(position, encoded)
@@ -238,12 +240,18 @@ class Resyncer:
                 unflushed += encoded.size_bytes
                 stored = StoredPosition(position, position.index, size_bytes)
                 self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, _ignore)
+                self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
                 if unflushed > UNFLUSHED_BYTES:
                     await self._broker.store.flushed()
                     unflushed = 0
         await self._broker.store.flushed()
         runner.reload(runner.record)
         _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
+
+    def _check_room(self) -> None:
+        """A disk that is filled to its last byte has failed: nothing can be sealed there, nor started again. Raises DiskFull."""
+        if not disk.has_room_to_copy(self._broker.room):
+            raise DiskFull("this member's disk has no room for what it lacks")
 
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
         peer = self._broker.peer
@@ -261,6 +269,7 @@ class Resyncer:
             self._broker.damaged.discard((key, index))
             return
         end = behind.index
+        self._check_room()
         async for encoded in self._fetch(runner, index, end):
             before, after = runner.hash_at(index), runner.hash_at(end)
             if (
@@ -270,6 +279,7 @@ class Resyncer:
             ):
                 raise BadChecksum(f"the peer's batch at index {index} isn't the one that was stored here", epoch=key[1])
             self._broker.store.repair(key, encoded, _ignore)
+            self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
         await self._broker.store.flushed()
         self._broker.damaged.discard((key, index))
         _log.info("damaged batch mended", queue_id=key[0], epoch=key[1], index=index)

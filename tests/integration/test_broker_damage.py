@@ -15,7 +15,9 @@ import pytest
 from seriatim.broker_group import layout, scrubber
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
@@ -24,7 +26,7 @@ from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.store import open_store
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import BadChecksum, DiskFailed, MemberBehind, UnknownLink
+from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, UnknownLink
 from seriatim.protocol.names import Epoch, Index, MemberName, QueueId, SubscriptionId
 from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
 from tests.integration.broker_members import batches
@@ -257,6 +259,41 @@ def test_what_comes_of_a_link_after_it_was_let_go_is_not_kept(with_links: Callab
             await resyncer._copy(runner, Index(0), Index(50))
         await broker.store.flushed()
         assert broker.store.last_position(refilled.key).position.index == 0
+
+    with_links(scenario)
+
+
+def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """A blank disk that is too small for what it should hold was filled to its last byte, and then failed for all links."""
+
+    async def scenario(broker: Broker, full: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        runner = await broker.introduced(replace(RECORD, epoch=Epoch(4)))
+        sent = batches(5)
+
+        async def fetched(_: LinkRunner, index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+            for encoded in sent:
+                if index <= encoded.header.first_index < end:
+                    yield encoded
+
+        resyncer._fetch = fetched  # type: ignore[method-assign]
+        broker.room = disk.seen(Room(10_000), 5_000 + 2 * sum(one.size_bytes for one in sent[:2]))
+        with pytest.raises(DiskFull):
+            await resyncer._copy(runner, Index(0), Index(50))
+        await broker.store.flushed()
+        assert broker.store.last_position(runner.key).position.index == 20
+        with pytest.raises(DiskFull):  # and throws nothing away for it
+            await resyncer._copy(full, Index(0), Index(50))
+        broker.note_damage(RECORD.key, Index(10))
+        with pytest.raises(DiskFull):
+            await resyncer._mend(RECORD.key, Index(10))
+        broker.room = disk.seen(broker.room, 20_000)
+        await resyncer._copy(runner, Index(20), Index(50))
+        assert runner.state.durable == 50
+        await resyncer._mend(RECORD.key, Index(10))
+        assert not broker.damaged
 
     with_links(scenario)
 

@@ -24,3 +24,8 @@ def taken(room: Room, size_bytes: int) -> Room:
     """A batch was taken: twice its size, because a small one goes to the log first and to its table or blob file later."""
     free_bytes = room.free_bytes - 2 * size_bytes
     return replace(room, free_bytes=free_bytes, has_room=room.has_room and free_bytes > room.reserve_bytes)
+
+
+def has_room_to_copy(room: Room) -> bool:
+    """Whether resync may write: into the reserve, but half of it is left for seals and cursors, and for the next start."""
+    return room.free_bytes > room.reserve_bytes // 2
