@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from seriatim.protocol import values
 
 
-@contextmanager
+@contextlib.contextmanager
 def until_signalled() -> Iterator[None]:
     """Around a foreground command: SIGTERM and Ctrl-C end the block like a normal return, at any point in it.
 
@@ -38,8 +39,20 @@ def until_signalled() -> Iterator[None]:
 def run_server(main: Coroutine[Any, Any, object]) -> None:
     """Run a server to its end. What it has imported stays: else each full collection looks through it, 10 ms in which nobody is answered."""
     values.make_faster()
+    _allow_open_files()
     gc.freeze()
     asyncio.run(main)
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets this process have.
+
+    It starts with fewer, often 1024, for the sake of `select`, which nobody calls here. A stream takes one of them, and a link in use
+    a few: where none was left, a broker couldn't open the next file it had to write, and its disk counted as failed.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # it goes on as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def wait_for_signal() -> None:

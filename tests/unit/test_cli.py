@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -213,6 +214,18 @@ def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, messag
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+@pytest.mark.parametrize("server", [BROKER, ("coordinator", "--zookeeper", "z:1", "--cluster", "a/b")])
+def test_a_server_opens_as_many_files_as_it_may(server):
+    """A thousand links take more than the usual 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        assert main.run(server) == exits.WRONG_USE
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_output_that_nobody_reads_is_no_answer_and_no_failure():
