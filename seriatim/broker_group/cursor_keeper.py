@@ -53,7 +53,7 @@ class CursorKeeper:
         self._locks: dict[LinkKey, asyncio.Lock] = {}
         self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
-        self._reported: set[tuple[LinkKey, SubscriptionId, Generation]] = set()
+        self._reported: dict[LinkKey, set[Whose]] = {}
         self._unreadable: set[LinkKey] = set()  # which was said
 
     def _lock(self, key: LinkKey) -> asyncio.Lock:
@@ -74,6 +74,7 @@ class CursorKeeper:
         self._records.pop(key, None)
         self._noted.pop(key, None)
         self._locks.pop(key, None)
+        self._reported.pop(key, None)
         self._unreadable.discard(key)
 
     async def _keep(self, key: LinkKey, record: CursorRecord) -> None:
@@ -308,12 +309,12 @@ class CursorKeeper:
         is_done = True
         # A copy: while a report is on its way, a subscription may commit here for the first time.
         for cursor in list(self.of_link(key).values()):
-            report = (key, *cursor.whose)
+            is_reported = cursor.whose in self._reported.get(key, ())
             # A member that is still refilling reports nothing.
-            if record.lacks_of(cursor.whose) or report in self._reported or not cursors.is_drained(cursor, record.end):
+            if record.lacks_of(cursor.whose) or is_reported or not cursors.is_drained(cursor, record.end):
                 continue
             try:
-                await self._report(*report)
+                await self._report(key, *cursor.whose)
             except OlderGeneration:
                 pass  # sought meanwhile: nothing is left to say
             except SeriatimError as error:
@@ -323,7 +324,7 @@ class CursorKeeper:
                 if error.can_retry:
                     is_done = False
                     continue
-            self._reported.add(report)
+            self._reported.setdefault(key, set()).add(cursor.whose)
         return is_done
 
     async def _report(self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation) -> None:

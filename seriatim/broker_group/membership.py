@@ -257,6 +257,7 @@ class Membership:
 
     async def _look_at(self, queue_id: QueueId) -> None:
         mine = [record for record in self._broker.links_of(queue_id) if record.end is None]
+        self._forget_ended(queue_id, {record.key for record in mine})
         if not mine:
             return
         data, version = await self._session.get(self._paths.chain(queue_id), lambda: self._watch(queue_id))
@@ -268,6 +269,10 @@ class Membership:
                 # On a slow disk it may be let go before it could be sealed; a chain that is recovered has low versions at first.
                 with contextlib.suppress(UnknownLink, ChainSetBack, OlderVersion):
                     await self._look_at_link(document, ChainVersion(version), link, record)
+
+    def _forget_ended(self, queue_id: QueueId, mine: set[LinkKey]) -> None:
+        for known in (self._late, self._seals_written):
+            known -= {key for key in known if key[0] == queue_id and key not in mine}
 
     async def _look_at_link(
         self, document: ChainDocument, version: ChainVersion, link: Link, record: LinkRecord

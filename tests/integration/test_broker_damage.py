@@ -21,13 +21,28 @@ from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.store import open_store
+from seriatim.protocol import chain_json
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
+from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durability, Link, LinkState, QueueSettings
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, UnknownLink
-from seriatim.protocol.names import Epoch, Index, MemberName, QueueId, SubscriptionId
+from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.names import (
+    Epoch,
+    Generation,
+    Incarnation,
+    Index,
+    MemberName,
+    Offset,
+    QueueId,
+    SubscriptionId,
+    Token,
+)
 from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
@@ -180,6 +195,25 @@ class EmptyZooKeeper:
         return []
 
 
+class ZooKeeperWithALink(EmptyZooKeeper):
+    """The chain with the first link, which is closing, and nobody comes to it."""
+
+    def on_state(self, _: object) -> None:
+        pass
+
+    async def get(self, *_: object) -> tuple[bytes, int]:
+        a, b = (ChainMember(MemberName("g1", one), Incarnation(one, 1)) for one in "ab")
+        link = Link(RECORD.epoch, "g1", a, b, LinkState.CLOSING, Durability.SYNC, 0, Offset(0), {}, 0)
+        dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
+        document = ChainDocument(
+            "c", RECORD.queue_id, "orders", QueueSettings(), 0, dropped, links=(link,), next_epoch=Epoch(3)
+        )
+        return chain_json.encode(document), 7
+
+    async def create(self, *_: object, **__: object) -> None:
+        pass
+
+
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
     keeper = CursorKeeper(broker, cast("Coordinators", None))
     return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
@@ -259,6 +293,44 @@ def test_what_comes_of_a_link_after_it_was_let_go_is_not_kept(with_links: Callab
             await resyncer._copy(runner, Index(0), Index(50))
         await broker.store.flushed()
         assert broker.store.last_position(refilled.key).position.index == 0
+
+    with_links(scenario)
+
+
+def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[[Scenario], None]) -> None:
+    """Links come and go for years, in a process that stays."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        _, keeper = resyncer_of(broker)
+        session = cast("ZooKeeperSession", ZooKeeperWithALink())
+        membership = Membership(broker, session, "", lambda: (True, ""))
+
+        async def done(*_: object) -> None:
+            pass
+
+        async def sealed(_: pb.SealRequest) -> pb.SealReply:
+            return pb.SealReply()
+
+        def mentioned() -> list[str]:
+            kept = {**vars(keeper), **vars(membership)}.items()
+            return sorted(
+                name for name, value in kept if isinstance(value, (dict, set)) and repr(runner.key) in repr(value)
+            )
+
+        keeper._report = done  # type: ignore[method-assign]
+        membership.seal = sealed
+        runner.changed_record(replace(RECORD, end=None, lacks=()))
+        for _ in range(2):  # the second time it is late
+            await membership._look_at(RECORD.queue_id)
+        runner.changed_record(replace(RECORD, lacks=()))
+        await keeper.tell(runner, SubscriptionId(5), Generation(0), Token(1), Index(50))
+        broker.look_for_drained(runner.key)
+        assert await keeper._report_once()
+        assert mentioned() == ["_late", "_locks", "_records", "_reported", "_seals_written"]
+        await broker.drop(runner.key)
+        keeper.forget(runner.key)
+        await membership._look_at(RECORD.queue_id)  # its chain has changed
+        assert mentioned() == []
 
     with_links(scenario)
 
