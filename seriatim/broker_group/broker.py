@@ -172,7 +172,11 @@ class Broker:
         """A link that this member never heard of, on disk first; the caller has its lock. Raises UnknownLink."""
         self.check_kept(record.key)
         await self.store.keep_link(record)
-        return self.made(record)
+        try:
+            return self.made(record)
+        except UnknownLink:
+            await self.store.drop(record.key)  # let go meanwhile, by who saw nothing of it to remove
+            raise
 
     async def keep(self, runner: LinkRunner, record: LinkRecord) -> None:
         """Change a link's record, on disk first. Raises UnknownLink for one that was let go."""

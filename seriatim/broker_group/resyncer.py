@@ -226,6 +226,8 @@ class Resyncer:
         if from_index == 0 and runner.state.durable > 0:
             await self._check_peer_has(runner, end)
             async with self._broker.lock(runner.key):
+                if runner.record is not record:
+                    raise MemberBehind("what is known of the link has changed meanwhile", epoch=record.epoch)
                 await self._broker.cut(runner, record, Index(0))
         last = self._broker.store.last_position(runner.key)
         position, size_bytes, unflushed = last.position, last.size_bytes, 0
@@ -271,6 +273,7 @@ class Resyncer:
         end = behind.index
         self._check_room()
         async for encoded in self._fetch(runner, index, end):
+            self._broker.check_kept(key)  # as in `_copy`
             before, after = runner.hash_at(index), runner.hash_at(end)
             if (
                 encoded.header.first_index != index

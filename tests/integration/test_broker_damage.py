@@ -370,6 +370,43 @@ def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
     with_links(scenario)
 
 
+def test_what_comes_to_mend_a_link_after_it_was_let_go_is_not_kept(with_links: Callable[[Scenario], None]) -> None:
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        repaired: list[object] = []
+
+        async def fetched(*_: object) -> AsyncIterator[EncodedBatch]:
+            await broker.drop(RECORD.key)
+            yield batches(5)[4]
+
+        resyncer._fetch = fetched  # type: ignore[method-assign, assignment]
+        broker.store.repair = lambda *arguments: repaired.append(arguments)  # type: ignore[method-assign]
+        with pytest.raises(UnknownLink):
+            await resyncer._mend(RECORD.key, Index(40))
+        assert not repaired
+
+    with_links(scenario)
+
+
+def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Callable[[Scenario], None]) -> None:
+    """It is kept aside (H21); and its record isn't put back to what it was when the peer was asked."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        abandoned = replace(RECORD, end=Index(30), is_abandoned=True)
+
+        async def checked(*_: object) -> None:
+            await broker.keep(runner, abandoned)
+
+        resyncer._check_peer_has = checked  # type: ignore[method-assign]
+        with pytest.raises(MemberBehind):
+            await resyncer._copy(runner, Index(0), Index(50))
+        assert broker.store.links()[0] == runner.record == abandoned
+        assert broker.store.last_position(RECORD.key).position.index == 50
+
+    with_links(scenario)
+
+
 def test_cursors_that_can_t_be_read_keep_no_others_from_being_reported(with_links: Callable[[Scenario], None]) -> None:
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         _, keeper = resyncer_of(broker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,5 +69,27 @@ def test_a_link_that_was_let_go_meanwhile_is_not_cut(tmp_path: Path) -> None:
             with pytest.raises(UnknownLink):
                 await broker.cut(runner, runner.record, Index(0))
             assert store.links() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_link_that_was_let_go_while_it_was_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late Seal of a queue that is deleted: who let its links go saw none there to remove, and nobody would look for it again."""
+    late = replace(OPENED, epoch=Epoch(3), opened_start=0, is_sealed=True)
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (store, broker):
+            keep_link = store.keep_link
+
+            async def kept(record: LinkRecord) -> None:
+                await keep_link(record)
+                broker.lets_go(record.queue_id, Epoch(4))
+
+            monkeypatch.setattr(store, "keep_link", kept)
+            with pytest.raises(UnknownLink):
+                await broker.known(late)
+            assert [record.key for record in store.links()] == [OPENED.key]
 
     asyncio.run(scenario())
