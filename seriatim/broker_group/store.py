@@ -442,9 +442,12 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         os.close(lock)
         raise InvalidArgument(f"another broker runs on the directory {directory}") from error
     try:
+        _check_is_whole(directory)
         database = rocksdict.Rdict(str(directory / "data"), _options())
     except Exception as error:
         os.close(lock)
+        if isinstance(error, DiskFailed):
+            raise
         raise DiskFailed(f"can't open the data in {directory}: {error}") from error
     try:
         found = database.get(b"Midentity")
@@ -466,6 +469,14 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
             raise DiskFailed(f"can't open the data in {directory}: {error}") from error
         raise
     return store
+
+
+def _check_is_whole(directory: Path) -> None:
+    """What was never a database is made one, but not beside the records of one: it would be a blank disk, and remove them. Raises DiskFailed."""
+    if not (directory / "data" / "CURRENT").exists() and any(directory.glob(f"segments/*{SUFFIX}")):
+        raise DiskFailed(
+            f"{directory} holds records in segments/, and in data/ nothing that names them: is it mounted?"
+        )
 
 
 def _check_identity(directory: Path, identity: dict[str, Any], place: str) -> None:

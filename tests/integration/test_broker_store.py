@@ -31,7 +31,7 @@ from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
-from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from tests.faults.defects import defects
 from tests.integration.broker_members import as_sent, batches
 
@@ -428,6 +428,27 @@ def test_a_directory_of_a_newer_version_is_refused_and_of_the_first_is_read(tmp_
     become({"format": 3})
     with pytest.raises(InvalidArgument, match="format 3"):
         open_store(tmp_path, "c/g1-a")
+
+
+def test_records_without_their_database_are_no_blank_disk(tmp_path: Path) -> None:
+    """The two lie on volumes of their own, and one isn't mounted: what it finds unnamed, a start removes."""
+
+    async def scenario() -> None:
+        first = open_store(tmp_path, "c/g1-a", segment_bytes=1)
+        await filled(first)
+        await first.close()
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
+        (tmp_path / "data").mkdir()
+        with pytest.raises(DiskFailed, match="is it mounted"):
+            open_store(tmp_path, "c/g1-a")
+        (tmp_path / "data").rmdir()
+        (tmp_path / "elsewhere").rename(tmp_path / "data")
+        second = open_store(tmp_path, "c/g1-a")
+        assert second.incarnation == Incarnation(first.incarnation.disk_id, 2)
+        assert as_sent(second.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(batches(3))
+        await second.close()
+
+    asyncio.run(scenario())
 
 
 def test_each_start_is_another_and_a_directory_has_one_place(tmp_path: Path) -> None:
