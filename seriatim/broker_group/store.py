@@ -440,7 +440,9 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise InvalidArgument(f"another broker runs on the directory {directory}") from error
+        if isinstance(error, BlockingIOError):
+            raise InvalidArgument(f"another broker runs on the directory {directory}") from error
+        raise InvalidArgument(f"can't lock the directory {directory}: {error.strerror}") from error
     try:
         _check_is_whole(directory)
         database = rocksdict.Rdict(str(directory / "data"), _options())

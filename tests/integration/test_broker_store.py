@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -427,6 +428,15 @@ def test_a_directory_of_a_newer_version_is_refused_and_of_the_first_is_read(tmp_
     on_disk(scenario, tmp_path)
     become({"format": 3})
     with pytest.raises(InvalidArgument, match="format 3"):
+        open_store(tmp_path, "c/g1-a")
+
+
+def test_a_file_system_without_locks_is_no_other_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(InvalidArgument, match="No locks available"):
         open_store(tmp_path, "c/g1-a")
 
 
