@@ -196,6 +196,8 @@ class Membership:
         self._is_dirty.clear()
         broker = self._broker
         is_in_sync, problem = self._sync_state()
+        if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
+            is_in_sync, problem = False, broker.store.failure.message
         if not broker.room.has_room:
             problem = problem or "no room on the disk for more records"
         if broker.unknown_chains:

@@ -83,6 +83,11 @@ class Store:
         """Submitted and not complete."""
         return self._writer.pending_bytes
 
+    @property
+    def failure(self) -> DiskFailed | None:
+        """Why nothing is written any more, as long as this process lives; None where all is well."""
+        return self._writer.failure
+
     def forget_orphans(self) -> None:
         """Remove the segment files in which no place was ever given, or is any more, after a crash. Raises DiskFailed."""
         try:
@@ -91,7 +96,9 @@ class Store:
             raise DiskFailed(f"can't remove segment files in {self.directory}: {error.strerror}") from error
 
     def free_bytes(self) -> int:
-        """Room for more; none where the disk can't tell: then it takes no records, which is seen, and goes on being asked."""
+        """Room for more; none where the disk failed, or can't tell: then it takes no records, which is seen, and goes on being asked."""
+        if self.failure is not None:
+            return 0
         try:
             found = os.statvfs(self.directory)
         except OSError:

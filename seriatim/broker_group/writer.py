@@ -76,7 +76,7 @@ class Sink(Protocol):
 
 
 class Writer:
-    """See the module. `submit` may be called from the loop only; it never blocks."""
+    """See the module. `submit` may be called from the loop only; it never blocks. `failure`: why nothing is written any more."""
 
     def __init__(self, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
         self._sink = sink
@@ -84,7 +84,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()  # None: that was all
         self._unflushed: list[Write] = []
         self._due_s: float | None = None
-        self._failure: DiskFailed | None = None
+        self.failure: DiskFailed | None = None
         self.pending_bytes = 0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
@@ -126,8 +126,8 @@ class Writer:
         return found, True
 
     def _serve(self, writes: list[Write], *, is_last: bool) -> None:
-        if self._failure is not None:
-            self._tell([*self._unflushed, *writes], self._failure)
+        if self.failure is not None:
+            self._tell([*self._unflushed, *writes], self.failure)
             self._unflushed = []
             return
         for group in _groups(self._sink.placed(writes)):
@@ -151,11 +151,11 @@ class Writer:
             self._unflushed = []
 
     def _fail(self, writes: list[Write], error: Exception) -> None:
-        self._failure = DiskFailed(f"the disk failed: {error}")
+        self.failure = DiskFailed(f"the disk failed: {error}")
         waiting = [*self._unflushed, *(write for write in writes if write not in self._unflushed)]
         self._unflushed = []
         self._due_s = None
-        self._tell(waiting, self._failure)
+        self._tell(waiting, self.failure)
 
     def _tell(self, writes: list[Write], error: DiskFailed | None) -> None:
         if writes and not self._loop.is_closed():

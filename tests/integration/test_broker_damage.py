@@ -33,6 +33,7 @@ from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durabil
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, UnknownLink
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import (
+    ChainVersion,
     Epoch,
     Generation,
     Incarnation,
@@ -43,7 +44,7 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import Paths, Registration, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 
@@ -185,6 +186,32 @@ def test_a_disk_that_can_t_answer_a_question_ends_nobody(
     with_links(scenario)
 
 
+def test_a_disk_that_failed_is_told_also_where_nobody_waited_for_it(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that is idle was in sync, with room for records, for as long as nobody sent to it."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        monkeypatch.setattr(os, "fdatasync", failing)
+        broker.store.put_chain(RECORD.queue_id, ChainVersion(3), b"a copy")
+        async with asyncio.timeout(60):
+            while broker.store.failure is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+        session = ZooKeeperWithALink()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        broker.room = disk.seen(broker.room, broker.store.free_bytes())
+        await membership._register(session.session_id)
+        told = Registration.decode(session.created[-1])
+        assert not told.is_in_sync
+        assert not told.is_accepting
+        assert told.problem == "the disk failed: [Errno 5] Input/output error"
+
+    with_links(scenario)
+
+
 class EmptyZooKeeper:
     """No queue is there."""
 
@@ -196,7 +223,12 @@ class EmptyZooKeeper:
 
 
 class ZooKeeperWithALink(EmptyZooKeeper):
-    """The chain with the first link, which is closing, and nobody comes to it."""
+    """The chain with the first link, which is closing, and nobody comes to it. `created`: what nodes were made with."""
+
+    session_id = 1
+
+    def __init__(self) -> None:
+        self.created: list[bytes] = []
 
     def on_state(self, _: object) -> None:
         pass
@@ -210,8 +242,8 @@ class ZooKeeperWithALink(EmptyZooKeeper):
         )
         return chain_json.encode(document), 7
 
-    async def create(self, *_: object, **__: object) -> None:
-        pass
+    async def create(self, _: str, data: bytes, **__: object) -> None:
+        self.created.append(data)
 
 
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:

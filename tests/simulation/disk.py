@@ -199,7 +199,7 @@ class SimulatedWriter:
         self._unflushed: list[Write] = []
         self._is_busy = False
         self._due_s: float | None = None
-        self._failure: DiskFailed | None = None
+        self.failure: DiskFailed | None = None
         self.pending_bytes = 0
 
     def submit(self, write: Write) -> None:
@@ -222,13 +222,13 @@ class SimulatedWriter:
         is_full = disk.is_full and any(write.size_bytes for write in writes)
         if disk.room_bytes is not None and sum(_size_bytes(write) for write in writes) > disk.room_bytes:
             is_full = True
-        if self._failure is None and (disk.is_failing or is_full):
+        if self.failure is None and (disk.is_failing or is_full):
             what = "Input/output error" if disk.is_failing else "No space left on device"
             self._distrust(what)
-        if self._failure is not None:
+        if self.failure is not None:
             waiting, self._unflushed = [*self._unflushed, *writes], []
             self._is_busy = False
-            self._complete(waiting, self._failure)
+            self._complete(waiting, self.failure)
             return
         now_s = self._loop.now_s
         for write in writes:
@@ -244,9 +244,9 @@ class SimulatedWriter:
 
     def _distrust(self, what: str) -> DiskFailed:
         """A disk that failed once is not written to again."""
-        self._failure = DiskFailed(f"the disk failed: {what}")
+        self.failure = DiskFailed(f"the disk failed: {what}")
         self._disk.distrusted_by = self._process
-        return self._failure
+        return self.failure
 
     def _go_on(self) -> None:
         if self._due_s is not None and self._due_s <= self._loop.now_s:
@@ -293,7 +293,7 @@ class SimulatedStore(Store):
 
     def free_bytes(self) -> int:
         room_bytes = 1 << 40 if self._disk.room_bytes is None else self._disk.room_bytes
-        return 0 if self._disk.is_full else room_bytes
+        return 0 if self._disk.is_full or self.failure is not None else room_bytes
 
     def forget_cached(self) -> None:
         """Nothing: this disk is always read itself."""
