@@ -14,6 +14,10 @@ file, which RocksDB itself syncs before it removes the log; such a file counts a
 To list them takes five calls of the system, 0.06 ms that a record in flight waits for. So each write is looked for where the last one
 went (`wrote`): a log that has grown got it, because only one at a time is written to, and only by who calls this. Where every write
 since the last sync was found so, the newest log of that sync is still the newest, and there is nothing else to sync.
+
+A log that ends early counts as one whose tail was never confirmed, and recovery goes on with the next one: where the system had
+written that one's bytes to the disk by itself, and a power failure took the tail of the older, a link would have a hole. So
+a log that has a successor is synced as soon as that is seen, however long a flush may wait.
 """
 
 from __future__ import annotations
@@ -35,10 +39,12 @@ class LogFiles:
         self._is_newest_known = False
 
     def wrote(self) -> None:
-        """A write to the log has returned; to be called behind each. Raises OSError."""
+        """A write to the log has returned; to be called behind each. Where it began another, all are synced. Raises OSError."""
         if self._is_newest_known:
             before, self._size_bytes = self._size_bytes, os.fstat(self._open[self._newest]).st_size
             self._is_newest_known = self._size_bytes > before
+            if not self._is_newest_known:
+                self.sync()
 
     def sync(self) -> None:
         """Everything that was written before the call is durable after it. Raises OSError; then nothing is known."""
