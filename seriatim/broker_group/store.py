@@ -53,6 +53,8 @@ _OF_RECORDS: Final = (SUFFIX, ".sst", ".blob")
 """The names of the files that hold records end so."""
 BLOB_BYTES: Final = 4096
 MEMORY_BYTES: Final = 64 * 1024 * 1024
+NOTES_BYTES: Final = 8 * 1024 * 1024
+"""Of one of RocksDB's own accounts of what it does (LOG): a thousandth of all that is ever written, and no retention lets go of it."""
 CHAIN_FLUSH_S: Final = 0.1
 """A copy of a chain is flushed within that, if nothing else is: it matters only where ZooKeeper loses its own."""
 
@@ -520,4 +522,5 @@ def _options() -> rocksdict.Options:
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_open_files(512)
     options.set_keep_log_file_num(3)
+    options.set_max_log_file_size(NOTES_BYTES)
     return options

@@ -682,6 +682,23 @@ def test_the_log_that_a_write_went_to_is_synced_whenever_the_database_begins_ano
     database.close()
 
 
+def test_what_rocksdb_notes_of_itself_doesn_t_grow_with_all_that_is_ever_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MEMORY_BYTES", 64 * 1024)
+    monkeypatch.setattr(store_module, "NOTES_BYTES", 64 * 1024)
+    record = replace(RECORD, durability=Durability.ASYNC, flush_ms=20)
+
+    async def scenario(store: Store) -> None:
+        for number in range(40):
+            await fill(store, record, batches(10, first_index=number * 100, size_bytes=15_000))
+
+    in_the_database(scenario, tmp_path)
+    notes = list((tmp_path / "data").glob("LOG*"))
+    assert len(notes) > 1, "it had more to say than goes into one"
+    assert sum(path.stat().st_size for path in notes) < 4 * 64 * 1024
+
+
 def test_a_power_failure_while_a_log_has_a_successor_leaves_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
