@@ -29,6 +29,7 @@ from seriatim.producer.sources.postgres.errors import (
     SlotBusy,
     SlotGivenUp,
     SourceLost,
+    TablesChanged,
 )
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
@@ -108,7 +109,7 @@ class PostgresCapture:
                 self._serve()
             except Deposed:
                 _log.info("capture deposed slot=%s", self._slot)
-            except (ResumePointUnknown, SlotBusy, SourceLost, psycopg.OperationalError) as error:
+            except (ResumePointUnknown, SlotBusy, SourceLost, TablesChanged, psycopg.OperationalError) as error:
                 _log.warning("capture waits slot=%s reason=%s", self._slot, str(error).strip())
                 self._stopped.wait(self._retry_s)
 
@@ -195,6 +196,7 @@ class PostgresCapture:
         with closing(catalog.connect(self._dsn)) as reader:
             ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
+            catalog.hold_tables(reader, tables)
             writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
             self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:

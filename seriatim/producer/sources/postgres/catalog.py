@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,8 +14,9 @@ from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
-from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost
+from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, TablesChanged
 from seriatim.producer.sources.postgres.replication import conninfo
+from seriatim.protocol.postgres import in_a_line
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 OLDEST_VERSION = 150000
@@ -53,6 +55,12 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
    AND pg_get_replica_identity_index(c.oid) IS NULL
    AND (%(is_all)s OR c.oid IN (SELECT oid FROM wanted)) ORDER BY 1, 2 LIMIT 1"""
 
+_REWRITTEN = """
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relfilenode <> pg_relation_filenode(c.oid)
+   AND c.oid IN (SELECT unnest(%(oids)s::oid[]) UNION SELECT t.relid FROM unnest(%(oids)s::oid[]) o, pg_partition_tree(o) t)
+ ORDER BY 1, 2 LIMIT 1"""
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -69,11 +77,13 @@ class CapturedTable:
 
     Attributes:
         relation: its description, as the log gives it.
+        place: the table as SQL names it; with ONLY, where it stands for no other.
         query: the statement that reads it.
         estimated_rows: the planner's estimate; 0 for unknown.
     """
 
     relation: Relation
+    place: str
     query: str
     estimated_rows: int
 
@@ -211,8 +221,9 @@ def published_tables(connection: Connection, publication: str) -> list[CapturedT
         names = ", ".join(quote_name(column.name) for column in described)
         only = "" if kind == "p" else "ONLY "
         where = f" WHERE {row_filter}" if row_filter else ""
-        query = f"COPY (SELECT {names} FROM {only}{quote_name(schema)}.{quote_name(name)}{where}) TO STDOUT"  # noqa: S608 - quoted
-        tables.append(CapturedTable(relation, query, estimate))
+        place = f"{only}{quote_name(schema)}.{quote_name(name)}"
+        query = f"COPY (SELECT {names} FROM {place}{where}) TO STDOUT"  # noqa: S608 - quoted
+        tables.append(CapturedTable(relation, place, query, estimate))
     return tables
 
 
@@ -253,19 +264,46 @@ def start_snapshot(connection: Connection, name: str) -> int:
     return int(str(_one(connection, "SELECT (extract(epoch FROM now()) * 1000)::bigint")))
 
 
+def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None:
+    """Keep tables as they are until the snapshot's transaction ends, as pg_dump does.
+
+    To a snapshot that is older a table that ALTER TABLE has written anew is empty (PostgreSQL manual, "Caveats" of MVCC), and the log
+    doesn't hold what was written so. The snapshot shows the file that a table had; what the function shows is the present one.
+
+    Raises:
+        CaptureRefused: this role may not read one.
+        TablesChanged: one was written anew, or dropped, since the snapshot.
+    """
+    for table in tables:
+        with _reading(table):
+            connection.execute(f"LOCK TABLE {table.place} IN ACCESS SHARE MODE".encode())
+    oids = [table.relation.oid for table in tables]
+    row = connection.execute(_REWRITTEN, {"oids": oids}).fetchone()
+    if row is not None:
+        raise TablesChanged(f"table {row[0]}.{row[1]} was written anew while the snapshot began")
+
+
 def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, None, None]:
     """The rows of a table, as lines of COPY's text without their newlines.
 
     Raises:
         CaptureRefused: this role may not read it, or not all of it.
+        TablesChanged: a column of it was dropped since the snapshot.
     """
+    with _reading(table), connection.cursor().copy(table.query.encode()) as copy:
+        for block in copy:
+            yield bytes(block).removesuffix(b"\n")
+
+
+@contextmanager
+def _reading(table: CapturedTable) -> Iterator[None]:
+    name = f"{table.relation.schema}.{table.relation.name}"
     try:
-        with connection.cursor().copy(table.query.encode()) as copy:
-            for block in copy:
-                yield bytes(block).removesuffix(b"\n")
+        yield
     except psycopg.errors.InsufficientPrivilege as error:
-        name = f"{table.relation.schema}.{table.relation.name}"
-        raise CaptureRefused(f"table {name} can't be read: {str(error).strip()}", table=name) from error
+        raise CaptureRefused(f"table {name} can't be read: {in_a_line(error)}", table=name) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
+        raise TablesChanged(f"table {name} was changed while the snapshot began: {in_a_line(error)}") from error
 
 
 def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:

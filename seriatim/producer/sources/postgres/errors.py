@@ -97,6 +97,13 @@ class SlotBusy(WorldError):
     code = "slot-busy"
 
 
+class TablesChanged(WorldError):
+    """A table was written anew, changed or dropped between the slot's making and the snapshot's first row. A retry, with a new slot, helps."""
+
+    code = "tables-changed"
+    next_step = "the snapshot begins again by itself"
+
+
 class MalformedLog(BugError):
     """A message of the log can't be read, or comes where it can't come."""
 

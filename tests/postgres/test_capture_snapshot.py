@@ -1,0 +1,101 @@
+"""A snapshot beside changes of the tables themselves, and under settings that end long work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from seriatim.producer.sources.postgres.replication import ReplicationConnection
+from tests.postgres.test_capture import (
+    Queue,
+    Sender,
+    last_commit_of,
+    replayed,
+    running,
+    sql,
+    table_rows,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def dsn(new_database: Callable[[], str]) -> str:
+    made = new_database()
+    for table in "ab":
+        sql(made, f"CREATE TABLE {table} (id int PRIMARY KEY, n int)", f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+    return made
+
+
+def captured(dsn: str, sender: Sender) -> Queue:
+    """What is in the queue once a row that was inserted after the snapshot is."""
+    with running(dsn, sender) as run:
+        wait_for(lambda: any(change.op == "snapshot_end" for change in sender.queue.changes()), run)
+        sql(dsn, "INSERT INTO a VALUES (7, 7)")
+        wait_for(lambda: last_commit_of(sender.queue, 7), run)
+    return sender.queue
+
+
+def after_the_first_slot(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
+    make = ReplicationConnection.create_slot
+    waiting = [do]
+
+    def make_and_do(self: ReplicationConnection, slot: str) -> tuple[int, str]:
+        made = make(self, slot)
+        if waiting:
+            waiting.pop()()
+        return made
+
+    monkeypatch.setattr(ReplicationConnection, "create_slot", make_and_do)
+
+
+@pytest.mark.parametrize(
+    "change", ["ALTER TABLE b ALTER n TYPE bigint", "ALTER TABLE b DROP n", "ALTER TABLE b RENAME TO c", "DROP TABLE b"]
+)
+def test_a_table_that_changes_just_before_it_is_read_is_copied_as_it_is(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """To a snapshot from before it, a table that was written anew is empty."""
+    after_the_first_slot(monkeypatch, lambda: sql(dsn, change))
+    queue = captured(dsn, Sender(Queue()))
+    tables = "a" if change.startswith("DROP") else "ac" if "RENAME" in change else "ab"
+    assert replayed(queue) == {key: row for table in tables for key, row in table_rows(dsn, table).items()}
+
+
+class Altering(Sender):
+    """Somebody writes the second table anew when the first one's rows are on their way."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(Queue())
+        self.dsn = dsn
+        self.is_altered = False
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        super().send(value, key, seq, source)
+        if value.startswith(b'{"op":"r"') and not self.is_altered:
+            self.is_altered = True
+            with psycopg.connect(self.dsn, autocommit=True) as connection:
+                connection.execute("SET lock_timeout = 300")
+                with suppress(psycopg.errors.LockNotAvailable):
+                    connection.execute("ALTER TABLE b ALTER n TYPE bigint")
+
+
+def test_no_table_is_written_anew_before_its_turn(dsn: str) -> None:
+    queue = captured(dsn, Altering(dsn))
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+
+
+def test_partitions_that_are_read_through_their_table_count(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql(
+        dsn,
+        "CREATE TABLE c (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE c1 PARTITION OF c DEFAULT",
+        "INSERT INTO c VALUES (1, 1)",
+        "CREATE PUBLICATION pub FOR TABLE a, c WITH (publish_via_partition_root)",
+    )
+    after_the_first_slot(monkeypatch, lambda: sql(dsn, "ALTER TABLE c ALTER n TYPE bigint"))
+    assert replayed(captured(dsn, Sender(Queue()))) == table_rows(dsn, "a") | table_rows(dsn, "c")
