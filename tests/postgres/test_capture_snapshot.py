@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -40,17 +42,20 @@ def captured(dsn: str, sender: Sender) -> Queue:
     return sender.queue
 
 
-def after_the_first_slot(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
+def after_the_first_slot(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[int]:
+    """Where slots are made, in the end."""
     make = ReplicationConnection.create_slot
-    waiting = [do]
+    points: list[int] = []
 
     def make_and_do(self: ReplicationConnection, slot: str) -> tuple[int, str]:
         made = make(self, slot)
-        if waiting:
-            waiting.pop()()
+        points.append(made[0])
+        if len(points) == 1:
+            do()
         return made
 
     monkeypatch.setattr(ReplicationConnection, "create_slot", make_and_do)
+    return points
 
 
 @pytest.mark.parametrize(
@@ -99,3 +104,36 @@ def test_partitions_that_are_read_through_their_table_count(dsn: str, monkeypatc
     )
     after_the_first_slot(monkeypatch, lambda: sql(dsn, "ALTER TABLE c ALTER n TYPE bigint"))
     assert replayed(captured(dsn, Sender(Queue()))) == table_rows(dsn, "a") | table_rows(dsn, "c")
+
+
+class Blocked(Sender):
+    """The queue takes nothing for a second behind the snapshot's first record."""
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        super().send(value, key, seq, source)
+        if self.sent == 1:
+            time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "statement_timeout",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+        "transaction_timeout",
+    ],
+)
+def test_time_outs_of_a_database_end_no_snapshot(dsn: str, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """A statement waits for a lock for a second, and a transaction for the queue, where either may take 300 ms."""
+    sql(dsn, f"ALTER DATABASE {dsn.rpartition('/')[2]} SET {setting} = 300")
+
+    def lock_for_a_second() -> None:
+        holding = psycopg.connect(dsn, options=f"-c {setting}=0")
+        holding.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+        threading.Timer(1, holding.close).start()
+
+    slots = after_the_first_slot(monkeypatch, lock_for_a_second)
+    queue = captured(dsn, Blocked(Queue()))
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+    assert len(slots) == 1

@@ -258,6 +258,8 @@ def start_snapshot(connection: Connection, name: str) -> int:
 
     With `row_security` off a query that policies would take rows from fails (PostgreSQL manual, "Row Security Policies").
     """
+    # Not every version has this one, so it can't be set when connecting, as the others are.
+    connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'")
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
     connection.execute("SET LOCAL row_security = off")

@@ -36,6 +36,13 @@ STATUS_INTERVAL_S: Final = 2.0
 """A status goes out at least this often."""
 _SENDER_TIMEOUT: Final = "20s"
 """A slot is free again so long after the machine of its capture died without a word; PostgreSQL's default is a minute."""
+_NO_TIMEOUTS: Final = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+"""A role's or a database's may be for a web application; a snapshot takes hours, and would begin again for ever."""
 
 
 def conninfo(dsn: str, **more: str) -> str:
@@ -47,7 +54,7 @@ def conninfo(dsn: str, **more: str) -> str:
 
 def _options() -> dict[str, str]:
     settings = {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
-    return {**settings, **SERVER_SETTINGS, "wal_sender_timeout": _SENDER_TIMEOUT}
+    return {**settings, **SERVER_SETTINGS, **_NO_TIMEOUTS, "wal_sender_timeout": _SENDER_TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True)
