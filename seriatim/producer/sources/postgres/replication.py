@@ -5,11 +5,14 @@ psycopg has no API for it, but its `PGconn` has all that is needed: simple queri
 
 from __future__ import annotations
 
+import os
 import select
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import psycopg
@@ -45,11 +48,17 @@ _NO_TIMEOUTS: Final = {
 """A role's or a database's may be for a web application; a snapshot takes hours, and would begin again for ever."""
 
 
-def conninfo(dsn: str, **more: str) -> str:
-    """The DSN with the settings that values are written as text under, and with those that notice a silent server, or client."""
-    options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _options().items())
-    defaults = defaults_beside(conninfo_to_dict(dsn))
-    return make_conninfo(dsn, client_encoding="UTF8", options=options, **defaults, **more)
+def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **more: str) -> str:
+    """The DSN with the settings that values are written as text under, and with those that notice a silent server, or client.
+
+    What the DSN, or PGOPTIONS, has of options stays, before ours: a role to act as, or where a hosted database is.
+    """
+    given = conninfo_to_dict(dsn)
+    ours = " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in {**_options(), **settings}.items()
+    )
+    options = f"{given.get('options') or os.environ.get('PGOPTIONS', '')} {ours}".strip()
+    return make_conninfo(dsn, client_encoding="UTF8", options=options, **defaults_beside(given), **more)
 
 
 def _options() -> dict[str, str]:
