@@ -9,6 +9,7 @@ import pytest
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
+from tests.postgres.test_capture import Queue, Sender, last_commit_of, running, sql, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -33,3 +34,22 @@ def test_options_of_a_dsn_count_but_for_those_that_values_are_written_under(
     monkeypatch.setenv("PGOPTIONS", "-c work_mem=888kB")
     assert shown(dsn) == ("888kB", "ISO, YMD")
     assert shown(f"{dsn}?options={_OWN}") == ("777kB", "ISO, YMD")
+
+
+def test_a_name_that_is_a_value_means_the_same_under_every_search_path(new_database: Callable[[], str]) -> None:
+    dsn = new_database()
+    sql(
+        dsn,
+        "CREATE SCHEMA app",
+        f"ALTER DATABASE {dsn.rpartition('/')[2]} SET search_path = app",
+        "CREATE TABLE app.items (id int PRIMARY KEY, place regclass)",
+        "CREATE TABLE public.items (id int PRIMARY KEY)",
+        "INSERT INTO app.items VALUES (1, 'app.items'), (2, 'public.items')",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue), tables=("items",)) as run:
+        wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+        sql(dsn, "INSERT INTO app.items SELECT id + 2, place FROM app.items ORDER BY id")
+        wait_for(lambda: last_commit_of(queue, 4), run)
+    rows = {change.after["id"]: change.after["place"] for change in queue.rows() if change.after is not None}
+    assert rows == {1: "app.items", 2: "public.items", 3: "app.items", 4: "public.items"}

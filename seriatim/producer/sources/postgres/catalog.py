@@ -15,7 +15,7 @@ from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
 from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, TablesChanged
-from seriatim.producer.sources.postgres.replication import conninfo
+from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, conninfo
 from seriatim.protocol.postgres import in_a_line
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -262,7 +262,8 @@ def start_snapshot(connection: Connection, name: str) -> int:
     connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'")
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
-    connection.execute("SET LOCAL row_security = off")
+    for setting, value in {"row_security": "off", **PLAIN_NAMES}.items():
+        connection.execute("SELECT set_config(%s, %s, true)", (setting, value))
     return int(str(_one(connection, "SELECT (extract(epoch FROM now()) * 1000)::bigint")))
 
 

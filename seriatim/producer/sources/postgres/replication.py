@@ -29,6 +29,8 @@ from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
 _OBJECT_IN_USE: Final = "55006"
 _NOT_IN_STATE: Final = "55000"
 _REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
+PLAIN_NAMES: Final = {"search_path": ""}
+"""A name that is a value (regclass, regproc, …) is written with its schema, so that it means the same under every path; as PostgreSQL's own subscribers ask."""
 _DATA = ord("w")
 _KEEPALIVE = ord("k")
 _DATA_HEAD = struct.Struct(">xQQq")
@@ -89,7 +91,7 @@ class ReplicationConnection:
         Raises:
             SourceLost: the server can't be reached, or refuses.
         """
-        info = conninfo(dsn, replication="database", application_name="seriatim-capture")
+        info = conninfo(dsn, PLAIN_NAMES, replication="database", application_name="seriatim-capture")
         self._connection = pq.PGconn.connect(info.encode())
         if self._connection.status != pq.ConnStatus.OK:
             message = self._connection.get_error_message()
