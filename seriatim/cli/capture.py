@@ -107,7 +107,10 @@ def postgres(
         sender = CaptureSender(
             producer, on_elected=report.elected, on_waiting=report.waiting, connect_timeout_s=connect_timeout
         )
-        running = PostgresCapture(dsn, slot, publication or slot, tables or (), sender, on_progress=report.snapshot)
+        running = PostgresCapture(
+            dsn, slot, publication or slot, tables or (), sender,
+            on_progress=report.snapshot, on_waiting=report.waiting,
+        )  # fmt: skip
         answers = answering(health_listen, is_ready=lambda: producer.is_connected, is_elected=sender.is_elected)
         with _on_signals(running.stop), report.regularly(sender), answers:
             running.run()

@@ -45,7 +45,7 @@ PostgreSQL doesn't count the time within a COPY or a pipeline, nor after a pipel
 """
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: Exception | str) -> str:
     """What libpq says, which breaks it into lines with tabs."""
     return " ".join(str(error).split())
 

@@ -47,13 +47,13 @@ def seriatim(coordinator, *arguments):
 class Capture:
     """A capture process; `events` is what it has printed."""
 
-    def __init__(self, coordinator, dsn, queue, output):
+    def __init__(self, coordinator, dsn, queue, output, *more):
         self.output = output
         self.errors = output.with_suffix(".err")
         command = (*SERIATIM, "capture", "postgres", "--dsn", dsn, "--queue", queue, "--coordinator", coordinator)
         with output.open("w") as out, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                (*command, "--json"), stdout=out, stderr=errors, env=os.environ | ENVIRONMENT
+                (*command, "--json", *more), stdout=out, stderr=errors, env=os.environ | ENVIRONMENT
             )
 
     @property
@@ -147,3 +147,18 @@ def test_what_can_t_be_captured_is_said_in_one_line(coordinator, dsn):
         connection.execute("DROP TABLE keyless")
     assert refused.returncode == 2
     assert "REPLICA IDENTITY" in refused.stderr
+
+
+def test_what_the_database_refuses_is_waited_for_and_told_as_an_event(coordinator, dsn, tmp_path):
+    assert seriatim(coordinator, "queue", "create", "refused").returncode == 0
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE plain LOGIN; CREATE PUBLICATION plain FOR ALL TABLES")
+    capture = Capture(
+        coordinator, dsn.replace("postgres@", "plain@"), "refused", tmp_path / "one", "--publication=plain"
+    )
+    with running(capture):
+        wait_until(lambda: capture.has("elected") and capture.events[-1]["event"] == "waiting")
+        assert "permission denied to start WAL sender" in capture.events[-1]["reason"]
+        capture.process.send_signal(signal.SIGTERM)
+        assert capture.process.wait(60) == 0
+    assert capture.errors.read_text() == ""

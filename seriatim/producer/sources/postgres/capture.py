@@ -33,6 +33,7 @@ from seriatim.producer.sources.postgres.errors import (
 )
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+from seriatim.protocol.postgres import in_a_line
 
 _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
@@ -62,6 +63,7 @@ class PostgresCapture:
         heartbeat_s: float = 3.0,
         retry_s: float = 1.0,
         on_progress: Callable[[SnapshotProgress], None] | None = None,
+        on_waiting: Callable[[str], None] | None = None,
     ) -> None:
         """Nothing is connected before `run`.
 
@@ -74,6 +76,7 @@ class PostgresCapture:
             heartbeat_s: least time between two heartbeats.
             retry_s: pause before a lost database or a busy slot is tried again.
             on_progress: told now and then while a snapshot is sent.
+            on_waiting: told, in a line, what of the database is waited for, whenever that changes.
         """
         self._dsn = dsn
         self._slot = slot
@@ -83,6 +86,8 @@ class PostgresCapture:
         self._heartbeat_ms = int(heartbeat_s * 1000)
         self._retry_s = retry_s
         self._on_progress = on_progress
+        self._on_waiting = on_waiting
+        self._reason = ""
         self._stopped = threading.Event()
         self._timeline: tuple[str, int] | None = None
 
@@ -109,9 +114,19 @@ class PostgresCapture:
                 self._serve()
             except Deposed:
                 _log.info("capture deposed slot=%s", self._slot)
-            except (ResumePointUnknown, SlotBusy, SourceLost, TablesChanged, psycopg.OperationalError) as error:
-                _log.warning("capture waits slot=%s reason=%s", self._slot, str(error).strip())
+            except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
+            except (SlotBusy, SourceLost, TablesChanged, psycopg.OperationalError) as error:
+                self._wait_for(in_a_line(error))
+                self._stopped.wait(self._retry_s)
+
+    def _wait_for(self, reason: str) -> None:
+        if reason == self._reason:
+            return
+        self._reason = reason
+        _log.info("capture waits slot=%s reason=%s", self._slot, reason)
+        if self._on_waiting is not None:
+            self._on_waiting(reason)
 
     # ------------------------------------------------------------------------------------------------- a term
 
@@ -242,6 +257,7 @@ class PostgresCapture:
             heartbeat_ms=self._heartbeat_ms,
         )
         replication.start(self._slot, self._publication, step.confirmed_lsn)
+        self._reason = ""
         while not self._stopped.is_set():
             if not self._sender.is_elected():
                 raise Deposed

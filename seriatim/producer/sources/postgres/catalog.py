@@ -97,7 +97,7 @@ def connect(dsn: str) -> Connection:
     try:
         return psycopg.connect(conninfo(dsn, application_name="seriatim-capture"), autocommit=True)
     except psycopg.Error as error:
-        raise SourceLost(f"no connection to the source database: {str(error).strip()}") from error
+        raise SourceLost(f"no connection to the source database: {in_a_line(error)}") from error
 
 
 def check_server(connection: Connection) -> None:

@@ -24,7 +24,7 @@ from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
 from seriatim.protocol.change import TEXT_SETTINGS
-from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside
+from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
 
 _OBJECT_IN_USE: Final = "55006"
 _NOT_IN_STATE: Final = "55000"
@@ -96,7 +96,7 @@ class ReplicationConnection:
         if self._connection.status != pq.ConnStatus.OK:
             message = self._connection.get_error_message()
             self._connection.finish()
-            raise SourceLost(f"no replication connection to the source database: {message.strip()}")
+            raise SourceLost(f"no replication connection to the source database: {in_a_line(message)}")
         self._lock = threading.Lock()
         self._received_lsn = 0
         self._confirmed_lsn = 0
@@ -155,7 +155,7 @@ class ReplicationConnection:
             try:
                 self._connection.consume_input()
             except psycopg.OperationalError as error:
-                raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+                raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
             return self._drain()
 
     def report(self, confirmed_lsn: int) -> None:
@@ -189,7 +189,7 @@ class ReplicationConnection:
             try:
                 size, view = self._connection.get_copy_data(1)
             except psycopg.OperationalError as error:
-                raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+                raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
             if size == 0:
                 break
             if size < 0:
@@ -218,7 +218,7 @@ class ReplicationConnection:
             self._connection.put_copy_data(status)
             self._connection.flush()
         except psycopg.OperationalError as error:
-            raise SourceLost(f"the stream broke: {str(error).strip()}") from error
+            raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
         self._status_sent_s = time.monotonic()
 
     def _repeat_status(self) -> None:
@@ -247,7 +247,7 @@ class ReplicationConnection:
         if result is None:
             return SourceLost("the source database ended the stream")
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        message = result.get_error_message().strip() or "the source database ended the stream"
+        message = in_a_line(result.get_error_message()) or "the source database ended the stream"
         if state == _OBJECT_IN_USE:
             return SlotBusy(message)
         if state in _REFUSALS:
