@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from seriatim.producer.sources.postgres import catalog
+from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.resume import Kept, Stream, TakeSnapshot
 from seriatim.producer.sources.postgres.errors import CaptureRefused, ResumePointUnknown, RowsHidden
@@ -34,7 +35,13 @@ class SnapshotFirst(PostgresCapture):
     """The planted wrong rule: the tables are read as they were before the slot was made."""
 
     def _take_snapshot(
-        self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, timeline: int, db: str
+        self,
+        replication: ReplicationConnection,
+        attendant: Attendant,
+        step: TakeSnapshot,
+        system_id: str,
+        timeline: int,
+        db: str,
     ) -> Stream:
         make = replication.create_slot
         with closing(catalog.connect(self._dsn)) as earlier:
@@ -42,7 +49,7 @@ class SnapshotFirst(PostgresCapture):
             row = earlier.execute("SELECT pg_export_snapshot()").fetchone()
             assert row is not None
             replication.create_slot = lambda slot: (make(slot)[0], row[0])  # type: ignore[method-assign]
-            return super()._take_snapshot(replication, step, system_id, timeline, db)
+            return super()._take_snapshot(replication, attendant, step, system_id, timeline, db)
 
 
 def copied(dsn: str, kind: type[PostgresCapture], monkeypatch: pytest.MonkeyPatch) -> Queue:

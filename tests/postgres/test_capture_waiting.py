@@ -6,10 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
+import psycopg
 import pytest
 
 from seriatim.producer.sources.postgres.capture import PostgresCapture
-from tests.postgres.test_capture import SLOT, Queue, Sender, last_commit_of, sql, streaming, wait_for
+from tests.postgres.test_capture import (
+    SLOT,
+    Queue,
+    Sender,
+    last_commit_of,
+    one,
+    replayed,
+    sql,
+    streaming,
+    table_rows,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -19,23 +31,22 @@ class Told:
 
     def __init__(self, dsn: str) -> None:
         self.queue = Queue()
+        self.sender = Sender(self.queue)
         self.reasons: list[str] = []
-        self.capture = PostgresCapture(
-            dsn, SLOT, "pub", (), Sender(self.queue), retry_s=0.05, on_waiting=self.reasons.append
-        )
+        self.capture = PostgresCapture(dsn, SLOT, "pub", (), self.sender, retry_s=0.05, on_waiting=self.reasons.append)
         self.thread = Thread(target=self.capture.run)
 
 
 @contextmanager
 def told(dsn: str) -> Iterator[Told]:
-    one = Told(dsn)
-    one.thread.start()
+    capture = Told(dsn)
+    capture.thread.start()
     try:
-        yield one
+        yield capture
     finally:
-        one.capture.stop()
-        one.thread.join(60)
-        assert not one.thread.is_alive()
+        capture.capture.stop()
+        capture.thread.join(60)
+        assert not capture.thread.is_alive()
 
 
 @pytest.fixture
@@ -68,3 +79,28 @@ def test_what_the_database_refuses_is_told_once_and_in_a_line(
         wait_for(lambda: last_commit_of(capture.queue, 1))
     assert not [reason for reason in capture.reasons if "\n" in reason or "\t" in reason]
     assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+
+
+@pytest.mark.parametrize("held", ["INSERT INTO a VALUES (1, 1)", "LOCK TABLE a IN ACCESS EXCLUSIVE MODE"])
+def test_who_holds_up_the_start_is_told_and_a_stop_doesn_t_wait_for_them(dsn: str, held: str) -> None:
+    """The slot waits for a transaction that has written, the snapshot for a lock."""
+    with psycopg.connect(dsn, application_name="migration") as holding:
+        holding.execute(held.encode())
+        with told(dsn) as capture:
+            wait_for(lambda: capture.reasons)
+        pid = holding.info.backend_pid
+        assert f"process {pid} (postgres, migration, idle in transaction, since " in capture.reasons[0]
+        assert len(capture.reasons) == 1
+    with told(dsn) as capture:
+        wait_for(lambda: streaming(capture.queue))
+    assert replayed(capture.queue) == table_rows(dsn, "a")
+
+
+def test_who_is_deposed_doesn_t_hold_the_slots_name_up(dsn: str) -> None:
+    with psycopg.connect(dsn) as holding:
+        holding.execute("INSERT INTO a VALUES (1, 1)")
+        with told(dsn) as capture:
+            wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap' AND active"))
+            capture.sender.is_over = True
+            wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0)
+    assert not capture.reasons

@@ -20,5 +20,5 @@ Promises.
 Who uses what: `capture.PostgresCapture` is the loop; `sender.OrderedSender` is what it sends through,
 `producing.CaptureSender` that over the producer library; `core` decides
 and encodes, `replication` speaks the streaming protocol, `catalog` asks about tables, slots and publications,
-`snapshot` reads tables.
+`snapshot` reads tables, `attendant` looks after what has to wait in the database.
 """

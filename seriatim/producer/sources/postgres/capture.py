@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 import psycopg
 
 from seriatim.producer.sources.postgres import catalog
+from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
@@ -105,8 +106,7 @@ class PostgresCapture:
             TransactionTooLarge, LogTooFar: a seq can't be given.
             SourceLost: the database could not be reached at the start; later it is waited for.
         """
-        with closing(catalog.connect(self._dsn)) as connection:
-            self._check(connection)
+        self._check_at_start()
         while not self._stopped.is_set():
             if not self._sender.wait_until_elected(_POLL_S * 5):
                 continue
@@ -130,6 +130,16 @@ class PostgresCapture:
 
     # ------------------------------------------------------------------------------------------------- a term
 
+    def _check_at_start(self) -> None:
+        attendant = Attendant(self._dsn, lambda: not self._stopped.is_set(), self._wait_for)
+        with closing(catalog.connect(self._dsn)) as connection, attendant:
+            attendant.attend(connection)
+            try:
+                self._check(connection)
+            except psycopg.OperationalError as error:
+                if not self._stopped.is_set():  # else it was cancelled for that
+                    raise SourceLost(f"the source database ended the connection: {in_a_line(error)}") from error
+
     def _check(self, connection: catalog.Connection) -> bool:
         """Refuse what can't be captured; whether the publication exists."""
         catalog.check_server(connection)
@@ -146,28 +156,45 @@ class PostgresCapture:
             closing(catalog.connect(self._dsn)) as connection,
             closing(ReplicationConnection(self._dsn)) as replication,
         ):
-            exists = self._check(connection)
-            system_id, timeline, db = replication.identify()
-            self._check_timeline(system_id, timeline)
-            step = plan(
-                system_id=system_id,
-                timeline=timeline,
-                db=db,
-                slot_name=self._slot,
-                slot=catalog.find_slot(connection, self._slot),
-                kept=self._sender.kept(),
-                log_end=catalog.log_end(connection),
-            )
-            if isinstance(step, GiveUpSlot):
-                self._give_up_slot(replication, step)
-            if isinstance(step, TakeSnapshot):
-                self._publish(connection, exists=exists)
-                step = self._take_snapshot(replication, step, system_id, timeline, db)
-            elif not exists:
-                raise CaptureGap(
-                    f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
-                )
+            step, db = self._attended(connection, replication)
             self._stream(connection, replication, step, db)
+
+    def _attended(self, connection: catalog.Connection, replication: ReplicationConnection) -> tuple[Stream, str]:
+        """Get to where the stream begins. What isn't wanted any more is broken off, also where the server has to wait."""
+        with Attendant(self._dsn, self._is_wanted, self._wait_for) as attendant:
+            attendant.attend(connection)
+            attendant.attend(replication.session)
+            try:
+                return self._prepare(connection, replication, attendant)
+            except (SourceLost, psycopg.OperationalError):
+                self._watch()  # cancelled for that
+                raise
+
+    def _prepare(
+        self, connection: catalog.Connection, replication: ReplicationConnection, attendant: Attendant
+    ) -> tuple[Stream, str]:
+        exists = self._check(connection)
+        system_id, timeline, db = replication.identify()
+        self._check_timeline(system_id, timeline)
+        step = plan(
+            system_id=system_id,
+            timeline=timeline,
+            db=db,
+            slot_name=self._slot,
+            slot=catalog.find_slot(connection, self._slot),
+            kept=self._sender.kept(),
+            log_end=catalog.log_end(connection),
+        )
+        if isinstance(step, GiveUpSlot):
+            self._give_up_slot(replication, step)
+        if isinstance(step, TakeSnapshot):
+            self._publish(connection, exists=exists)
+            step = self._take_snapshot(replication, attendant, step, system_id, timeline, db)
+        elif not exists:
+            raise CaptureGap(
+                f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
+            )
+        return step, db
 
     def _publish(self, connection: catalog.Connection, *, exists: bool) -> None:
         """Have a publication of which a snapshot can be taken, or make none.
@@ -200,7 +227,13 @@ class PostgresCapture:
     # ----------------------------------------------------------------------------------------------- snapshot
 
     def _take_snapshot(
-        self, replication: ReplicationConnection, step: TakeSnapshot, system_id: str, timeline: int, db: str
+        self,
+        replication: ReplicationConnection,
+        attendant: Attendant,
+        step: TakeSnapshot,
+        system_id: str,
+        timeline: int,
+        db: str,
     ) -> Stream:
         if step.drops_slot:
             _log.warning("capture drops slot=%s reason=its snapshot was never finished", self._slot)
@@ -209,6 +242,7 @@ class PostgresCapture:
         source = source_name(system_id, timeline, self._slot, consistent_point)
         _log.info("capture snapshot slot=%s at=%s source=%s", self._slot, format_lsn(consistent_point), source)
         with closing(catalog.connect(self._dsn)) as reader:
+            attendant.attend(reader)
             ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
             catalog.hold_tables(reader, tables)
@@ -240,8 +274,11 @@ class PostgresCapture:
 
     def _watch(self) -> None:
         """Leave a long piece of work when it is no longer wanted."""
-        if self._stopped.is_set() or not self._sender.is_elected():
+        if not self._is_wanted():
             raise Deposed
+
+    def _is_wanted(self) -> bool:
+        return not self._stopped.is_set() and self._sender.is_elected()
 
     # ------------------------------------------------------------------------------------------------- stream
 

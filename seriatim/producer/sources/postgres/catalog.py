@@ -62,6 +62,12 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
  ORDER BY 1, 2 LIMIT 1"""
 
 
+_HOLDER = """
+SELECT pid, usename, application_name, state, date_trunc('second', xact_start)::text
+  FROM unnest(%s::int[]) waiting, unnest(pg_blocking_pids(waiting)) pid LEFT JOIN pg_stat_activity USING (pid)
+ ORDER BY xact_start, pid LIMIT 1"""
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """A table that somebody named: oid, schema and name."""
@@ -330,6 +336,18 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
         return None
     plugin, db, is_active, confirmed, wal_status, invalidation = row
     return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation)
+
+
+def holder(connection: Connection, pids: Sequence[int]) -> str | None:
+    """Who makes one of these server processes wait, in a sentence; None where none waits for anybody."""
+    row = connection.execute(_HOLDER, (list(pids),)).fetchone()
+    if row is None:
+        return None
+    pid, role, application, state, since = row
+    if pid == 0:
+        return "a prepared transaction of the database has to end first: pg_prepared_xacts shows them"
+    who = ", ".join(str(each) for each in (role, application, state, since and f"since {since}") if each)
+    return f"a transaction of the database has to end first: process {pid} ({who})"
 
 
 def log_end(connection: Connection) -> int:

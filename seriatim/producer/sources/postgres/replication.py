@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq
@@ -83,7 +83,10 @@ class Keepalive:
 
 
 class ReplicationConnection:
-    """One connection in replication mode. Used by one thread, but for the status that a thread of its own repeats."""
+    """One connection in replication mode. Used by one thread, but for the status that a thread of its own repeats.
+
+    session: what psycopg makes of it, to cancel what it does.
+    """
 
     def __init__(self, dsn: str) -> None:
         """Connect.
@@ -92,11 +95,12 @@ class ReplicationConnection:
             SourceLost: the server can't be reached, or refuses.
         """
         info = conninfo(dsn, PLAIN_NAMES, replication="database", application_name="seriatim-capture")
-        self._connection = pq.PGconn.connect(info.encode())
-        if self._connection.status != pq.ConnStatus.OK:
-            message = self._connection.get_error_message()
-            self._connection.finish()
-            raise SourceLost(f"no replication connection to the source database: {in_a_line(message)}")
+        try:
+            self.session: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(info, autocommit=True)
+        except psycopg.Error as error:
+            raise SourceLost(f"no replication connection to the source database: {in_a_line(error)}") from error
+        self._connection = self.session.pgconn
+        self._connection.nonblocking = 0
         self._lock = threading.Lock()
         self._received_lsn = 0
         self._confirmed_lsn = 0
@@ -178,7 +182,7 @@ class ReplicationConnection:
         self._ended.set()
         if self._repeater is not None:
             self._repeater.join()
-        self._connection.finish()
+        self.session.close()
 
     # ---------------------------------------------------------------------------------------------- inside
 
