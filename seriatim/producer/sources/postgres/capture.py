@@ -20,6 +20,7 @@ from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
+from seriatim.producer.sources.postgres.core.naming import check_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
 from seriatim.producer.sources.postgres.errors import (
@@ -78,7 +79,11 @@ class PostgresCapture:
             retry_s: pause before a lost database or a busy slot is tried again.
             on_progress: told now and then while a snapshot is sent.
             on_waiting: told, in a line, what of the database is waited for, whenever that changes.
+
+        Raises:
+            InvalidArgument: no slot can have this name.
         """
+        check_slot(slot)
         self._dsn = dsn
         self._slot = slot
         self._publication = publication
@@ -105,7 +110,14 @@ class PostgresCapture:
             CaptureGap: going on would leave changes out.
             TransactionTooLarge, LogTooFar: a seq can't be given.
             SourceLost: the database could not be reached at the start; later it is waited for.
+            InvalidArgument: the DSN can't be read.
         """
+        try:
+            self._run()
+        except psycopg.Error as error:
+            raise CaptureRefused(f"the source database refuses: {in_a_line(error)}") from error
+
+    def _run(self) -> None:
         self._check_at_start()
         while not self._stopped.is_set():
             if not self._sender.wait_until_elected(_POLL_S * 5):

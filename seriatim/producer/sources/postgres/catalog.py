@@ -99,9 +99,11 @@ def connect(dsn: str) -> Connection:
 
     Raises:
         SourceLost: the server can't be reached, or refuses.
+        InvalidArgument: the DSN can't be read.
     """
+    info = conninfo(dsn, application_name="seriatim-capture")
     try:
-        return psycopg.connect(conninfo(dsn, application_name="seriatim-capture"), autocommit=True)
+        return psycopg.connect(info, autocommit=True)
     except psycopg.Error as error:
         raise SourceLost(f"no connection to the source database: {in_a_line(error)}") from error
 
@@ -111,7 +113,13 @@ def check_server(connection: Connection) -> None:
 
     Raises:
         CaptureRefused: too old, no logical log, or text in an unknown encoding.
+        SourceLost: a stand-by, whose log is that of another server.
     """
+    if _one(connection, "SELECT pg_is_in_recovery()"):
+        raise SourceLost(
+            "the source database is a stand-by, and only a primary is captured; a DSN may name all: "
+            "postgresql://a,b/db?target_session_attrs=read-write"
+        )
     if connection.info.server_version < OLDEST_VERSION:
         raise CaptureRefused("the source database has to be PostgreSQL 15 or newer")
     if _one(connection, "SHOW wal_level") != "logical":
@@ -145,11 +153,19 @@ def create_publication(connection: Connection, publication: str, tables: Sequenc
     """Make the publication: of these tables, or with none named of all.
 
     Raises:
-        CaptureRefused: a table doesn't exist.
+        CaptureRefused: a table doesn't exist, or this role may not publish it.
     """
     found = [sql.Identifier(named.schema, named.name) for named in resolve_all(connection, tables)]
     target = sql.SQL("TABLE ") + sql.SQL(", ").join(found) if found else sql.SQL("ALL TABLES")
-    connection.execute(sql.SQL("CREATE PUBLICATION {} FOR ").format(sql.Identifier(publication)) + target)
+    statement = sql.SQL("CREATE PUBLICATION {} FOR ").format(sql.Identifier(publication)) + target
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as error:
+        text = statement.as_string(connection)
+        raise CaptureRefused(
+            f"publication {publication} can't be made: {in_a_line(error)}; let somebody who may run: {text}",
+            statement=text,
+        ) from error
 
 
 def resolve_all(connection: Connection, tables: Sequence[str]) -> list[Named]:

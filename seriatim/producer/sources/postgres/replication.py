@@ -24,6 +24,7 @@ from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
 from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
 
 _OBJECT_IN_USE: Final = "55006"
@@ -54,8 +55,14 @@ def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **mor
     """The DSN with the settings that values are written as text under, and with those that notice a silent server, or client.
 
     What the DSN, or PGOPTIONS, has of options stays, before ours: a role to act as, or where a hosted database is.
+
+    Raises:
+        InvalidArgument: the DSN can't be read.
     """
-    given = conninfo_to_dict(dsn)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise InvalidArgument(f"the source's DSN can't be read: {in_a_line(error)}") from error
     ours = " ".join(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in {**_options(), **settings}.items()
     )

@@ -1,4 +1,4 @@
-"""Name of slot and publication where the user gives none: one of each for each queue.
+"""Names of slots, and those of slot and publication where the user gives none: one of each for each queue.
 
 Two captures that shared a slot would take each other's changes, so the queue's name is in it.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 from typing import Final
+
+from seriatim.protocol.errors import InvalidArgument
 
 NAME_BYTES: Final = 63
 """Longest name of a slot or publication (NAMEDATALEN - 1)."""
@@ -27,3 +29,13 @@ def default_slot(queue: str) -> str:
         return _PREFIX + plain
     digest = sha256(queue.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{(_PREFIX + plain)[: NAME_BYTES - _DIGEST_CHARACTERS - 1]}_{digest}"
+
+
+def check_slot(name: str) -> None:
+    """Refuse a name that PostgreSQL takes for no slot, before a publication is made for it.
+
+    Raises:
+        InvalidArgument: it is too long, empty, or has other characters.
+    """
+    if re.fullmatch(rf"[a-z0-9_]{{1,{NAME_BYTES}}}", name) is None:
+        raise InvalidArgument(f"{name!r} is no name of a slot: 1 to {NAME_BYTES} of a-z, 0-9 and _")
