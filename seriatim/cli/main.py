@@ -19,6 +19,7 @@ import click
 
 from seriatim import __version__
 from seriatim.cli import exits
+from seriatim.cli.options import TEXT
 
 
 class Entry(NamedTuple):
@@ -70,6 +71,7 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is not a click command")
         name_variables(command)
+        refuse_other_bytes(command)
         keep_examples(command)
         return command
 
@@ -93,6 +95,16 @@ def name_variables(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for subcommand in command.commands.values():
             name_variables(subcommand)
+
+
+def refuse_other_bytes(command: click.Command) -> None:
+    """Have every text that a command takes be UTF-8, but for what says itself that it takes more."""
+    for parameter in command.params:
+        if parameter.type is click.STRING:
+            parameter.type = TEXT
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            refuse_other_bytes(subcommand)
 
 
 def keep_examples(command: click.Command) -> None:

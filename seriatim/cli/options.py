@@ -82,6 +82,22 @@ def service_options(command: Command) -> Command:
     return to(health(command))
 
 
+class Text(click.types.StringParamType):
+    """Text that can be sent on: an argument, or a variable, of other bytes than UTF-8's is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text."""
+        text = super().convert(value, param, ctx)
+        try:
+            str(text).encode()
+        except UnicodeEncodeError:
+            self.fail("its bytes are not UTF-8", param, ctx)  # which may hold a password
+        return text
+
+
+TEXT = Text()
+
+
 class Duration(click.ParamType[int]):
     """A number and a unit, such as 500ms, 90s, 30m, 24h, 7d; milliseconds to the command. `or_never`: also never, which is 0."""
 
@@ -141,7 +157,7 @@ class Names(click.ParamType[tuple[str, ...]]):
         """The names, in the order given."""
         if isinstance(value, tuple):
             return value
-        names = tuple(part.strip() for part in str(value).split(","))
+        names = tuple(part.strip() for part in str(TEXT.convert(value, param, ctx)).split(","))
         if not all(names) or len(set(names)) != len(names):
             self.fail(f"{value!r} is not a list of names with commas between, each once", param, ctx)
         return names

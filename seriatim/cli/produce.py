@@ -140,7 +140,12 @@ class _Run:
     help="The application's name, the same for all its instances, and the source of its records. Default: host, process "
     "and chance, and the source `producer`.",
 )
-@click.option("--key-separator", help="Text between a line's key and its value. Default: lines have no key.")
+@click.option(
+    "--key-separator",
+    type=click.UNPROCESSED,
+    metavar="TEXT",
+    help="Text between a line's key and its value, of any bytes. Default: lines have no key.",
+)
 @click.option(
     "--with-seq",
     is_flag=True,
@@ -181,7 +186,7 @@ def produce(
         raise click.UsageError("--with-seq needs --name: the seqs belong to it")
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty")
-    separator = None if key_separator is None else key_separator.encode()
+    separator = None if key_separator is None else os.fsencode(key_separator)
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         log = None if ack_log is None else _opened_log(ack_log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_a_file_that_was_read_to_its_end_is_a_success(cluster: SmallCluster, tmp
     assert ended(start(cluster, str(file), "--ack-log", str(log)))[0] == exits.DONE
     assert cluster.values() == [b"1", b"2", b"3"]
     assert [line.split()[1:] for line in log.read_text().splitlines()] == [["1", str(at), str(at)] for at in range(3)]
+
+
+def test_a_separator_is_what_its_bytes_are(cluster: SmallCluster, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"k\xffv\nk\xc3\xbfw\n")
+    process = start(cluster, str(file), "--key-separator", os.fsdecode(b"\xff"))
+    assert ended(process)[0] == exits.DONE
+    assert cluster.values() == [b"v", b"k\xc3\xbfw"]
 
 
 def test_a_log_on_a_full_disk_ends_the_command_with_what_was_acknowledged(cluster: SmallCluster) -> None:
