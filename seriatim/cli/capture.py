@@ -112,17 +112,23 @@ def postgres(
             on_progress=report.snapshot, on_waiting=report.waiting,
         )  # fmt: skip
         answers = answering(health_listen, is_ready=lambda: producer.is_connected, is_elected=sender.is_elected)
+        report.on_failure = running.stop
         with _on_signals(running.stop), report.regularly(sender), answers:
             running.run()
     finally:
         # What isn't acknowledged is found by the next capture's resume point.
         producer.abort()
     report.stopped(sender.sent)
+    if report.failure is not None:
+        raise report.failure
     return exits.DONE
 
 
 class _Report:
-    """What the command tells: events as JSON or as log lines, or lines for a person, with waiting on standard error."""
+    """What the command tells: events as JSON or as log lines, or lines for a person, with waiting on standard error.
+
+    Told on several threads. `failure`: why nothing more can be told; `on_failure` is called then.
+    """
 
     def __init__(self, queue: str, slot: str, *, is_json: bool, is_log: bool) -> None:
         self._queue = queue
@@ -130,16 +136,24 @@ class _Report:
         self._is_json = is_json
         self._log = log.logger("capture") if is_log else None
         self._lock = threading.Lock()
+        self.failure: OSError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
 
     def _print(self, event: str, text: str, **keys: object) -> None:
         if self._log is not None:
             self._log.info(event, queue=self._queue, slot=self._slot, **keys)
             return
+        if self._is_json:
+            text = json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys})
         with self._lock:
-            if self._is_json:
-                print(json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys}), flush=True)
-            else:
-                print(text, flush=True, file=sys.stderr if event == "waiting" else sys.stdout)
+            if self.failure is not None:
+                return
+            try:
+                print(text, flush=True, file=sys.stderr if event == "waiting" and not self._is_json else sys.stdout)
+            except OSError as error:
+                self.failure = error
+        if self.failure is not None:
+            self.on_failure()
 
     def waiting(self, reason: str) -> None:
         self._print("waiting", f"waiting: {reason}", reason=reason)

@@ -162,3 +162,27 @@ def test_what_the_database_refuses_is_waited_for_and_told_as_an_event(coordinato
         capture.process.send_signal(signal.SIGTERM)
         assert capture.process.wait(60) == 0
     assert capture.errors.read_text() == ""
+
+
+def test_a_capture_whose_reader_goes_ends(coordinator, dsn, tmp_path):
+    """It has only its progress to tell then, which another thread does."""
+    assert seriatim(coordinator, "queue", "create", "unread").returncode == 0
+    command = (*SERIATIM, "capture", "postgres", "--dsn", dsn, "--queue", "unread", "--coordinator", coordinator)
+    with (tmp_path / "errors").open("w+") as errors, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE unread (id serial PRIMARY KEY)")
+        capture = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=os.environ | ENVIRONMENT)
+        try:
+            while b"on their way" not in (line := capture.stdout.readline()):
+                assert line
+            capture.stdout.close()
+
+            def is_over():
+                connection.execute("INSERT INTO unread DEFAULT VALUES")
+                return capture.poll() is not None
+
+            wait_until(is_over, 60)
+        finally:
+            capture.kill()
+            capture.wait()
+        errors.seek(0)
+        assert (capture.returncode, errors.read()) == (0, "")
