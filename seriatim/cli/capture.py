@@ -206,7 +206,13 @@ class _Report:
 
 @contextmanager
 def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    """SIGTERM and Ctrl-C stop. A second one kills, which does no harm: a server that stands still may never let go."""
+
+    def told(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop()
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

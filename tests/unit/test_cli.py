@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -268,6 +269,26 @@ def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
         _, said = process.communicate(timeout=10)
     assert process.returncode == exits.DONE
     assert "Traceback" not in said
+
+
+def test_a_second_signal_kills_a_capture_that_does_not_stop():
+    script = (
+        "import signal\nfrom seriatim.cli import capture\n"
+        "with capture._on_signals(lambda: print('told', flush=True)):\n"
+        "    print('runs', flush=True)\n"
+        "    while True: signal.pause()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            for said in ("runs\n", "told\n"):
+                assert process.stdout.readline() == said
+                process.terminate()
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
