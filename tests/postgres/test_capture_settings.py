@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from seriatim.producer.sources.postgres import catalog
-from seriatim.producer.sources.postgres.replication import ReplicationConnection
+from seriatim.producer.sources.postgres import catalog, replication
+from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from tests.postgres.test_capture import Queue, Sender, last_commit_of, running, sql, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -53,3 +53,17 @@ def test_a_name_that_is_a_value_means_the_same_under_every_search_path(new_datab
         wait_for(lambda: last_commit_of(queue, 4), run)
     rows = {change.after["id"]: change.after["place"] for change in queue.rows() if change.after is not None}
     assert rows == {1: "app.items", 2: "public.items", 3: "app.items", 4: "public.items"}
+
+
+def test_what_tls_has_read_already_is_received_though_the_socket_has_nothing(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    monkeypatch.setattr(replication.select, "select", lambda *_: ([], [], []))
+    with closing(ReplicationConnection(dsn)) as connection:
+        connection.create_slot("tls")
+        connection.start("tls", "pub", 0)
+        sql(dsn, "INSERT INTO a VALUES (1)")
+        received: list[object] = []
+        wait_for(lambda: received.extend(connection.receive(0)) or any(isinstance(one, Data) for one in received))

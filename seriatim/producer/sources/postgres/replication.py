@@ -159,9 +159,8 @@ class ReplicationConnection:
             messages = self._drain()
             if messages:
                 return messages
-        ready, _, _ = select.select([self._connection.socket], [], [], timeout_s)
-        if not ready:
-            return []
+        # Readable or not: TLS may hold the end of what came, and then nothing more is to be read from the socket.
+        select.select([self._connection.socket], [], [], timeout_s)
         with self._lock:
             try:
                 self._connection.consume_input()
