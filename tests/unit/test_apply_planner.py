@@ -57,6 +57,13 @@ def test_a_snapshot_may_be_cut_behind_any_row() -> None:
     assert made.segments[0].truncate == orders.Truncate((KEYED,), 0, restart_identity=False)
 
 
+def test_the_snapshot_of_a_database_without_tables_empties_none() -> None:
+    rows = [row(0, "snapshot_begin"), row(1, "snapshot_end", changes=0), row(2, "begin"), row(3, "c", after={"id": 1})]
+    made = plan([*rows, commit(4, 1)], 0, SHAPES)
+    (segment,) = made.segments
+    assert (made.end, segment.truncate, len(segment.collapsed)) == (5, None, 1)
+
+
 def test_a_new_snapshot_drops_a_transaction_left_unfinished() -> None:
     table = Table("public", "keyed", ("id",), ("id",))
     rows = [row(0, "begin"), row(1, "c", after={"id": 1}), row(2, "snapshot_begin", tables=(table,))]

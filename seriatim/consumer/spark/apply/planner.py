@@ -207,7 +207,8 @@ def _segments(entries: Sequence[Entry], shapes: Shapes) -> tuple[Segment, ...]:
         if change.op in _BARRIERS:
             if truncate is not None or by_table:
                 segments.append(_segment(truncate, by_table, shapes))
-            truncate = Truncate(_tables(change), offset, source.restart_identity)
+            tables = _tables(change)  # none: the snapshot of a database that had none yet
+            truncate = Truncate(tables, offset, source.restart_identity) if tables else None
             by_table = {}
             continue
         name = (source.schema, source.table)
