@@ -195,6 +195,22 @@ def test_a_refused_change_names_table_key_and_offset(target, dsn, count) -> None
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
 
 
+def test_what_is_refused_leaves_no_stage_behind_in_the_session(target) -> None:
+    """Each commit empties all stages that there are, under a lock each."""
+
+    def rows(first: int, code: object) -> list[ChangeRow]:
+        return transaction(first, *(("c", None, {"id": first + i, "code": code}) for i in range(BULK_FROM)))
+
+    start = 0
+    for _ in range(3):
+        target.apply(QUEUE, planned(target, rows(start, None), start), 1)
+        start += BULK_FROM + 2
+        with pytest.raises(ApplyFailed):
+            target.apply(QUEUE, planned(target, rows(start, "no number"), start), 1)
+    staged = target._connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'seriatim_stage%'")
+    assert staged.fetchall() == [(1,)]
+
+
 def in_parts(target: PostgresTarget, rows: list[ChangeRow], *cuts: int) -> Callable[[], Iterator[Plan]]:
     """Plans of the rows from each cut to the next, the last one to the end."""
 

@@ -47,22 +47,31 @@ class _Statement(NamedTuple):
 class Stages:
     """The session's stage tables; they are made once and are empty after each transaction.
 
-    A transaction that is rolled back takes those it made with it: `forget` afterwards.
+    A transaction that is rolled back takes those it made with it, and leaves the others: each commit empties all that there are,
+    so none may be left behind.
     """
 
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], str] = {}
         self._made = 0
+        self._new: list[tuple[object, ...]] = []
         self._filled: set[str] = set()
 
     def begin(self) -> None:
         """A transaction begins: all stages are empty."""
+        self._new.clear()
         self._filled.clear()
 
+    def roll_back(self) -> None:
+        """The transaction was rolled back."""
+        for wanted in self._new:
+            self._names.pop(wanted, None)
+        self.begin()
+
     def forget(self) -> None:
-        """A transaction was rolled back, or the session is another one."""
+        """The session is another one."""
         self._names.clear()
-        self._filled.clear()
+        self.begin()
 
     def ready(self, connection: psycopg.Connection[Any], shape: TableShape, columns: tuple[str, ...]) -> str:
         """An empty stage with these columns of the table."""
@@ -73,6 +82,7 @@ class Stages:
             name = f"seriatim_stage_{self._made}"
             run(connection, statements.create_stage(name, shape, columns))
             self._names[wanted] = name
+            self._new.append(wanted)
         elif name in self._filled:
             run(connection, f"TRUNCATE {name}")
         self._filled.add(name)

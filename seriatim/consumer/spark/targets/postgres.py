@@ -182,7 +182,7 @@ class PostgresTarget:
             try:
                 applied = self._apply(queue_id, start, end, parts, token)
             except (sql.SerializationFailure, sql.DeadlockDetected) as error:
-                self._stages.forget()
+                self._stages.roll_back()
                 if attempt == ATTEMPTS:
                     raise TargetBusy(f"{ATTEMPTS} tries of the plan from offset {start} failed: {error}") from error
                 _LOG.warning("target busy job=%s start=%d attempt=%d error=%s", self._job, start, attempt, error)
@@ -221,11 +221,11 @@ class PostgresTarget:
         except (sql.SerializationFailure, sql.DeadlockDetected):
             raise
         except psycopg.Error as error:
-            self._stages.forget()
+            self._stages.roll_back()
             self._raise_trouble(error)
             raise self._failed(error, start, parts, done, execution) from error
         except BaseException:
-            self._stages.forget()
+            self._stages.roll_back()
             raise
         return replace(applied, rows=execution.applied if execution else {})
 
@@ -274,7 +274,7 @@ class PostgresTarget:
         except (psycopg.Error, SeriatimError):
             return execution.place if execution else None
         finally:
-            self._stages.forget()
+            self._stages.roll_back()
         return None
 
     def _connected(self) -> psycopg.Connection[Any]:
