@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
-from seriatim.consumer.spark.targets import positions, postgres
+from seriatim.consumer.spark.apply.shape import TableName
+from seriatim.consumer.spark.targets import positions, postgres, statements
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
@@ -600,6 +601,38 @@ def test_a_key_that_the_target_numbers_itself_identifies_no_row_of_the_source(ta
             start = applied(target, start, *steps, table=table, key=())
         assert fetch(dsn, f"SELECT id, note FROM {table} ORDER BY id") == [(i, "new") for i in range(1, count)]
     assert fetch(dsn, "SELECT count(*) FROM numbered WHERE number = id + 1") == [(count - 1,)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ([("u", (1, "a"), (2, "a")), ("u", (2, "b"), (1, "b"))], [(1, "b"), (2, "a")]),
+        ([("c", None, (1, "new")), ("d", (1, "a"), None)], [(1, "new"), (2, "b")]),
+        ([("c", None, (1, "new")), ("u", (1, "a"), (3, "a"))], [(1, "new"), (2, "b"), (3, "a")]),
+    ],
+)
+def test_rows_that_have_the_same_deferrable_key_for_a_while_are_told_apart(target, dsn, steps, left) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE swapped (id integer PRIMARY KEY DEFERRABLE, note text)")
+
+    def named(step: tuple) -> tuple:
+        op, before, after = step
+        return op, *(None if row is None else dict(zip(("id", "note"), row, strict=True)) for row in (before, after))
+
+    start = applied(target, 0, *map(named, [("c", None, (1, "a")), ("c", None, (2, "b"))]), table="swapped", key=())
+    applied(target, start, *map(named, steps), table="swapped", key=())
+    assert fetch(dsn, "SELECT id, note FROM swapped ORDER BY id") == left
+
+
+def test_a_row_that_a_whole_image_names_is_found_by_the_index_of_a_deferrable_key(target, dsn) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE swapped (id integer PRIMARY KEY DEFERRABLE, note text)")
+        connection.commit()
+        shape = target.tables()[TableName("public", "swapped")]
+        connection.execute("SET enable_seqscan = off")
+        text = statements.delete_one(shape, ("id", "note"))
+        told = connection.execute(f"EXPLAIN {text}", (1, "a")).fetchall()
+    assert any("swapped_pkey" in line for (line,) in told)
 
 
 ALIKE = {

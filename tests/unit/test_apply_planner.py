@@ -129,7 +129,7 @@ def test_inserts_and_deletes_beside_a_second_unique_rule_collapse() -> None:
 
 
 def test_a_column_that_the_target_s_key_names_comes_to_the_source_within_a_micro_batch() -> None:
-    shape = replace(SHAPES[KEYLESS], primary_key=("code",))
+    shape = replace(SHAPES[KEYLESS], primary_key=("code",), arbiters=frozenset({frozenset({"code"})}))
     rows = [
         row(0, "begin"),
         row(1, "u", before={"id": 1}, after={"id": 2}, name=KEYLESS),

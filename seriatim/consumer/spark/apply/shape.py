@@ -48,9 +48,11 @@ class TableShape:
         """The columns that identify a row: those the change names, else the target's own primary key, else none.
 
         The target's key is of use only where the source has its columns: by one that the target numbers itself no row is found.
+        Nor is a deferrable one: within a transaction two rows may have the same (the source then has replica identity full, as
+        PostgreSQL takes no such key for an identity).
         """
         named = change.source.key
-        if named or not self.primary_key:
+        if named or frozenset(self.primary_key) not in self.arbiters:
             return named
         image = change.after if change.before is None else change.before
         return self.primary_key if image is not None and image.keys() >= set(self.primary_key) else ()

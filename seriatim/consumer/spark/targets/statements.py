@@ -144,18 +144,21 @@ def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ..
 
 
 def _one(shape: TableShape, match: tuple[str, ...]) -> str:
-    same = " AND ".join(_equals(quote(name), shape.columns[name]) for name in match) or "true"
+    same = " AND ".join(_equals(shape, name) for name in match) or "true"
     place = "tableoid, ctid" if shape.is_partitioned else "ctid"
     return f"({place}) = (SELECT {place} FROM {rows_of(shape)} WHERE {same} LIMIT 1)"
 
 
-def _equals(column: str, type_name: str) -> str:
+def _equals(shape: TableShape, name: str) -> str:
     """Whether a column holds exactly the value of an image: compared as text in what any but the simplest types write as theirs.
 
     A cast to text isn't that for all (an inet gets its mask, a boolean is spelled out); `format` is. No index is lost: none
-    serves IS NOT DISTINCT FROM.
+    serves IS NOT DISTINCT FROM, but one of a primary key does where the column, which is never null, is compared by its equality.
     """
+    column, type_name = quote(name), shape.columns[name]
     if _is_equal_when_whole(type_name):
+        if name in shape.primary_key:
+            return f"{column} = %s"
         return f"{column} IS NOT DISTINCT FROM %s"
     if _is_padded(type_name):
         return f'{column}::text COLLATE "C" IS NOT DISTINCT FROM %s::bpchar::text'
