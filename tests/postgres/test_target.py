@@ -455,20 +455,42 @@ def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn)
     assert target.apply(QUEUE, made, 1).position.offset == made.end  # by another connection
 
 
-def test_a_role_that_may_not_keep_a_position_is_told(new_database) -> None:
-    dsn = new_database()
-    role = f"reader_{dsn.rsplit('_', 1)[1]}"
-    with psycopg.connect(dsn) as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN")
-    try:
-        with (
-            PostgresTarget(dsn.replace("postgres@", f"{role}@"), "job") as target,
-            pytest.raises(ApplyFailed, match="permission denied"),
-        ):
-            target.claim(QUEUE, "q", 1)
-    finally:
+@pytest.fixture
+def role_of(new_database) -> Iterator[Callable[[str], str]]:
+    """Call it with the DSN of a database for that of a role that may do nothing there yet."""
+    made: list[tuple[str, str]] = []
+
+    def make(dsn: str) -> str:
+        role = f"poor_{dsn.rsplit('_', 1)[1]}"
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"CREATE ROLE {role} LOGIN")
+        made.append((dsn, role))
+        return dsn.replace("postgres@", f"{role}@")
+
+    yield make
+    for dsn, role in made:
         with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"DROP OWNED BY {role}")
             connection.execute(f"DROP ROLE {role}")
+
+
+def test_a_role_that_may_not_keep_a_position_is_told(dsn, role_of) -> None:
+    with PostgresTarget(role_of(dsn), "job") as target, pytest.raises(ApplyFailed, match="permission denied"):
+        target.claim(QUEUE, "q", 1)
+
+
+def test_a_role_that_may_not_see_the_position_of_another_one_is_told(target, dsn, role_of) -> None:
+    with PostgresTarget(role_of(dsn), "job") as poor, pytest.raises(ApplyFailed, match="permission denied for schema"):
+        poor.position(QUEUE)
+
+
+def test_a_role_may_keep_a_position_in_a_table_that_somebody_else_made(target, dsn, role_of) -> None:
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"GRANT USAGE ON SCHEMA seriatim_replay TO {poor.split('//')[1].split('@')[0]}")
+        connection.execute("GRANT SELECT, INSERT, UPDATE ON seriatim_replay.positions TO PUBLIC")
+    with PostgresTarget(poor, "job") as following:
+        assert following.claim(QUEUE, "q", 2) == Position(0, 2)
 
 
 def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch) -> None:

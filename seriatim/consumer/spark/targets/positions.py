@@ -43,6 +43,11 @@ END $$;
 COMMENT ON TABLE seriatim_replay.positions IS
     'Up to which offset (exclusive) each queue is in this database, and the token of the replay that may go on.';
 """
+_IS_MADE = b"""
+SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'seriatim_replay' AND c.relname = 'positions' AND a.attname = 'queue_created_at_ms'
+"""
+"""The newest column; by the catalogue, which everybody may read."""
 _STORED = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
 _CLAIM = b"""
 INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token, queue_created_at_ms)
@@ -79,7 +84,9 @@ class Position:
 
 
 def make_table(connection: Connection) -> None:
-    """Make the table where it isn't there yet."""
+    """Make the table where it isn't there yet. Where it is, a role will do that may write to it, and isn't its owner."""
+    if connection.execute(_IS_MADE).rowcount:
+        return
     # A transaction of its own: the claim may have to wait, and another job's needs this lock, too.
     with connection.transaction():
         _wait_only(connection)

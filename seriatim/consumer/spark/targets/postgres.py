@@ -110,17 +110,17 @@ class PostgresTarget:
         return (_NO_REPLICA_ROLE,)
 
     def tables(self) -> Shapes:
-        """All user tables of the target as the planner wants them, read anew. Raises TargetLost."""
+        """All user tables of the target as the planner wants them, read anew. Raises TargetLost, TargetBusy, ApplyFailed."""
         connection = self._connected()
         try:
             with connection.transaction():
                 return read_shapes(connection, fires_triggers=not self._may_replicate)
         except psycopg.Error as error:
             self._raise_trouble(error)
-            raise
+            raise ApplyFailed(f"the target refused to show its tables: {str(error).strip()}") from error
 
     def position(self, queue_id: int) -> Position | None:
-        """Where the target stands; None before the first claim. Raises TargetLost."""
+        """Where the target stands; None before the first claim. Raises TargetLost, TargetBusy; ApplyFailed where the role may not look."""
         connection = self._connected()
         try:
             with connection.transaction():
@@ -129,7 +129,7 @@ class PostgresTarget:
             return None
         except psycopg.Error as error:
             self._raise_trouble(error)
-            raise
+            raise ApplyFailed(f"the target refused to tell its position: {str(error).strip()}") from error
 
     def claim(self, queue_id: int, queue: str, token: int, start: int = 0, *, created_at_ms: int = 0) -> Position:
         """Become the replay that may apply: raise the stored token to `token`. Where nothing is stored, begin at `start`.
