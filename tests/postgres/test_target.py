@@ -24,6 +24,7 @@ from seriatim.consumer.spark.targets.errors import (
     NotClaimed,
     OtherQueue,
     PositionMoved,
+    TablesChanged,
     TargetBusy,
     TargetLost,
     TruncateRefused,
@@ -210,6 +211,57 @@ def test_what_is_refused_leaves_no_stage_behind_in_the_session(target) -> None:
             target.apply(QUEUE, planned(target, rows(start, "no number"), start), 1)
     staged = target._connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'seriatim_stage%'")
     assert staged.fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("alter", "rows", "left"),
+    [
+        ("ALTER note TYPE bigint USING 0", [{"id": 1, "code": 1, "note": 3_000_000_000}], (3_000_000_000, 1)),
+        # Planned for a key that takes them for one row, and would leave the last one.
+        (
+            "DROP CONSTRAINT altered_pkey, ADD PRIMARY KEY (id, code)",
+            [{"id": 1, "code": 1, "note": 1}, {"id": 1, "code": 2, "note": 1}],
+            (1, 2),
+        ),
+    ],
+)
+def test_a_plan_for_tables_that_were_altered_since_is_made_anew(target, dsn, alter, rows, left) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE altered (id integer PRIMARY KEY, code integer, note integer)")
+    start = 0
+    for number in range(10):  # by then psycopg has the statement prepared, with the types of these columns
+        steps = [("c", None, {"id": -number, "code": 0, "note": 0})]
+        start = applied(target, start, *steps, table="altered", key=())
+    made = transaction(start, *(("c", None, row) for row in rows), table="altered", key=())
+    before = planned(target, made, start)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"ALTER TABLE altered {alter}")
+    with pytest.raises(TablesChanged, match=r"public\.altered"):
+        target.apply(QUEUE, before, 1)
+    target.apply(QUEUE, planned(target, made, start), 1)
+    assert fetch(dsn, "SELECT max(note), count(*) FROM altered WHERE id = 1") == [left]
+
+
+def test_who_looks_at_the_tables_anew_forgets_the_types_that_columns_had(target, dsn) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE altered (id integer PRIMARY KEY, note integer)")
+    start = 0
+    for number in range(10):
+        start = applied(target, start, ("c", None, {"id": number, "note": 0}), table="altered")
+    with psycopg.connect(dsn) as connection:
+        connection.execute("ALTER TABLE altered ALTER note TYPE bigint")
+    applied(target, start, ("c", None, {"id": 10, "note": 3_000_000_000}), table="altered")
+    assert fetch(dsn, "SELECT max(note) FROM altered") == [(3_000_000_000,)]
+
+
+def test_a_plan_for_a_table_that_was_dropped_since_is_made_anew(target, dsn) -> None:
+    made = planned(target, inserts(3))
+    with psycopg.connect(dsn) as connection:
+        connection.execute("DROP TABLE keyed")
+    with pytest.raises(TablesChanged):
+        target.apply(QUEUE, made, 1)
+    with pytest.raises(MissingTables):
+        planned(target, inserts(3))
 
 
 def in_parts(target: PostgresTarget, rows: list[ChangeRow], *cuts: int) -> Callable[[], Iterator[Plan]]:

@@ -12,7 +12,7 @@ from seriatim.consumer.spark.application import Application
 from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
-from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
+from seriatim.consumer.spark.targets.errors import PositionMoved, TablesChanged, TargetLost
 from seriatim.consumer.spark.targets.postgres import Applied, Position
 from seriatim.protocol.change import Change, Origin, encode
 
@@ -45,6 +45,8 @@ class MemoryTarget:
         failure = self.fails.pop(0) if self.fails else ""
         if failure == "before":
             raise TargetLost("gone")
+        if failure == "altered":
+            raise TablesChanged([NAME])
         if start != self.stored.offset:
             raise PositionMoved("moved", position=self.stored.offset)
         plans = list(parts())
@@ -206,6 +208,16 @@ def test_table_that_was_made_meanwhile_is_found():
         running.apply(rows)
     target.has_table = True
     assert running.apply(rows).changes == 3
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_tables_that_are_altered_meanwhile_are_planned_for_anew(little_is_held, size):
+    rows = log([size])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    target.fails = ["altered", "altered"]
+    outcomes = [running.apply(rows[at : at + 20]) for at in range(0, len(rows), 20)]
+    assert (outcomes[-1].changes, target.changes, target.fails) == (size, size, [])
 
 
 def test_value_that_is_no_change_stops_it():

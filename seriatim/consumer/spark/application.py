@@ -20,7 +20,7 @@ from seriatim.consumer.spark.apply.errors import BrokenStream, GivenUp, UnfitTar
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import Shapes
-from seriatim.consumer.spark.targets.errors import PositionMoved
+from seriatim.consumer.spark.targets.errors import PositionMoved, TablesChanged
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.postgres import Applied
 from seriatim.protocol.change import MalformedChange, decode
@@ -137,13 +137,17 @@ class Application:
             return Outcome(self.position, len(rows))
         if held is None:
             return self._apply_parts(rows, complete)
-        planned = self._planned(lambda shapes: plan([*held, *rows], self.position, shapes))
+        planned = self._planned(lambda shapes: self._carried_out(plan([*held, *rows], self.position, shapes)))
         if planned.end > planned.start:
-            self._target.apply(self._queue_id, planned, self._token)
             self._reached(planned.end, planned.leftover)
         else:
             self._hold(rows, end)
         return Outcome(self.position, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
+
+    def _carried_out(self, planned: Plan) -> Plan:
+        if planned.end > planned.start:
+            self._target.apply(self._queue_id, planned, self._token)
+        return planned
 
     def _apply_parts(self, rows: Sequence[ChangeRow], complete: int) -> Outcome:
         """What was let go, and the first `complete` of `rows`, by which it is finished."""
@@ -177,14 +181,16 @@ class Application:
             raise BrokenStream("a transaction that was complete before isn't any more", unfinished.begun_at)
 
     def _planned(self, make: Callable[[Shapes], _Made]) -> _Made:
-        """What `make` makes with the target's tables, which somebody may have mended since they were looked at."""
-        if self._shapes is not None:
+        """What `make` makes with the target's tables, which somebody may have mended, or altered, since they were looked at."""
+        while True:
+            is_new = self._shapes is None
+            shapes = self._shapes = self._target.tables() if self._shapes is None else self._shapes
             try:
-                return make(self._shapes)
-            except UnfitTarget:
-                pass
-        self._shapes = self._target.tables()
-        return make(self._shapes)
+                return make(shapes)
+            except UnfitTarget as error:
+                if is_new and not isinstance(error, TablesChanged):
+                    raise
+                self._shapes = None
 
     def _moved(self, position: int) -> None:
         """The target stands further than was known."""

@@ -152,6 +152,16 @@ class Plan:
     commit_ts_ms: int | None
     leftover: tuple[ChangeRow, ...]
 
+    @property
+    def tables(self) -> set[TableName]:
+        """All that it changes."""
+        segments = self.segments
+        return {
+            *(name for segment in segments if segment.truncate is not None for name in segment.truncate.tables),
+            *(changes.table for segment in segments for changes in segment.collapsed),
+            *(step.table for segment in segments for step in segment.steps),
+        }
+
     def __len__(self) -> int:
         """Changes after collapsing."""
         return sum(

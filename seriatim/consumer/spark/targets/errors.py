@@ -14,12 +14,14 @@ SeriatimError
     │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
     ├── OtherQueue            the position that the target holds is that of another queue
     └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
+        └── TablesChanged     a plan was made for tables that aren't as they were then
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from seriatim.consumer.spark.apply.errors import UnfitTarget
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.protocol.errors import CallerError, RefusedError, WorldError
 
@@ -60,6 +62,16 @@ class OtherQueue(CallerError):
         "if both are meant for this target, start this one with another --subscription NAME; if the other one is no more, "
         "delete that row: the target is then filled anew from this queue's snapshot"
     )
+
+
+class TablesChanged(UnfitTarget):
+    """Somebody altered tables since the plan was made; nothing was done. A plan for what they are now may do."""
+
+    code = "tables-changed"
+
+    def __init__(self, tables: Iterable[TableName]) -> None:
+        names = ", ".join(sorted(map(str, tables)))
+        super().__init__(f"{names}: altered in the target since the plan was made; nothing was applied", tables=names)
 
 
 class ApplyFailed(CallerError):

@@ -30,6 +30,7 @@ from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
+    TablesChanged,
     TargetBusy,
     TargetLost,
 )
@@ -83,6 +84,7 @@ class PostgresTarget:
         self._on_step = on_step
         self._connection: psycopg.Connection[Any] | None = None
         self._stages = Stages()
+        self._told: Shapes = {}
         self._has_positions = False
         self._marked_for: int | None = None
         self._may_replicate = False
@@ -113,8 +115,10 @@ class PostgresTarget:
         """All user tables of the target as the planner wants them, read anew. Raises TargetLost, TargetBusy, ApplyFailed."""
         connection = self._connected()
         try:
-            with connection.transaction():
-                return read_shapes(connection, fires_triggers=not self._may_replicate)
+            # Rolled back, so that psycopg lets go what it has prepared: those statements take values for what columns were before.
+            with connection.transaction(force_rollback=True):
+                self._told = read_shapes(connection, fires_triggers=not self._may_replicate)
+                return self._told
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to show its tables: {str(error).strip()}") from error
@@ -163,7 +167,7 @@ class PostgresTarget:
         Raises:
             PositionMoved: the target stands elsewhere; where it stands at `plan.end` or beyond, the plan was applied before.
             Fenced: a newer token is stored. NotClaimed: no position is stored.
-            ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
+            TablesChanged: a table isn't any more as `tables` told. ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
             TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time.
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
@@ -209,6 +213,7 @@ class PostgresTarget:
                 for plan in parts():
                     if plan.segments:
                         execution = execution or self._execution(connection)
+                        self._check_same(plan, execution.shapes)
                         execution.run(plan)
                     applied = replace(
                         applied,
@@ -238,6 +243,13 @@ class PostgresTarget:
         connection.execute("SET LOCAL enable_mergejoin = off")
         shapes = read_shapes(connection, fires_triggers=not self._may_replicate)
         return Execution(connection, shapes, self._stages, self._on_step)
+
+    def _check_same(self, plan: Plan, shapes: Shapes) -> None:
+        """A plan keeps the rules of the tables as they were told."""
+        told = self._told
+        changed = [name for name in plan.tables if name in told and told[name] != shapes.get(name)]
+        if changed:
+            raise TablesChanged(changed)
 
     def _failed(
         self,
