@@ -21,7 +21,7 @@ from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
-from seriatim.protocol.errors import NotElected, Unreachable
+from seriatim.protocol.errors import Fenced, NotElected, Unreachable
 
 ROW = encode(
     Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
@@ -303,6 +303,43 @@ def test_micro_batches_have_a_record_at_least(queue, reader, tmp_path, max_recor
         failing = Failing(term, 0, error)
         term.run()
         assert failing.sizes == sizes
+
+
+class Ending:
+    """In the place of a term's queries: one error after the other, and then the end."""
+
+    def __init__(self, term: ReplayTerm, *errors: Exception) -> None:
+        self._term = term
+        self._left = list(errors)
+        term._stream = self._stream
+        term._run.stopping.wait = lambda _s: None
+
+    def _stream(self) -> None:
+        if self._left:
+            raise self._left.pop(0)
+        self._term._run.stopping.set()
+
+
+def test_a_query_that_fails_after_a_long_outage_is_not_the_last_of_many(queue, reader, tmp_path):
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        Ending(term, *[Unreachable("the target is away")] * 30, *[QueryFailed("a task failed")] * 9)
+        term.run()
+        Ending(term, QueryFailed("a task failed"))
+        term._run.stopping.clear()
+        with pytest.raises(QueryFailed):
+            term.run()
+
+
+def test_a_newer_token_ends_the_replay_only_where_its_own_clock_says_that_it_is_elected(queue, reader, tmp_path):
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        Ending(term, Fenced("the target has a newer token"))
+        term._subscriber.term = None  # it was stopped, and isn't told yet
+        term.run()
+        term._run.stopping.clear()
+        term._subscriber.term = term._term
+        Ending(term, Fenced("the target has a newer token"))
+        with pytest.raises(Fenced):
+            term.run()
 
 
 def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):

@@ -36,8 +36,8 @@ _log = log.logger("replay")
 _PAUSE_FIRST_S = 0.2
 _PAUSE_MAX_S = 5.0
 _LAG_EVERY_S = 0.5
-_FAILURES_MAX = 10
-"""So many failures in a row, without a transaction applied between them and with a queue that answers, are no passing trouble."""
+_QUERIES_FAILED_MAX = 10
+"""So many failed queries, without a transaction applied between them and with a queue that answers, are no passing trouble."""
 _FINISH_S = 10.0
 
 
@@ -84,6 +84,7 @@ class ReplayTerm:
         self._application: Application | None = None
         self._failure: BaseException | None = None
         self._failures = 0
+        self._queries_failed = 0
         self._max_records = self._settings.max_records
         self._has_passed = False  # a micro-batch of the query that runs
         self._is_busy = threading.Event()
@@ -132,11 +133,15 @@ class ReplayTerm:
 
     def _judge(self, error: SeriatimError) -> None:
         """Count a failure; raise what can't be mended by waiting."""
-        if isinstance(error, Fenced) and not self._is_over:
+        # One that was stopped for a while (by a signal, with its machine) may meet the next one's token before it is told that it
+        # is deposed. Its own clock knows.
+        if isinstance(error, Fenced) and not self._is_over and self._subscriber.term == self._term:
             raise error
         self._failures += 1
-        if self._failures >= _FAILURES_MAX and isinstance(error, QueryFailed) and self._does_queue_answer():
-            raise error
+        if isinstance(error, QueryFailed) and self._does_queue_answer():
+            self._queries_failed += 1
+            if self._queries_failed >= _QUERIES_FAILED_MAX:
+                raise error
 
     def _does_queue_answer(self) -> bool:
         try:
@@ -254,7 +259,7 @@ class ReplayTerm:
             self._worked_at_s = boottime_s()
             self._has_passed = True
             if outcome.position > before:
-                self._failures = 0
+                self._failures = self._queries_failed = 0
             self._cursor.want(outcome.position)
             self._tell(outcome, boottime_s() - began_s)
         except BaseException as error:
