@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +12,11 @@ from fake_queue import QUEUE_ID, FakeQueue
 from seriatim.cli.replay import as_text
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import driver_memory
-from seriatim.consumer.spark.progress import Applying, Event, Started, Waiting
+from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
@@ -339,6 +340,24 @@ def test_a_newer_token_ends_the_replay_only_where_its_own_clock_says_that_it_is_
         term._subscriber.term = term._term
         Ending(term, Fenced("the target has a newer token"))
         with pytest.raises(Fenced):
+            term.run()
+
+
+def test_output_that_nobody_takes_ends_it_as_it_ends_other_commands(queue, reader, tmp_path, monkeypatch):
+    def report(event: Event) -> None:
+        if isinstance(event, Progress):
+            raise BrokenPipeError
+
+    def started(self, offset, checkpoint):
+        with suppress(BrokenPipeError):  # as Spark's thread does: the query has failed then
+            self._apply_batch(None, 0)
+        return SimpleNamespace(isActive=False, stop=lambda: None)
+
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [])
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        term._run.report = report
+        with pytest.raises(BrokenPipeError):
             term.run()
 
 

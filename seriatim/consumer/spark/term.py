@@ -204,6 +204,8 @@ class ReplayTerm:
         except SeriatimError:
             raise
         except Exception as error:
+            if error is self._failure:
+                raise
             if self._run.stopping.is_set():
                 return  # the signal that ends this process may have ended the JVM as well
             try:
@@ -326,7 +328,7 @@ class ReplayTerm:
 
     def _query_failure(self, query: StreamingQuery) -> Exception:
         failure = self._failure
-        if isinstance(failure, SeriatimError):
+        if isinstance(failure, SeriatimError | OSError):  # OSError: nobody takes what is told, as of standard output
             return failure
         if isinstance(failure, _Abandoned):
             return NotElected("the micro-batch was given up")
