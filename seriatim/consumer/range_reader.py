@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from seriatim.consumer.core import reading_events
+from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import START, ChainView
 from seriatim.consumer.fetching import Fetcher, Identity
@@ -126,7 +127,7 @@ class RangeReader:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.
 
         `Rows.dropped` counts those per batch, `duplicates_dropped` in all. One read at a time. Raises InvalidArgument
-        where the start isn't kept, DeadlineOver where nothing comes, Fenced.
+        where the start isn't kept, or what follows was let go meanwhile, DeadlineOver where nothing comes, Fenced.
         """
         if not 0 <= start_offset <= end_offset:
             raise InvalidArgument(f"no range of offsets: {start_offset} to {end_offset}")
@@ -218,9 +219,21 @@ class RangeReader:
                     raise self._error
                 if fetcher.state.is_done:
                     return None
+                if fetcher.state.is_cut_off:
+                    raise _gone(self.queue, fetcher.state)
                 left_s = deadline_s - boottime_s()
                 if left_s <= 0:
                     waiting_for = fetcher.state.waiting_for or "records to be committed"
                     raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
                 self._changed.wait(min(left_s, 0.2))
         return None
+
+
+def _gone(queue: str, state: Reading) -> InvalidArgument:
+    earliest = 0 if state.view is None else state.view.earliest
+    return InvalidArgument(
+        f"offset {state.end_offset} of queue {queue!r} was let go before it was read, the first one kept is {earliest}",
+        queue=queue,
+        offset=state.end_offset,
+        earliest=earliest,
+    )

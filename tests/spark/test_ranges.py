@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.datasource import SeriatimDataSource
-from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.errors import InvalidArgument, Unreachable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -74,6 +74,29 @@ def test_a_range_beyond_the_end_that_is_known_begins_where_it_was_asked_for(queu
         later.start()
         assert [record.offset for record in reader.read(13, 19)] == list(range(13, 19))
         later.join()
+
+
+def test_what_is_let_go_between_two_looks_is_not_passed_over(queue):
+    for first in (0, 10, 20):
+        queue.append_values([b"x"] * 10, first)
+        queue.switch()
+    kept = queue.links
+    queue.links = kept[:1]
+    with RangeReader(queue.address, "orders") as reader:
+        records = reader.read(0, 25)
+        assert next(records).offset == 0
+        queue.links, queue.dropped_links, queue.version = kept, 2, 99
+        with pytest.raises(InvalidArgument, match=r"offset 10 of queue 'orders' was let go before it was read.* is 20"):
+            list(records)
+
+
+def test_what_was_given_up_is_passed_over(queue):
+    queue.append_values([b"x"] * 10, 0)
+    queue.links[-1].end = 10
+    queue.links.append(Link(2, 2**40))
+    queue.append_values([b"y"] * 5, 100)
+    with RangeReader(queue.address, "orders") as reader:
+        assert [record.offset for record in reader.read(8, 2**40 + 2)] == [8, 9, 2**40, 2**40 + 1]
 
 
 def source(queue, **options):

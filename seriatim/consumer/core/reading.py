@@ -49,7 +49,7 @@ from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
-from seriatim.protocol.names import Incarnation, Index, Offset
+from seriatim.protocol.names import ABANDON_STRIDE, Incarnation, Index, Offset
 from seriatim.protocol.patience import Patience
 
 RETRY_FIRST_S = 0.05
@@ -86,7 +86,7 @@ class Reading:
     at: before the next batch to take in; where `marks` is None, any place inside the link, not yet matched to a batch.
     skip_below: records of `at`'s link below it were not asked for; since: nor those below this offset, in whatever link.
     marks: at `at`; None until a member said them.
-    is_at_end: `at` is the recorded end of its link.
+    is_at_end: `at` is the recorded end of its link. end_offset: that end as an offset; None where nobody knows it yet.
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
     failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
     heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
@@ -102,6 +102,7 @@ class Reading:
     until: Offset | None = None
     marks: Mapping[str, int] | None = None
     is_at_end: bool = False
+    end_offset: Offset | None = None
     fetch: Fetch | None = None
     next_fetch_id: int = 1
     buffered_bytes: int = 0
@@ -120,6 +121,14 @@ class Reading:
         """What may still be fetched ahead; what a large batch took beyond its credit is given back with it."""
         promised = 0 if self.fetch is None else self.fetch.credit_bytes
         return self.limit_bytes - self.buffered_bytes - promised
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether what comes next of a range was let go."""
+        if not self.is_at_end or self.view is None or self.at is None:
+            return False
+        following = self.view.next_after(self.at.epoch)
+        return following is not None and is_gap_before(self, following)
 
     @property
     def is_done(self) -> bool:
@@ -202,6 +211,7 @@ def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
         since=event.since,
         until=event.until,
         is_at_end=event.is_end,
+        end_offset=event.since if event.is_end else None,
         next_fetch_id=state.next_fetch_id,
         progress_at_s=now_s,
         patience=state.patience,
@@ -257,7 +267,8 @@ def _answered(state: Reading, event: StartArrived | BatchesArrived | EndReached 
         case EndReached(_, end):
             if state.at is None or state.at.index != end or state.marks is None:
                 return _failed(state, f"the member ended at {end}, not having sent all", now_s, order_close=True)
-            return replace(state, fetch=None, is_at_end=True, failures=0), [CloseFetch(event.fetch_id)]
+            at_end = _at_end(state, _current(state), state.at)
+            return replace(at_end, fetch=None, failures=0), [CloseFetch(event.fetch_id)]
         case FetchFailed(_, reason):
             return _failed(state, reason, now_s, order_close=False)
         case _:
@@ -378,16 +389,34 @@ def _settled(state: Reading, now_s: float) -> Step:
             following = view.next_after(at.epoch)
             if following is None:
                 return _waiting(state, "the next link"), effects
+            if is_gap_before(state, following):
+                return _waiting(state, f"offset {state.end_offset}, which is no longer kept"), effects
             state = _entered(state, following)
             continue
         if link.end is not None and at.index >= link.end:
             state, closed = _closed(state)
             effects += closed
-            state = replace(state, at=Place(link.epoch, link.end), is_at_end=True, failures=0, avoid="")
+            state = replace(_at_end(state, link, Place(link.epoch, link.end)), failures=0, avoid="")
             continue
         state, more = _fetching(state, link, now_s)
         return state, effects + more
     return state, effects
+
+
+def _at_end(state: Reading, link: LinkView | None, end: Place) -> Reading:
+    base = None if link is None else link.base
+    return replace(state, at=end, is_at_end=True, end_offset=None if base is None else Offset(base + end.index))
+
+
+def is_gap_before(state: Reading, following: LinkView) -> bool:
+    """Whether records of a range were let go between the end that was reached and the next link that is kept.
+
+    Only who reads for no subscription can come too late. What an operator gave up leaves a gap as well, and is no loss (H21).
+    """
+    at, base = state.end_offset, following.base
+    if state.until is None or at is None or base is None or base <= at:
+        return False
+    return base != (at // ABANDON_STRIDE + 1) * ABANDON_STRIDE
 
 
 def _waiting(state: Reading, reason: str) -> Reading:
