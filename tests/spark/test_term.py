@@ -15,7 +15,7 @@ from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
-from seriatim.consumer.spark.engine import driver_memory
+from seriatim.consumer.spark.engine import check_java, driver_memory
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
@@ -140,6 +140,15 @@ seriatim.protocol.errors.Fenced: a newer reader
     assert _last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
     assert _last_line("nothing to see") == "nothing to see"
     assert _last_line("") == "no reason given"
+
+
+def test_ctrl_c_is_not_taken_for_a_java_that_does_not_work(tmp_path, monkeypatch):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\n[ "$(ps -o sid= -p $$)" -eq $$ ] && echo \'openjdk version "17"\' >&2\n')
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check_java()  # it is out of reach of what a terminal sends
 
 
 def test_too_much_for_the_driver_is_refused_before_its_memory_is_out():

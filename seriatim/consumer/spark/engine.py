@@ -76,7 +76,9 @@ def check_java() -> None:
     java = str(Path(home, "bin", "java")) if home else "java"
     if shutil.which(java) is None:
         raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} isn't there")
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    # In a session of its own, so that Ctrl-C, which a terminal sends to all, isn't taken for a Java that doesn't work.
+    command = [java, "-version"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
     found = re.search(r'version "(\d+)', answer.stderr)
     if answer.returncode != 0 or found is None:
         raise JavaMissing(f"{java} -version failed: {answer.stderr.strip()[:200]}")
