@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from seriatim.cli import exits
 from seriatim.cli.verify import verify
+from seriatim.consumer.verification import chunks
 from seriatim.consumer.verification.comparison import compare
 from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, RowsHidden, UnknownTable
 from seriatim.consumer.verification.result import Example, Progress
@@ -75,6 +76,31 @@ def test_each_harm_is_found(pair, chunk_rows, harm, table, counts, example) -> N
     assert example is None or example in harmed.examples
     assert not found.is_identical
     assert all(result.is_identical for result in results.values())
+
+
+def test_a_chunk_has_as_many_rows_as_it_should_also_where_keys_as_text_have_another_order(pair) -> None:
+    told: list[Progress] = []
+    compare(*pair, ["numbers"], chunk_rows=40, on_progress=told.append)
+    assert [progress.rows for progress in told] == [40, 80, 95]
+
+
+def test_no_more_rows_are_held_than_are_needed_to_find_a_difference(pair, monkeypatch) -> None:
+    for dsn in pair:
+        run(dsn, "INSERT INTO numbers SELECT i, 'n' || i, i FROM generate_series(1001, 3000) i")
+    run(pair[1], "UPDATE numbers SET note = 'other' WHERE id IN (1003, 2999); INSERT INTO numbers VALUES (2000000)")
+    fetched: list[int] = []
+    rows_of = chunks._rows
+
+    def counted(*arguments):
+        fetched.append(0)
+        for row in rows_of(*arguments):
+            fetched[-1] += 1
+            yield row
+
+    monkeypatch.setattr(chunks, "_rows", counted)
+    table = next(one for one in compare(*pair).tables if one.table == "public.numbers")
+    assert (table.rows, table.missing, table.extra, table.different) == (2095, 0, 1, 2)
+    assert 0 < max(fetched) <= 501
 
 
 def test_differences_of_the_schema_are_told(pair) -> None:

@@ -1,8 +1,9 @@
 """Comparing one table.
 
 With a key both sides have, the table is walked along it. The source says where a chunk ends (the key of its
-20,000th row); both sides then hash what lies between two such keys, and only where the hashes differ are the rows fetched
-and compared. The last chunk has no upper end, so rows of the target beyond the source's last key are seen too.
+20,000th row); both sides then hash what lies between two such keys. A chunk whose hashes differ is walked in the same way by
+smaller ones, and only of those that differ are the rows fetched and compared: rows may be large, and those are held. The last chunk
+has no upper end, so rows of the target beyond the source's last key are seen too.
 Keys with a collation are ordered by COLLATE "C", since two servers need not order text alike otherwise.
 
 A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
@@ -27,10 +28,12 @@ from seriatim.consumer.verification.tables import Table, schema_differences
 Connection: TypeAlias = psycopg.Connection[Any]
 Fragment: TypeAlias = sql.SQL | sql.Composed
 Key: TypeAlias = tuple[str, ...]
+Between: TypeAlias = tuple[Key | None, Key | None]
 Texts: TypeAlias = tuple[str | None, ...]
 
 _CURSORS = count(1)
-_FETCHED = 2000
+_FETCHED = 500
+"""Rows that are held, or on their way, at a time."""
 
 
 @dataclass(slots=True)
@@ -86,32 +89,36 @@ def _compare_by_key(
     tally: _Tally,
     on_rows: Callable[[int], None],
 ) -> None:
-    lower: Key | None = None
-    while True:
-        upper = _end_of_chunk(sides[0], table, lower, chunk_rows)
-        sums = [_sum(side, table, columns, lower, upper) for side in sides]
+    for between in _chunks(sides[0], table, (None, None), chunk_rows):
+        sums = [_sum(side, table, columns, between) for side in sides]
         tally.rows += sums[0][0]
         if sums[0] != sums[1]:
-            _compare_rows(sides, table, columns, (lower, upper), tally)
+            for part in _chunks(sides[0], table, between, min(chunk_rows, _FETCHED)):
+                if _sum(sides[0], table, columns, part) != _sum(sides[1], table, columns, part):
+                    _compare_rows(sides, table, columns, part, tally)
         on_rows(tally.rows)
-        if upper is None:
-            return
+
+
+def _chunks(side: Connection, table: Table, between: Between, chunk_rows: int) -> Iterator[Between]:
+    """Parts of what lies between two keys, each with so many rows of this side, the last one with what is left."""
+    lower, last = between
+    while (upper := _end_of_chunk(side, table, (lower, last), chunk_rows)) is not None:
+        yield lower, upper
         lower = upper
+    yield lower, last
 
 
-def _end_of_chunk(side: Connection, table: Table, lower: Key | None, chunk_rows: int) -> Key | None:
-    """The key, as text, of the chunk's last row; None where the table ends before."""
-    where, values = _between(table, lower, None)
+def _end_of_chunk(side: Connection, table: Table, between: Between, chunk_rows: int) -> Key | None:
+    """The key, as text, of the chunk's last row; None where what lies between ends before."""
+    where, values = _between(table, *between)
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
-        _texts(table.key_columns), sql.Identifier(*table.name), where, _order(table), sql.Literal(chunk_rows - 1)
+        _texts(table.key_columns), sql.Identifier(*table.name), where, _keyed(table), sql.Literal(chunk_rows - 1)
     )
     return cast("Key | None", side.execute(query, values).fetchone())
 
 
-def _sum(
-    side: Connection, table: Table, columns: tuple[str, ...], lower: Key | None, upper: Key | None
-) -> tuple[int, int]:
-    where, values = _between(table, lower, upper)
+def _sum(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
+    where, values = _between(table, *between)
     query = sql.SQL(
         "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
     ).format(_texts(columns), sql.Identifier(*table.name), where)
@@ -123,7 +130,7 @@ def _compare_rows(
     sides: tuple[Connection, Connection],
     table: Table,
     columns: tuple[str, ...],
-    between: tuple[Key | None, Key | None],
+    between: Between,
     tally: _Tally,
 ) -> None:
     """Fetch the source's rows of a chunk, and stream the target's past them (the target may have any number more)."""
@@ -141,12 +148,10 @@ def _compare_rows(
         tally.note(Example("missing", key))
 
 
-def _rows(
-    side: Connection, table: Table, columns: tuple[str, ...], between: tuple[Key | None, Key | None]
-) -> Iterator[Texts]:
+def _rows(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
     where, values = _between(table, *between)
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
-        _texts(table.key_columns), _texts(columns), sql.Identifier(*table.name), where, _order(table)
+        _texts(table.key_columns), _texts(columns), sql.Identifier(*table.name), where, _keyed(table)
     )
     return _streamed(side, query, values)
 
@@ -166,13 +171,11 @@ def _between(table: Table, lower: Key | None, upper: Key | None) -> tuple[Fragme
 
 
 def _keyed(table: Table) -> Fragment:
+    """The key's columns. By their full names: ORDER BY takes a mere name for what is selected, which is the key's text."""
     return sql.SQL(", ").join(
-        sql.Identifier(name) + sql.SQL(' COLLATE "C"' if has_collation else "") for name, has_collation in table.key
+        sql.Identifier(*table.name, name) + sql.SQL(' COLLATE "C"' if has_collation else "")
+        for name, has_collation in table.key
     )
-
-
-def _order(table: Table) -> Fragment:
-    return _keyed(table)
 
 
 def _texts(columns: tuple[str, ...]) -> Fragment:
