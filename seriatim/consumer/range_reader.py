@@ -57,6 +57,13 @@ class Positions:
         ]
         return cls(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known)
 
+    def beyond_gap(self, offset: int) -> int:
+        """The first offset behind the gap that this one is in; the offset itself where it is in none."""
+        if not self.earliest <= offset < self.end:
+            return offset
+        following = next((span.start for span in self.spans if offset < span.stop), self.end)
+        return max(offset, following)
+
 
 class RangeReader:
     """Reads committed records by offset, as often as asked, dropping the same re-sends as every consumer.

@@ -297,6 +297,11 @@ def test_parts_of_a_transaction_are_in_the_target_all_or_none(target, dsn, count
     assert fetch(dsn, "SELECT count(*), sum(code) FROM keyed") == [(count, sum(range(count)))]
 
 
+def test_a_position_goes_on_where_nothing_is_to_be_applied(target) -> None:
+    assert target.apply_parts(QUEUE, 0, 100, lambda: iter(()), 1).position == Position(100, 1)
+    assert target.position(QUEUE) == Position(100, 1)
+
+
 def test_what_goes_wrong_while_parts_are_read_undoes_those_before(target, dsn) -> None:
     rows = inserts(50)
 

@@ -50,15 +50,21 @@ class MemoryTarget:
         if start != self.stored.offset:
             raise PositionMoved("moved", position=self.stored.offset)
         plans = list(parts())
-        assert [plan.start for plan in plans] == [start, *(plan.end for plan in plans[:-1])]
-        assert plans[-1].end == end
+        assert [start, *(plan.end for plan in plans)] == [*(plan.start for plan in plans), end if plans else start]
         self.stored = replace(self.stored, offset=end)
         self.ranges.append((start, end))
         changes = sum(plan.changes for plan in plans)
         self.changes += changes
         if failure == "after":
             raise TargetLost("gone")
-        return Applied(self.stored, changes, {}, sum(plan.transactions for plan in plans), plans[-1].commit_ts_ms, 1)
+        return Applied(
+            self.stored,
+            changes,
+            {},
+            sum(plan.transactions for plan in plans),
+            plans[-1].commit_ts_ms if plans else None,
+            1,
+        )
 
 
 def log(sizes: list[int]) -> list[ChangeRow]:
@@ -218,6 +224,21 @@ def test_tables_that_are_altered_meanwhile_are_planned_for_anew(little_is_held, 
     target.fails = ["altered", "altered"]
     outcomes = [running.apply(rows[at : at + 20]) for at in range(0, len(rows), 20)]
     assert (outcomes[-1].changes, target.changes, target.fails) == (size, size, [])
+
+
+def test_a_target_goes_behind_a_gap_but_not_from_within_a_transaction():
+    rows = log([3])
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    running.apply(rows[:2])
+    running.pass_gap(1000)
+    assert target.stored.offset == 0
+    running.apply(rows[2:])
+    running.pass_gap(1000)
+    assert (target.stored.offset, running.position) == (1000, 1000)
+    behind = [row._replace(offset=1000 + row.offset) for row in rows]
+    assert running.apply(behind).changes == 3
+    assert target.stored.offset == 1005
 
 
 def test_value_that_is_no_change_stops_it():

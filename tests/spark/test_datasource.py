@@ -187,6 +187,19 @@ def test_stream_is_limited_and_goes_on_from_its_checkpoint(spark, queue, tmp_pat
     assert [offset for part in seen for offset in part] == list(range(1_300))
 
 
+def test_a_gap_behind_what_was_given_up_is_a_micro_batch_without_records(spark, queue, tmp_path):
+    queue.append_values([b"x"] * 10, 0)
+    queue.links[-1].end = 10
+    queue.links.append(Link(2, 2**40))
+    source = spark.readStream.format("seriatim").option("coordinators", queue.address).option("queue", "orders")
+    frame = source.option("startingOffsets", "10").load()
+    seen: list[list[int]] = []
+    writer = frame.writeStream.foreachBatch(lambda part, _batch: seen.append(offsets(part)))
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert seen == [[]]
+
+
 def test_available_now_ends_where_the_queue_ended(spark, queue, tmp_path):
     queue.append_values([b"x"] * 500, 0)
     source = spark.readStream.format("seriatim").option("coordinators", queue.address).option("queue", "orders")

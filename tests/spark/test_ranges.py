@@ -10,7 +10,7 @@ from fake_queue import FakeQueue, Link
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from seriatim.consumer import range_reader
-from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.datasource import SeriatimDataSource
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 
@@ -97,6 +97,13 @@ def test_what_was_given_up_is_passed_over(queue):
     queue.append_values([b"y"] * 5, 100)
     with RangeReader(queue.address, "orders") as reader:
         assert [record.offset for record in reader.read(8, 2**40 + 2)] == [8, 9, 2**40, 2**40 + 1]
+
+
+def test_only_an_offset_in_a_gap_has_another_one_behind_it():
+    known = Positions(5, 2**40, (range(5, 10), range(10, 20)))
+    assert [known.beyond_gap(offset) for offset in (4, 5, 12, 20, 2**40)] == [4, 5, 12, 2**40, 2**40]
+    assert Positions(0, 2**40 + 3, (range(20), range(2**40, 2**40 + 3))).beyond_gap(21) == 2**40
+    assert Positions(0, 20, (range(20),)).beyond_gap(25) == 25
 
 
 def source(queue, **options):

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_queue import QUEUE_ID, FakeQueue
+from fake_queue import QUEUE_ID, FakeQueue, Link
 
 from seriatim.cli.replay import as_text
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import term as term_module
+from seriatim.consumer.spark.application import Application
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
@@ -368,6 +369,34 @@ def test_output_that_nobody_takes_ends_it_as_it_ends_other_commands(queue, reade
         term._run.report = report
         with pytest.raises(BrokenPipeError):
             term.run()
+
+
+def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(queue, reader, tmp_path, monkeypatch):
+    queue.append_values([ROW] * 10, 0)
+    queue.links[-1].end = 10
+    queue.links.append(Link(2, 2**40))
+    moves: list[tuple[int, int]] = []
+
+    class Moved(Claims):
+        def apply_parts(self, queue_id, start, end, parts, token):
+            moves.append((start, end))
+
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [])
+    with replay_term(Moved(), reader, tmp_path, []) as term:
+        for position in (5, 10):
+            term._application = Application(term._target, QUEUE_ID, 5, position, None)
+            term._apply_batch(None, 0)
+    assert moves == [(10, 2**40)]
+
+    def started(self, offset, checkpoint):
+        raise QueryFailed(f"a query would start at {offset}")
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    with (
+        replay_term(Moved(Position(10, 4)), reader, tmp_path, []) as term,
+        pytest.raises(QueryFailed, match=f"start at {2**40}"),
+    ):
+        term._stream()
 
 
 def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):

@@ -128,6 +128,15 @@ class Application:
                 self._moved(position)
         return Outcome(self.position, len(rows))
 
+    def pass_gap(self, end: int) -> None:
+        """Move the target to `end`, before which no more will come. Nothing where a transaction is unfinished: it needs what it began with.
+
+        Raises as `apply`.
+        """
+        if self._held == [] and end > self.position:
+            self._target.apply_parts(self._queue_id, self.position, end, lambda: iter(()), self._token)
+            self._moved(end)
+
     def _apply(self, rows: Sequence[ChangeRow], end: int) -> Outcome:
         held = self._held
         is_much = held is None or len(held) > _SCANNED_ROWS
