@@ -322,9 +322,18 @@ class Nemesis:
         reached = max(self.world.ledger.progress[subscription].delivered, default=0)
         starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]
         to = self.chance.choice((str(self.chance.randint(0, reached)), self.chance.choice(starts or ["0"]), "earliest"))
-        self.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to))
+        given_up = len(self.world.ledger.given_up)
 
-    def operate(self, method: str, request: object) -> None:
+        def look() -> None:
+            """An offset that was chosen before records were given up stands for another one, which may not have been read."""
+            if len(self.world.ledger.given_up) > given_up:
+                earliest = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to="earliest")
+                self.operate("SeekSubscription", earliest)
+
+        request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to)
+        self.operate("SeekSubscription", request, look)
+
+    def operate(self, method: str, request: object, after: Callable[[], None] = lambda: None) -> None:
         """One order after the other: a drain that is answered late doesn't follow on the resume behind it."""
         world = self.world
 
@@ -334,6 +343,7 @@ class Nemesis:
                     await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
                 except SeriatimError as error:
                     world.note(f"{method} is refused: {error}")
+            after()
 
         process = world.hosts["operator"].process
         assert process is not None

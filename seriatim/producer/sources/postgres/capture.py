@@ -31,7 +31,7 @@ from seriatim.producer.sources.postgres.errors import (
     SlotBusy,
     SlotGivenUp,
     SourceLost,
-    TablesChanged,
+    SourceTablesChanged,
 )
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
@@ -128,7 +128,7 @@ class PostgresCapture:
                 _log.info("capture deposed slot=%s", self._slot)
             except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
-            except (SlotBusy, SourceLost, TablesChanged, psycopg.OperationalError) as error:
+            except (SlotBusy, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
                 self._wait_for(in_a_line(error))
                 self._stopped.wait(self._retry_s)
 

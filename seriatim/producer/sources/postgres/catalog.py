@@ -14,7 +14,7 @@ from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
-from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, TablesChanged
+from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, SourceTablesChanged
 from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, conninfo
 from seriatim.protocol.postgres import in_a_line
 
@@ -297,7 +297,7 @@ def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None
 
     Raises:
         CaptureRefused: this role may not read one.
-        TablesChanged: one was written anew, or dropped, since the snapshot.
+        SourceTablesChanged: one was written anew, or dropped, since the snapshot.
     """
     for table in tables:
         with _reading(table):
@@ -305,7 +305,7 @@ def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None
     oids = [table.relation.oid for table in tables]
     row = connection.execute(_REWRITTEN, {"oids": oids}).fetchone()
     if row is not None:
-        raise TablesChanged(f"table {row[0]}.{row[1]} was written anew while the snapshot began")
+        raise SourceTablesChanged(f"table {row[0]}.{row[1]} was written anew while the snapshot began")
 
 
 def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, None, None]:
@@ -313,7 +313,7 @@ def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, 
 
     Raises:
         CaptureRefused: this role may not read it, or not all of it.
-        TablesChanged: a column of it was dropped since the snapshot.
+        SourceTablesChanged: a column of it was dropped since the snapshot.
     """
     with _reading(table), connection.cursor().copy(table.query.encode()) as copy:
         for block in copy:
@@ -328,7 +328,7 @@ def _reading(table: CapturedTable) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise CaptureRefused(f"table {name} can't be read: {in_a_line(error)}", table=name) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
-        raise TablesChanged(f"table {name} was changed while the snapshot began: {in_a_line(error)}") from error
+        raise SourceTablesChanged(f"table {name} was changed while the snapshot began: {in_a_line(error)}") from error
 
 
 def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:

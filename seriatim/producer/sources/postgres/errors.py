@@ -97,10 +97,10 @@ class SlotBusy(WorldError):
     code = "slot-busy"
 
 
-class TablesChanged(WorldError):
+class SourceTablesChanged(WorldError):
     """A table was written anew, changed or dropped between the slot's making and the snapshot's first row. A retry, with a new slot, helps."""
 
-    code = "tables-changed"
+    code = "source-tables-changed"
     next_step = "the snapshot begins again by itself"
 
 
