@@ -107,7 +107,7 @@ class World:
         )
         self.version = ChainVersion(0)
         self.now_ms = 1
-        self.seq = 0
+        self.seq, self.source = 0, "s"
         self.acknowledged: dict[Epoch, int] = {}
         self.granted: dict[Epoch, int] = {}
         self.first_in_line = "node-1"
@@ -240,7 +240,7 @@ class World:
         if copies[0].positions[-1] != copies[1].positions[-1]:
             return  # the slave refuses what doesn't continue its copy
         self.seq += 1
-        header, marks = f"batch {self.seq}".encode(), {"s": self.seq}
+        header, marks = f"batch {self.seq}".encode(), {self.source: self.seq}
         for copy in copies if reach == 2 else [copies[1 - reach]]:
             copy.add(header, marks)
         if reach == 2:

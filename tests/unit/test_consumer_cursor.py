@@ -103,7 +103,7 @@ def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_th
         happened(granted(view(1, (1,), link(1, 0)), 1, 0))
         (first,) = happened(CommitAsked(Place(Epoch(1), Index(9))))
         (second,) = happened(CommitFailed(first.commit_id, "behind", is_grant_old=False, is_beyond=True))
-        assert second.side.member != first.side.member
+        assert second.side.member != first.side.member  # both are asked, one after the other
         happened(cursor.ViewChanged(seen))
         refused = happened(CommitFailed(second.commit_id, "behind", is_grant_old=False, is_beyond=True))
         assert any(isinstance(effect, Refuse) for effect in refused) is is_refused

@@ -615,6 +615,7 @@ def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
     grant = send_call(world, token=1, failed_epoch=1).finish()
     assert isinstance(grant, SendGrant)
     assert (grant.link.epoch, grant.base, grant.is_resume_known) == (2, None, False)
+    world.source = "t"  # of "s" the second link has nothing
     world.append(Epoch(2), 2)
     send_call(world, token=1, failed_epoch=2).finish()
     assert world.document.links[1].certificate.chain_hash is None
@@ -622,7 +623,9 @@ def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
     world.restart(("g1", "a"))
     close_call(world, 1).finish()
     assert [link.base for link in world.document.links] == [0, 1, 2]
-    assert world.document.links[1].certificate.marks == {"s": 2}
+    certificate = world.document.links[1].certificate
+    assert certificate.marks == certificate.marks_on_two == {"s": 1, "t": 2}
+    assert point_before(world.document, Epoch(3)).marks == {"s": 1, "t": 2}
     assert all(link.certificate.chain_hash for link in world.document.links[:2])
 
 
