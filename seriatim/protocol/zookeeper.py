@@ -307,15 +307,15 @@ class ZooKeeperSession:
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, int]:
         """Data and version of a node."""
-        data, stat = await self._ask(self._client.get_async(path, watch=self._watch(watch)))
+        data, stat = await self._ask(self._client.get_async, path, watch=self._watch(watch))
         return data, stat.version
 
     async def exists(self, path: str, watch: Watch | None = None) -> bool:
-        return await self._ask(self._client.exists_async(path, watch=self._watch(watch))) is not None
+        return await self._ask(self._client.exists_async, path, watch=self._watch(watch)) is not None
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Names of a node's children, in no order."""
-        names: list[str] = await self._ask(self._client.get_children_async(path, watch=self._watch(watch)))
+        names: list[str] = await self._ask(self._client.get_children_async, path, watch=self._watch(watch))
         return names
 
     async def create(
@@ -323,35 +323,39 @@ class ZooKeeperSession:
     ) -> str:
         """Make a node and return its path (with the number, where sequential)."""
         made: str = await self._ask(
-            self._client.create_async(path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents)
+            self._client.create_async, path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents
         )
         return made
 
     async def ensure(self, path: str) -> None:
         """Make a node and its parents where they aren't there."""
-        await self._ask(self._client.ensure_path_async(path))
+        await self._ask(self._client.ensure_path_async, path)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> int:
         """Write a node; with `version`, only if it still has it. Returns the new version."""
-        stat = await self._ask(self._client.set_async(path, data, version))
+        stat = await self._ask(self._client.set_async, path, data, version)
         return int(stat.version)
 
     async def delete(self, path: str, version: int = -1) -> None:
-        await self._ask(self._client.delete_async(path, version))
+        await self._ask(self._client.delete_async, path, version)
 
     async def sync(self, path: str) -> None:
         """Let this server catch up with the leader: what is read next is not older than now."""
-        await self._ask(self._client.sync_async(path))
+        await self._ask(self._client.sync_async, path)
 
     async def owner(self, path: str) -> int:
         """Session that made an ephemeral node; 0 for another node."""
-        stat = await self._ask(self._client.exists_async(path))
+        stat = await self._ask(self._client.exists_async, path)
         if stat is None:
             raise NoNode(path)
         return int(stat.ephemeralOwner)
 
-    async def _ask(self, asked: Any) -> Any:
+    async def _ask(self, ask: Callable[..., Any], *arguments: Any, **keys: Any) -> Any:
         loop = self._running_loop()
+        if not self._client.connected:
+            # kazoo would keep it until it is connected again, long after who asked has gone; and it tells its thread by a socket
+            # that nobody reads before: once that is full, after some hundred times, the loop stands still.
+            raise Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
         future: asyncio.Future[Any] = loop.create_future()
 
         def settle(result: Any) -> None:
@@ -366,7 +370,7 @@ class ZooKeeperSession:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result)
 
-        asked.rawlink(hand_over)
+        ask(*arguments, **keys).rawlink(hand_over)
         return await future
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

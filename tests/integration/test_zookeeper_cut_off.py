@@ -1,0 +1,87 @@
+"""A session with ZooKeeper whose path to it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
+from tests.integration.test_coordinator_store import until
+
+OFTEN = 2000
+"""More than the socket holds by which kazoo wakes its thread."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Path:
+    """A port that leads to ZooKeeper, until it is cut."""
+
+    def __init__(self, zookeeper: str) -> None:
+        address, slash, folder = zookeeper.partition("/")
+        host, _, port = address.rpartition(":")
+        self._to = host, int(port)
+        self._folder = slash + folder
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self.port = 0
+
+    async def lay(self) -> str:
+        self._server = await asyncio.start_server(self._lead, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return f"127.0.0.1:{self.port}{self._folder}"
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._to)
+        self._writers += [writer, back]
+        with contextlib.suppress(OSError):
+            await asyncio.gather(_passed(reader, back), _passed(there, writer))
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+async def _passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+@asynccontextmanager
+async def connected(zookeeper: str) -> AsyncIterator[tuple[Path, ZooKeeperSession]]:
+    path = Path(zookeeper)
+    session = ZooKeeperSession(await path.lay(), 30)
+    await session.start()
+    try:
+        yield path, session
+    finally:
+        await session.stop()
+        await path.cut()
+
+
+def test_what_is_asked_while_no_zookeeper_answers_fails_at_once_and_is_not_done_later(zookeeper: str) -> None:
+    async def main() -> None:
+        async with connected(zookeeper) as (path, session):
+            await session.create("/cut-off", b"before", parents=True)
+            session_id = session.session_id
+            await path.cut()
+            await until(lambda: session.state is SessionState.SUSPENDED, "the cut is noticed")
+            for _ in range(OFTEN):
+                with pytest.raises(Unreachable, match="doesn't answer at 127"):
+                    await asyncio.wait_for(session.set("/cut-off", b"late"), 10)
+            await path.lay()
+            await until(lambda: session.state is SessionState.CONNECTED, "it is connected again")
+            assert session.session_id == session_id
+            assert (await session.get("/cut-off"))[0] == b"before"
+            await session.delete("/cut-off")
+
+    asyncio.run(main())
