@@ -29,6 +29,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     UnknownQueue,
     Waiting,
+    WorldError,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, checked_name
 
@@ -213,7 +214,10 @@ class Operations:
         return pb.ListGroupsReply(groups=[self._group_view(name) for name in sorted(registry.groups)])
 
     async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
-        """Mark the group, and close what is open on it at once. Raises UnknownGroup."""
+        """Mark the group, and close what is open on it at once. Raises UnknownGroup.
+
+        What can't be closed now is left to the elected coordinator, with what comes behind it: the group is drained all the same.
+        """
         checked_name(request.group, "group")
         await self._store.set_draining(request.group, is_draining=is_draining)
         registry = await self._store.look_up_registry()
@@ -223,9 +227,16 @@ class Operations:
         if is_draining:
             for document in list(self._queues()):
                 last = document.last_link
-                if last is not None and views.is_serving(document, request.group):
-                    with contextlib.suppress(UnknownQueue):  # it was deleted meanwhile
-                        await self._switched(document, last, request.cause_id)
+                if last is None or not views.is_serving(document, request.group):
+                    continue
+                try:
+                    await self._switched(document, last, request.cause_id)
+                except UnknownQueue:
+                    continue  # it was deleted meanwhile
+                except WorldError as error:
+                    keys = {"queue": document.name, "epoch": last.epoch, "reason": error.message}
+                    _log.info("link can't be closed yet", **keys, cause_id=request.cause_id)
+                    break
         return self._group_view(request.group)
 
     async def remove_group(self, request: pb.GroupRequest) -> None:

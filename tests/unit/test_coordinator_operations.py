@@ -20,7 +20,15 @@ from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
-from seriatim.protocol.errors import InvalidArgument, OlderVersion, UnknownQueue, UnknownSubscription, Unreachable
+from seriatim.protocol.errors import (
+    InvalidArgument,
+    OlderVersion,
+    SeriatimError,
+    UnknownQueue,
+    UnknownSubscription,
+    Unreachable,
+    Waiting,
+)
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -167,6 +175,7 @@ class QueuesStore:
         self.registry = world.registry()
         self.chains = {one.queue_id: SimpleNamespace(document=one) for one in documents}
         self.closed: list[QueueId] = []
+        self.problem: SeriatimError = UnknownQueue("it was deleted meanwhile")
 
     async def set_draining(self, _: str, *, is_draining: bool) -> None:
         assert is_draining
@@ -176,7 +185,7 @@ class QueuesStore:
 
     async def first_in_line(self, queue_id: QueueId, _: object) -> str:
         self.closed.append(queue_id)
-        raise UnknownQueue("it was deleted meanwhile")
+        raise self.problem
 
 
 def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
@@ -190,6 +199,19 @@ def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
     assert store.closed == [8]
     assert (list(view.sending_queues), list(view.backlog_queues)) == (["used"], ["used"])
+
+
+def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> None:
+    """Both members stand still, and a call waits a second for each link: the elected coordinator goes on."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
+    store.problem = Waiting("link 1 can't be closed now")
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    assert store.closed == [world.document.queue_id]
+    assert "another" in view.sending_queues
 
 
 def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
