@@ -303,10 +303,11 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
     _check_confirmed(name, confirm, "recovered")
     request = pb.RecoverQueueRequest(queue=name)
     reply = coordinators.call(coordinator, "RecoverQueue", request, 30.0)
-    if confirm is None and not _is_confirmed(name, reply.what, "do this", "recovered"):
-        return exits.ANSWER_IS_NO
-    request.confirmed_queue = name
-    reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
+    if not reply.is_needless:
+        if confirm is None and not _is_confirmed(name, reply.what, "do this", "recovered"):
+            return exits.ANSWER_IS_NO
+        request.confirmed_queue = name
+        reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
     if is_json:
         click.echo(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))
     else:

@@ -35,9 +35,8 @@ class Recovery:
         if now is not None and now.document.queue_id != document.queue_id:
             raise QueueExists(f"there is another queue {name} now, with id {now.document.queue_id}", queue=name)
         if now is not None and not registry.set_back(document.queue_id):
-            return pb.RecoverQueueReply(
-                what=f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
-            )
+            what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
+            return pb.RecoverQueueReply(what=what, is_needless=True)
         if now is not None:
             recovery.check_same(now, copy)
         what = _what_is_recovered(now, copy, registry)

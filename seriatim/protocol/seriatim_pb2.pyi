@@ -2435,17 +2435,21 @@ class RecoverQueueReply(_message.Message):
 
     WHAT_FIELD_NUMBER: _builtins.int
     IS_DONE_FIELD_NUMBER: _builtins.int
+    IS_NEEDLESS_FIELD_NUMBER: _builtins.int
     what: _builtins.str
     is_done: _builtins.bool
+    is_needless: _builtins.bool
+    """no disk knows more than the chain: there is nothing to be done"""
     def __init__(
         self,
         *,
         what: _builtins.str = ...,
         is_done: _builtins.bool = ...,
+        is_needless: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_done", b"is_done", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_done", b"is_done", "is_needless", b"is_needless", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

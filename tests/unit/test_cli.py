@@ -425,6 +425,13 @@ def test_abandon_link_with_confirm_needs_nobody(asked):
     assert json.loads(result.output) == {"queue": "orders", "epoch": 4, "what": "7 records", "is_done": True}
 
 
+def test_where_nothing_is_to_be_recovered_nobody_is_asked(asked, terminal):
+    asked.replies["RecoverQueue"] = [pb.RecoverQueueReply(what="nothing is to be recovered", is_needless=True)]
+    result = invoke("queue", "recover", "orders", "--json")
+    assert json.loads(result.output) == {"queue": "orders", "what": "nothing is to be recovered", "is_done": False}
+    assert result.return_value == exits.ANSWER_IS_NO
+
+
 # ------------------------------------------------------------------------------------------------------------ groups
 
 
