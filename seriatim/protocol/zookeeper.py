@@ -54,6 +54,12 @@ class SessionExpired(WorldError):
     code = "session-expired"
 
 
+class NotAllowed(Unreachable):
+    """ZooKeeper answers, and refuses: its ACLs don't let us."""
+
+    next_step = "whoever serves, sends or reads needs all rights to these nodes"
+
+
 class SessionState(StrEnum):
     """connected; suspended: nobody can tell whether the session lives; lost: it is gone, a new one may follow."""
 
@@ -364,7 +370,7 @@ class ZooKeeperSession:
             if result.exception is None:
                 future.set_result(result.value)
             else:
-                future.set_exception(_translated(result.exception))
+                future.set_exception(_translated(result.exception, arguments[0]))
 
         def hand_over(result: Any) -> None:
             if not loop.is_closed():
@@ -419,17 +425,22 @@ def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
         return done
 
 
-def _translated(error: BaseException) -> Exception:
+_REFUSED = kazoo.exceptions.NoAuthError, kazoo.exceptions.AuthFailedError, kazoo.exceptions.InvalidACLError
+
+
+def _translated(error: BaseException, path: str) -> Exception:
     match error:
         case kazoo.exceptions.NoNodeError():
-            return NoNode(str(error))
+            return NoNode(path)
         case kazoo.exceptions.NodeExistsError():
-            return NodeExists(str(error))
+            return NodeExists(path)
         case kazoo.exceptions.BadVersionError():
-            return BadVersion(str(error))
+            return BadVersion(path)
         case kazoo.exceptions.NotEmptyError():
-            return NotEmpty(str(error))
+            return NotEmpty(path)
         case kazoo.exceptions.SessionExpiredError():
             return SessionExpired("the ZooKeeper session has expired")
+        case _ if isinstance(error, _REFUSED):
+            return NotAllowed(f"ZooKeeper refuses {path}: {type(error).__name__}")
         case _:
             return Unreachable(f"ZooKeeper didn't answer: {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""A session with ZooKeeper whose path to it is cut."""
+"""A session with ZooKeeper whose path to it is cut, or that isn't let in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 
 from seriatim.protocol.errors import Unreachable
-from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NotAllowed, SessionState, ZooKeeperSession
 from tests.integration.test_coordinator_store import until
 
 OFTEN = 2000
@@ -85,3 +87,21 @@ def test_what_is_asked_while_no_zookeeper_answers_fails_at_once_and_is_not_done_
             await session.delete("/cut-off")
 
     asyncio.run(main())
+
+
+def test_what_zookeeper_refuses_is_told_as_that_and_not_as_silence(zookeeper: str) -> None:
+    async def main() -> None:
+        session = ZooKeeperSession(zookeeper, 30)
+        await session.start()
+        try:
+            with pytest.raises(NotAllowed, match=r"ZooKeeper refuses /theirs: NoAuthError \(whoever serves"):
+                await session.get("/theirs")
+        finally:
+            await session.stop()
+
+    client = KazooClient(zookeeper)
+    client.start()
+    client.create("/theirs", acl=[make_digest_acl("somebody", "else", all=True)], makepath=True)
+    asyncio.run(main())
+    client.stop()
+    client.close()
