@@ -173,11 +173,13 @@ class CoordinatorProcess:
 
     async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
         """A connection that breaks, or a session that ends, in the midst of a step is waited out."""
+        told = ""
         while True:
             try:
                 return await step()
             except (WorldError, NoNode) as error:
-                _log.warning("ZooKeeper can't be asked now", error=error)
+                if told != (told := repr(error)):
+                    _log.warning("ZooKeeper can't be asked now", error=told)
                 await asyncio.sleep(REGISTER_RETRY_S)
 
     async def _registered(self) -> None:

@@ -105,13 +105,16 @@ class Store:
 
     async def run(self) -> None:
         """Follow the watches until cancelled."""
+        told = ""
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 await self._refresh()
+                told = ""
             except (WorldError, NoNode) as error:
-                _log.warning("can't follow ZooKeeper now", error=error)
+                if told != (told := repr(error)):
+                    _log.warning("can't follow ZooKeeper now", error=told)
                 await asyncio.sleep(_RETRY_S)
                 self._wake.set()
 

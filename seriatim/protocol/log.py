@@ -8,10 +8,17 @@ A `cause_id` starts with the event and rides on every effect and RPC it causes.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
 from typing import Any
+
+AGAIN_S = 60.0
+"""What goes on is told again after so long."""
+_TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
+_ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
+"""What kazoo says beside that each time, and when it is stopped."""
 
 
 class KeyValueLogger:
@@ -76,12 +83,39 @@ def _without_gone_callers(record: logging.LogRecord) -> bool:
     return True
 
 
+class _SearchForZooKeeper(logging.Filter):
+    """kazoo tells of each try to reach a server, several times a second for as long as that lasts. Here it is told once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_at_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        if said.startswith(_ALWAYS_AND_NOTHING):
+            return False
+        if not said.startswith(_TRIED):
+            return True
+        now_s = time.monotonic()
+        if now_s - self._told_at_s.get(said, -math.inf) < AGAIN_S:
+            return False
+        self._told_at_s[said] = now_s
+        reason = said.partition(": ")[2] if said.startswith("Connection ") else said
+        record.name, record.args = "seriatim.zookeeper", ()
+        record.msg = _line("it can't be reached, and is tried again", {"reason": reason})
+        return True
+
+
+_search = _SearchForZooKeeper()
+
+
 def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     """Send the process's log to standard error or `stdout`. Called once, by an entry point; libraries don't call it."""
     handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
+    logging.getLogger("kazoo.client").addFilter(_search)
     # What it warns of, with a traceback, are exceptions of ours on their way through Java; whoever gets them there tells.
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_without_gone_callers)

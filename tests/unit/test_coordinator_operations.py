@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from seriatim.coordinator import execution
+from seriatim.coordinator import store as store_module
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
@@ -30,6 +31,7 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+from seriatim.protocol.zookeeper import NotAllowed, ZooKeeperSession
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
@@ -411,3 +413,25 @@ def test_another_switch_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert changes.count == 2
 
     asyncio.run(main())
+
+
+def test_what_keeps_a_coordinator_from_following_zookeeper_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[SeriatimError | None] = [Unreachable("away")] * 3 + [None, Unreachable("away"), NotAllowed("no right")]
+
+    async def refresh(self: Store) -> None:
+        if not looks:
+            raise asyncio.CancelledError
+        look = looks.pop(0)
+        self.changed("a test")
+        if look is not None:
+            raise look
+
+    monkeypatch.setattr(store_module, "_RETRY_S", 0)
+    monkeypatch.setattr(Store, "_refresh", refresh)
+    watched = Store(cast("ZooKeeperSession", SimpleNamespace(on_state=lambda _: None)), "c")
+    watched.changed("a test")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watched.run())
+    assert [record.getMessage().count("away") for record in caplog.records] == [1, 1, 0]

@@ -37,10 +37,37 @@ def test_an_event_of_ours_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_a_library_says_is_the_value_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     log.start_logging()
-    logging.getLogger("kazoo.client").warning("Connection dropped: %s", "refused")
+    logging.getLogger("kazoo.client").warning("AUTH_FAILED closing: %s", "refused")
     assert re.fullmatch(
-        STAMP + " WARNING kazoo.client says message='Connection dropped: refused'\n", capsys.readouterr().err
+        STAMP + " WARNING kazoo.client says message='AUTH_FAILED closing: refused'\n", capsys.readouterr().err
     )
+
+
+def test_a_search_for_zookeeper_is_told_once_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(log._search, "_told_at_s", {})
+    log.start_logging()
+    kazoo = logging.getLogger("kazoo.client")
+
+    def tried() -> list[str]:
+        kazoo.warning("Connection dropped: %s", "socket connection error: Connection refused")
+        kazoo.warning("Transition to CONNECTING")
+        return capsys.readouterr().err.splitlines()
+
+    told = [tried(), tried()]
+    kazoo.warning("Cannot resolve %s: %s", "zk1", "no such name")
+    told.append(capsys.readouterr().err.splitlines())
+    now_s += log.AGAIN_S
+    told.append(tried())
+    searched = " WARNING zookeeper it can't be reached, and is tried again reason="
+    refused = f"{searched}'socket connection error: Connection refused'"
+    wanted = [refused, None, f"{searched}'Cannot resolve zk1: no such name'", refused]
+    assert [len(lines) for lines in told] == [1, 0, 1, 1]
+    for lines, line in zip(told, wanted, strict=True):
+        assert line is None or re.fullmatch(STAMP + re.escape(line), lines[0])
 
 
 def test_exceptions_on_their_way_through_java_are_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
