@@ -203,6 +203,7 @@ class SendingLoop:
 
     async def _connect(self) -> ZooKeeperSession:
         """Learn where ZooKeeper is and which queue is meant, and start a session; again and again until it works."""
+        told = ""
         while True:
             try:
                 cluster = await self._coordinators.call("DescribeCluster", DescribeClusterRequest(), ACQUIRE_TIMEOUT_S)
@@ -217,7 +218,8 @@ class SendingLoop:
                 return session
             except (WorldError, BugError) as error:
                 self._buffer.note(error)
-                _log.warning("not connected yet", queue=self._settings.queue, error=error.message)
+                if told != (told := error.message):
+                    _log.warning("not connected yet", queue=self._settings.queue, error=told)
                 await asyncio.sleep(_CONNECT_RETRY_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -24,6 +24,7 @@ from seriatim.producer.handle import _set_from_thread
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.marks import is_resend, overlaps, raised
 from seriatim.protocol.names import COUNTER_BITS
 from seriatim.protocol.seriatim_pb2_grpc import (
@@ -663,6 +664,22 @@ def test_whoever_waits_on_a_loop_that_is_closed_meanwhile_harms_nobody(
         assert handle.result(WAIT_S).seq
         producer.send(b"2").result(WAIT_S)
     assert "callback" not in caplog.text
+
+
+def test_why_a_sender_isn_t_connected_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[str] = []
+
+    async def call(_: Coordinators, method: str, *__: object) -> None:
+        tries.append(method)
+        raise errors.Unreachable("no coordinator can do that now")
+
+    monkeypatch.setattr(Coordinators, "call", call)
+    monkeypatch.setattr(loop, "_CONNECT_RETRY_S", 0.001)
+    with Producer("127.0.0.1:1", "orders"):
+        until(lambda: len(tries) > 10)
+    assert caplog.text.count("not connected yet") == 1
 
 
 def _in_a_fork(*works: Callable[[], object]) -> list[str]:
