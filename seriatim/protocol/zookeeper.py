@@ -57,6 +57,7 @@ class SessionExpired(WorldError):
 class NotAllowed(Unreachable):
     """ZooKeeper answers, and refuses: its ACLs don't let us."""
 
+    code = "not-allowed"
     next_step = "whoever serves, sends or reads needs all rights to these nodes"
 
 
