@@ -25,7 +25,7 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import CallServer
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
-from seriatim.protocol.names import MemberName, checked_name
+from seriatim.protocol.names import MemberName, check_served, checked_address, checked_name
 from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession
 
 _log = log.logger("broker.process")
@@ -64,8 +64,9 @@ class BrokerSettings:
         checked_name(self.group, "group")
         if self.member not in ("a", "b"):
             raise InvalidArgument(f"a member of a group is a or b, not {self.member!r}")
-        if ":" not in self.listen:
-            raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
+        check_served(self.listen, self.advertise)
+        if self.advertise_outside:
+            checked_address(self.advertise_outside, "advertise_outside")
         if not 0 < self.session_timeout_ms <= MILLISECONDS_MAX:
             raise InvalidArgument(f"session_timeout_ms has to be more than 0, and {MILLISECONDS_MAX} at most")
         for key in ("reserve_mb", "segment_bytes"):

@@ -24,7 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
 from seriatim.protocol.health import add_health
-from seriatim.protocol.names import checked_name
+from seriatim.protocol.names import check_served, checked_address, checked_name
 from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import (
     MILLISECONDS_MAX,
@@ -72,8 +72,11 @@ class CoordinatorSettings:
         checked_name(self.cluster, "cluster")
         if self.name:
             checked_name(self.name, "coordinator")
-        if ":" not in self.listen:
-            raise InvalidArgument(f"listen has to be HOST:PORT, not {self.listen!r}")
+        check_served(self.listen, self.advertise)
+        if self.listen_outside:
+            checked_address(self.listen_outside, "listen_outside", least_port=0)
+        if self.advertise_outside:
+            checked_address(self.advertise_outside, "advertise_outside")
         if self.listen_outside and not (self.advertise_outside and self.zookeeper_outside):
             raise InvalidArgument(
                 "listen_outside needs advertise_outside and zookeeper_outside: what callers there are told"

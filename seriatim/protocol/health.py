@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.names import checked_address
 
 Claim = Callable[[], bool]
 """Looked at when somebody asks, so that no answer is older than its question. Called on any thread."""
@@ -122,6 +123,7 @@ class HealthServer:
 
     def __enter__(self) -> Self:
         """Raises InvalidArgument where the address can't be listened on."""
+        checked_address(self._address, "what listens for health checks", least_port=0)
         server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(_BlockingHealthServicer(self._answers), server)
         _add_reflection(server, ())

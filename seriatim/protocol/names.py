@@ -27,6 +27,10 @@ ChainVersion = NewType("ChainVersion", int)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "[::]"})  # noqa: S104 - to refuse them
+PORT_MAX = 65_535
+
 SEQ_MAX = 2**64 - 1
 TOKEN_BITS = 24
 COUNTER_BITS = 40
@@ -42,6 +46,23 @@ def checked_name(name: str, what: str) -> str:
             f"{name!r} can't name a {what}: use 1 to 128 letters, digits, dots, underscores and dashes", name=name
         )
     return name
+
+
+def checked_address(address: str, what: str, *, least_port: int = 1) -> str:
+    """The address, if it is HOST:PORT, an IPv6 host in brackets. Raises InvalidArgument."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not least_port <= int(match[2]) <= PORT_MAX:
+        raise InvalidArgument(f"{what} has to be HOST:PORT, not {address!r}")
+    return address
+
+
+def check_served(listen: str, advertise: str | None) -> None:
+    """Where a server listens, and what others are told to reach it by, if that isn't the same. Raises InvalidArgument."""
+    checked_address(listen, "listen", least_port=0)
+    if advertise:
+        checked_address(advertise, "advertise")
+    elif listen.rpartition(":")[0] in _EVERY_ADDRESS:
+        raise InvalidArgument(f"who listens on {listen} has to be given advertise: HOST:PORT that others reach it by")
 
 
 @dataclass(frozen=True, slots=True, order=True)
