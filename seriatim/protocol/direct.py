@@ -341,7 +341,7 @@ def _damaged(error: MalformedFrame) -> BadChecksum:
 def _told(data: bytes) -> SeriatimError:
     try:
         return errors.from_wire(data.decode())
-    except (ValueError, KeyError, TypeError) as error:
+    except UnicodeDecodeError as error:
         raise MalformedFrame("an error that can't be read") from error
 
 

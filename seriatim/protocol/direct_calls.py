@@ -166,7 +166,7 @@ class _Line:
         _, is_error = _ANSWER.unpack_from(data)
         body = data[_ANSWER.size :]
         if is_error:
-            raise errors.from_wire(body.decode())
+            raise errors.from_wire(body.decode(errors="replace"))
         try:
             return reply_type.FromString(body)
         except DecodeError as error:

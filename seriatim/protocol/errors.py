@@ -48,7 +48,6 @@ again first (`asks_route`). `to_wire` and `from_wire` carry an error over gRPC (
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -327,8 +326,17 @@ def to_wire(error: SeriatimError) -> str:
 
 
 def from_wire(text: str) -> SeriatimError:
-    """The error that `to_wire` wrote. An unknown code gives the base class, so that newer servers don't break older clients."""
-    content: Mapping[str, object] = json.loads(text)
+    """The error that `to_wire` wrote. An unknown code gives the base class, so that newer servers don't break older clients.
+
+    Raises MalformedFrame for what it didn't write.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrame("an error that can't be read") from error
+    if not isinstance(content, dict):
+        raise MalformedFrame("an error that can't be read")
+    found = _BY_CODE.get(str(content.get("code")), SeriatimError)(str(content.get("message", "")))
     details = content.get("details")
-    cls = _BY_CODE.get(str(content.get("code")), SeriatimError)
-    return cls(str(content.get("message", "")), **(details if isinstance(details, dict) else {}))
+    found.details = details if isinstance(details, dict) else {}
+    return found

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from seriatim.protocol import errors, log, patience
-from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
 from seriatim.protocol.frames import MAX_FRAME_BYTES
 
 _log = log.logger("rpc")
@@ -128,8 +128,8 @@ def listen(to: grpc.aio.Server, address: str) -> int:
 def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
     """The error that a failed call means."""
     details = error.details() or ""
-    if details.startswith("{"):
-        found = errors.from_wire(details)
+    found = _ours(details)
+    if found is not None:
         if type(found) is SeriatimError and error.code() is grpc.StatusCode.UNAVAILABLE:
             # A reason that isn't known here, such as the end of the server's own session: it can't serve, another may.
             return Unreachable(f"can't serve now{f' at {peer}' if peer else ''}: {found.message}")
@@ -143,6 +143,14 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
         # A write that met the end of its stream hides the status with which the other side ended it.
         return Unreachable(f"the stream was ended{where}")
     return BugError(f"{error.code().name}{where}: {details}")
+
+
+def _ours(details: str) -> SeriatimError | None:
+    """What the other side's own server told; None where something between us did, as a proxy."""
+    if details.startswith("{"):
+        with contextlib.suppress(MalformedFrame):
+            return errors.from_wire(details)
+    return None
 
 
 def is_answer(error: SeriatimError) -> bool:

@@ -419,6 +419,8 @@ def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_jus
         # Of who has opened it right: then they were damaged on their way, and are to be sent again.
         (frame(Kind.OPEN, b"SRS\x01Append") * 2, BadChecksum),
         (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.MESSAGE, b"\xff"), BadChecksum),
+        (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.ERROR, b"[]"), BadChecksum),
+        (frame(Kind.OPEN, b"SRS\x01Append") + frame(Kind.ERROR, b"[" * 100_000), BadChecksum),
     ],
 )
 def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expected: type[SeriatimError]) -> None:

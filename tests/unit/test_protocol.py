@@ -48,6 +48,23 @@ def test_an_error_of_a_newer_version_is_still_an_error():
     assert type(errors.from_wire('{"code": "brand-new", "message": "m"}')) is errors.SeriatimError
 
 
+def test_details_that_name_their_own_words_are_details():
+    told = errors.from_wire('{"code": "waiting", "message": "m", "details": {"message": 1, "self": 2}}')
+    assert (type(told), told.message, told.details) == (errors.Waiting, "m", {"message": 1, "self": 2})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "[" * 100_000, ""])
+def test_what_is_no_error_is_malformed(text):
+    with pytest.raises(errors.MalformedFrame):
+        errors.from_wire(text)
+
+
+def test_what_a_proxy_says_of_a_call_is_none_of_our_errors():
+    metadata = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, details="{no healthy upstream}")
+    assert type(rpc.translated(failure)) is errors.Unreachable
+
+
 def test_automatic_seqs_rise_from_one_elected_sender_to_the_next():
     assert automatic_seq(Token(1), 2**40 - 1) < automatic_seq(Token(2), 0) < automatic_seq(Token(2), 1) < 2**64
     for token, counter in [(2**24, 0), (0, 2**40), (-1, 0)]:
