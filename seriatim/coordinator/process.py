@@ -108,6 +108,7 @@ class CoordinatorProcess:
         self._server = rpc.server()
         self._outside_server = rpc.server([AnswersOutside(self._outside_addresses)])
         self._is_stopping = False
+        self._name_owner = 0
 
     async def start(self) -> None:
         """Connect, serve and register. Raises Unreachable where ZooKeeper never answered, and InvalidArgument."""
@@ -195,7 +196,12 @@ class CoordinatorProcess:
             with contextlib.suppress(NoNode):  # it has gone between the two looks
                 owner = await self._session.owner(path)
             if owner != self._session.session_id:
-                # Left by this name's earlier session or process: it goes with that session, and is made again then.
+                # Left by this name's earlier session or process, it goes with that session, and is made again then; or another one has it.
+                if owner != self._name_owner:
+                    _log.warning(
+                        "not registered yet: another session has this name", name=self.name, session=hex(owner)
+                    )
+                self._name_owner = owner
                 await asyncio.sleep(REGISTER_RETRY_S)
                 self._register.set()
 

@@ -528,6 +528,23 @@ def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_coordinator_whose_name_is_taken_says_so_once(zookeeper: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        settings = CoordinatorSettings(zookeeper, CLUSTER, name="one", session_timeout_ms=SESSION_MS)
+        first, second = CoordinatorProcess(settings), CoordinatorProcess(settings)
+        try:
+            await first.start()
+            await second.start()
+            for _ in range(3):
+                await second._registered()
+        finally:
+            await second.stop()
+            await first.stop()
+
+    asyncio.run(main())
+    assert caplog.text.count("another session has this name") == 1
+
+
 def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> None:
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub, session(zookeeper) as own:
