@@ -265,7 +265,9 @@ class Operations:
     def _group_view(self, name: str) -> pb.GroupView:
         view = views.group_view(name, self._store.registry)
         for document in self._queues():
-            if views.is_serving(document, name):
+            if (
+                chain.serving(document) == name
+            ):  # also where the link is being closed: until it is, it isn't safe to stop the group
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)

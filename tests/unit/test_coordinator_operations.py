@@ -216,6 +216,22 @@ def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> Non
     assert "another" in view.sending_queues
 
 
+def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
+    """Who stopped both members now would lose the end of the link, and readers would stop there."""
+    world = World()
+    send_call(world).finish()
+    last = world.document.last_link
+    assert last is not None
+    being_closed = chain.closing(world.document, last.epoch)
+    operations = Operations(
+        cast("Store", QueuesStore(world, being_closed)), *cast("tuple[Any, Any, Any]", (None, None, None))
+    )
+    shown = asyncio.run(operations.list_groups()).groups
+    assert {one.group: list(one.sending_queues) for one in shown if one.sending_queues} == {
+        last.group: [being_closed.name]
+    }
+
+
 def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     world = World()
     empty = chain.deleted(replace(world.document, queue_id=QueueId(7), name="never sent to"))
