@@ -83,12 +83,25 @@ def _without_gone_callers(record: logging.LogRecord) -> bool:
     return True
 
 
-class _SearchForZooKeeper(logging.Filter):
-    """kazoo tells of each try to reach a server, several times a second for as long as that lasts. Here it is told once a minute."""
+class _TellsAgain(logging.Filter):
+    """What a library says many times a second, for as long as it lasts, is told once a minute, in our words."""
 
     def __init__(self) -> None:
         super().__init__()
         self._told_at_s: dict[str, float] = {}
+
+    def _is_told(self, record: logging.LogRecord, part: str, event: str, reason: str) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._told_at_s.get(reason, -math.inf) < AGAIN_S:
+            return False
+        self._told_at_s[reason] = now_s
+        record.name, record.msg, record.args = f"seriatim.{part}", _line(event, {"reason": reason}), ()
+        record.exc_info = None
+        return True
+
+
+class _SearchForZooKeeper(_TellsAgain):
+    """kazoo tells of each try to reach a server."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         said = record.getMessage()
@@ -96,17 +109,23 @@ class _SearchForZooKeeper(logging.Filter):
             return False
         if not said.startswith(_TRIED):
             return True
-        now_s = time.monotonic()
-        if now_s - self._told_at_s.get(said, -math.inf) < AGAIN_S:
-            return False
-        self._told_at_s[said] = now_s
         reason = said.partition(": ")[2] if said.startswith("Connection ") else said
-        record.name, record.args = "seriatim.zookeeper", ()
-        record.msg = _line("it can't be reached, and is tried again", {"reason": reason})
-        return True
+        return self._is_told(record, "zookeeper", "it can't be reached, and is tried again", reason)
 
 
-_search = _SearchForZooKeeper()
+class _NoMoreConnections(_TellsAgain):
+    """asyncio tells a hundred times a second, with a traceback, that there is no descriptor left for who connects."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, OSError) or not record.getMessage().startswith(
+            "socket.accept() out of system resource"
+        ):
+            return True
+        return self._is_told(record, "direct", "nobody can connect now", error.strerror or str(error))
+
+
+_search, _no_more = _SearchForZooKeeper(), _NoMoreConnections()
 
 
 def start_logging(level: str = "INFO", to: str = "stderr") -> None:
@@ -116,6 +135,7 @@ def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     logging.getLogger("kazoo.client").addFilter(_search)
+    logging.getLogger("asyncio").addFilter(_no_more)
     # What it warns of, with a traceback, are exceptions of ours on their way through Java; whoever gets them there tells.
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_without_gone_callers)

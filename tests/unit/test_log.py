@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
+import resource
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +72,36 @@ def test_a_search_for_zookeeper_is_told_once_a_minute(
     assert [len(lines) for lines in told] == [1, 0, 1, 1]
     for lines, line in zip(told, wanted, strict=True):
         assert line is None or re.fullmatch(STAMP + re.escape(line), lines[0])
+
+
+def test_that_nobody_can_connect_any_more_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member without descriptors: asyncio tries a hundred times each second."""
+    monkeypatch.setattr(log._no_more, "_told_at_s", {})
+    log.start_logging()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as caller:
+            caller.setblocking(False)
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            try:
+                await loop.sock_connect(caller, server.sockets[0].getsockname())
+                for _ in range(1000):
+                    if told := capsys.readouterr().err:
+                        break
+                    await asyncio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        server.close()
+        assert re.fullmatch(STAMP + " ERROR direct nobody can connect now reason='Too many open files'\n", told)
+
+    asyncio.run(main())
 
 
 def test_exceptions_on_their_way_through_java_are_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
