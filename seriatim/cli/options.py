@@ -142,7 +142,7 @@ class Setting(click.ParamType[tuple[str, str]]):
         """Key and value, which may hold more equals signs."""
         if isinstance(value, tuple):
             return value
-        key, equals, rest = str(value).partition("=")
+        key, equals, rest = str(TEXT.convert(value, param, ctx)).partition("=")
         if not key.strip() or not equals:
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
         return key.strip(), rest
