@@ -263,9 +263,13 @@ class SimulatedSession:
         self._seen = max(self._seen, seen)
 
     async def _ask(self, work: _Work) -> Any:
-        """While there is no connection, it waits for the next one, as with kazoo: however long, and unless the session is lost."""
+        """Nothing is asked while it is known that there is no connection. What is asked before waits for the next one, as with kazoo:
+        however long, and unless the session is lost.
+        """
         if self._is_stopped:
             raise Unreachable("ZooKeeper didn't answer: ConnectionClosedError")
+        if self.state is not SessionState.CONNECTED:
+            raise Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
         future: asyncio.Future[Any] = self.ensemble.loop.create_future()
         self._pending[future] = None
         if self.server is None:
