@@ -53,6 +53,8 @@ _OF_RECORDS: Final = (SUFFIX, ".sst", ".blob")
 """The names of the files that hold records end so."""
 BLOB_BYTES: Final = 4096
 MEMORY_BYTES: Final = 64 * 1024 * 1024
+COMPACTION_TRIGGER: Final = 4
+"""So many tables of what was written last are put in order together (RocksDB's own number), unless room is short."""
 NOTES_BYTES: Final = 8 * 1024 * 1024
 """Of one of RocksDB's own accounts of what it does (LOG): a thousandth of all that is ever written, and no retention lets go of it."""
 CHAIN_FLUSH_S: Final = 0.1
@@ -77,6 +79,8 @@ class Store:
         self._segments = segments
         self._segment_bytes = segment_bytes
         self._lock = lock
+        self._has_forgotten = True  # what an earlier start was told to
+        self._is_room_short = False
         self._logs = LogFiles(directory / "data")
         self._writer = Writer(_Sink(database, self._logs, segments), asyncio.get_running_loop())
 
@@ -106,6 +110,23 @@ class Store:
         except OSError:
             return 0
         return found.f_bavail * found.f_frsize
+
+    def make_room(self, *, is_short: bool) -> None:
+        """While room is short, have RocksDB clear away what it was told to forget.
+
+        It does that as it writes, and a member that takes no records has next to nothing to write: what retention lets go
+        would stay on the disk, and the disk full.
+        """
+        is_due = is_short and self._has_forgotten
+        if is_short is self._is_room_short and not is_due:
+            return
+        self._is_room_short = is_short
+        with contextlib.suppress(Exception):  # whoever writes next meets what is wrong
+            trigger = 1 if is_short else COMPACTION_TRIGGER
+            self._database.set_options({"level0_file_num_compaction_trigger": str(trigger)})
+            if is_due:
+                self._has_forgotten = False
+                self._database.flush(False)
 
     def forget_cached(self) -> None:
         """What was written before is next read from the disk, and not from the system's memory. From any thread; may take seconds."""
@@ -195,6 +216,7 @@ class Store:
         if end == 0:
             deletions = (*deletions, Deletion(layout.key(b"S", link), layout.after(b"S", link)))
         await self._wait(((layout.key(b"L", link), link_record.encode(record)),), deletions, None if end else link)
+        self._has_forgotten = True
 
     async def drop(self, link: LinkKey) -> None:
         """Forget a link: batches, positions, cursors and record. Raises DiskFailed."""
@@ -202,6 +224,7 @@ class Store:
             Deletion(layout.key(kind, link), layout.after(kind, link)) for kind in (b"B", b"P", b"C", b"L", b"S")
         )
         await self._wait((), deletions, link)
+        self._has_forgotten = True
 
     async def flushed(self) -> None:
         """Wait until all that was written before is flushed. Raises DiskFailed."""
@@ -516,6 +539,7 @@ def _options() -> rocksdict.Options:
     options.set_enable_blob_gc(True)
     options.set_compression_type(rocksdict.DBCompressionType.none())
     options.set_write_buffer_size(MEMORY_BYTES)
+    options.set_level_zero_file_num_compaction_trigger(COMPACTION_TRIGGER)
     options.set_max_write_buffer_number(4)
     options.set_recycle_log_file_num(0)
     # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently.

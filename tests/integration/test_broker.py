@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 import shutil
 import signal
@@ -546,6 +547,43 @@ def test_a_full_disk_takes_no_records_and_still_seals(run: Callable[..., None]) 
         assert (await group.seal(group.a)).answer == pb.SealReply.WHOLE
 
     run(scenario, "--reserve-mb", str(1 << 24))
+
+
+def test_what_a_full_disk_lets_go_makes_room(run: Callable[..., None]) -> None:
+    """What was in the database stayed there: it clears up as it writes, and nobody writes to a disk that is full."""
+
+    async def scenario(group: Members) -> None:
+        await group.open(durability="async")
+        stream = await group.append(group.a).open()
+        await stream.send(batches(300, size_bytes=10_000))
+        await stream.until_acknowledged(3000)
+        await stream.close()
+        member = group.b
+
+        def size_bytes() -> int:
+            paths = (member.directory / "data").glob("*.blob")
+            return sum(path.stat().st_size for path in paths)
+
+        assert await member.stop() == 0
+        full_bytes = size_bytes()
+        assert full_bytes > 10_000_000
+        found = os.statvfs(member.directory)
+        free_mb = found.f_bavail * found.f_frsize // (1 << 20)
+        member._command += ("--reserve-mb", str(free_mb))
+        member.launch()
+        await member.ready()
+        await group.registered(lambda _, b: b.incarnation.start == 2 and not b.is_accepting)
+        drop = pb.DropLinksRequest(
+            cluster=group.paths.cluster, to=message(member.incarnation), queue_id=QUEUE, below_epoch=2
+        )
+        await call(member.stub.DropLinks, drop, CALL_S)
+
+        async def is_cleared() -> bool:
+            return size_bytes() < full_bytes // 10
+
+        await until(is_cleared)
+
+    run(scenario)
 
 
 def test_a_seal_of_a_link_never_heard_of_keeps_it_shut_and_outlives_a_restart(run: Callable[..., None]) -> None:

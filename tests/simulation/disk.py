@@ -295,6 +295,9 @@ class SimulatedStore(Store):
         room_bytes = 1 << 40 if self._disk.room_bytes is None else self._disk.room_bytes
         return 0 if self._disk.is_full or self.failure is not None else room_bytes
 
+    def make_room(self, *, is_short: bool) -> None:
+        """Nothing: what is forgotten takes no room."""
+
     def forget_cached(self) -> None:
         """Nothing: this disk is always read itself."""
 

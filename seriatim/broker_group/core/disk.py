@@ -27,5 +27,5 @@ def taken(room: Room, size_bytes: int) -> Room:
 
 
 def has_room_to_copy(room: Room) -> bool:
-    """Whether resync may write: into the reserve, but half of it is left for seals and cursors, and for the next start."""
+    """Whether resync may write, and tables be rewritten: into the reserve, but half of it is left for seals and cursors, and for the next start."""
     return room.free_bytes > room.reserve_bytes // 2
