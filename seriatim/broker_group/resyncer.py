@@ -26,7 +26,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, SeriatimError
+from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, SeriatimError, Unreachable
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
@@ -112,7 +112,10 @@ class Resyncer:
             try:
                 await self._mend(key, index)
             except _FAILURES as error:  # the others, and the peer, need not wait for this one
-                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {_translated(error)}"
+                found = _translated(error)
+                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {found}"
+                if isinstance(found, (Unreachable, DiskFull)):
+                    break  # for all the others, too; of a lost file they are as many as its batches
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)

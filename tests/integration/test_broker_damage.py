@@ -30,7 +30,15 @@ from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durability, Link, LinkState, QueueSettings
-from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, UnknownLink
+from seriatim.protocol.errors import (
+    BadChecksum,
+    DiskFailed,
+    DiskFull,
+    MemberBehind,
+    SeriatimError,
+    UnknownLink,
+    Unreachable,
+)
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import (
     ChainVersion,
@@ -271,6 +279,29 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
         broker.note_damage(OTHER.key, Index(30))
         assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
         assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
+
+    with_links(scenario)
+
+
+@pytest.mark.parametrize("why", [Unreachable("the other member isn't registered"), DiskFull("no room")])
+def test_what_keeps_all_batches_from_being_mended_is_met_once_a_pass(
+    with_links: Callable[[Scenario], None], why: SeriatimError
+) -> None:
+    """A lost file of 200,000 batches, and nobody to ask: seconds of the loop in each pass."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        tried: list[object] = []
+
+        async def mended(key: LinkKey, index: Index) -> None:
+            tried.append((key, index))
+            raise why
+
+        resyncer._mend = mended  # type: ignore[method-assign]
+        for index in (0, 10, 20):
+            broker.note_damage(RECORD.key, Index(index))
+        assert f"mend index 0: {why}" in await resyncer._pass()
+        assert tried == [(RECORD.key, 0)]
 
     with_links(scenario)
 
