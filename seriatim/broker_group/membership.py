@@ -62,6 +62,7 @@ class Membership:
         self._sync_state = sync_state
         self._state_changed = asyncio.Event()
         self._is_dirty = asyncio.Event()
+        self._told_room = True
         self._peer_changed = asyncio.Event()
         self._chains: set[QueueId] = {record.queue_id for record in broker.links() if record.end is None}
         self._chains_changed = asyncio.Event()
@@ -143,12 +144,16 @@ class Membership:
                 except TimeoutError:
                     break
                 await self._register(session_id)
-            room = disk.seen(broker.room, broker.store.free_bytes())
-            if room.has_room != broker.room.has_room:
-                self._is_dirty.set()
-                _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
-            broker.room = room
-            broker.store.make_room(is_short=not room.has_room and disk.has_room_to_copy(room))
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """How much room there is. It is told where that changes whether records are taken; what was taken may have done so, too."""
+        broker = self._broker
+        broker.room = room = disk.seen(broker.room, broker.store.free_bytes())
+        if room.has_room != self._told_room:
+            self._is_dirty.set()
+            _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
+        broker.store.make_room(is_short=not room.has_room and disk.has_room_to_copy(room))
 
     async def _renew(self, session_id: int, *, is_first: bool) -> None:
         path = self._paths.lease(self._broker.name.group, self._broker.name.member)
@@ -204,6 +209,7 @@ class Membership:
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
+        self._told_room = broker.room.has_room
         registration = Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),

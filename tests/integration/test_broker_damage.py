@@ -220,6 +220,28 @@ def test_a_disk_that_failed_is_told_also_where_nobody_waited_for_it(
     with_links(scenario)
 
 
+def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who took the last batch knows that there is no room; the registration went on saying that there is, and the group was chosen again."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        session = ZooKeeperWithALink()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        broker.room = disk.seen(Room(1000), 2000)
+        await membership._register(session.session_id)
+        broker.room = disk.taken(broker.room, 600)
+        monkeypatch.setattr(broker.store, "free_bytes", lambda: 900)
+        membership._look_at_disk()
+        assert membership._is_dirty.is_set()
+        await membership._register(session.session_id)
+        assert [Registration.decode(one).is_accepting for one in session.created] == [True, False]
+        membership._look_at_disk()
+        assert not membership._is_dirty.is_set()
+
+    with_links(scenario)
+
+
 class EmptyZooKeeper:
     """No queue is there."""
 
