@@ -441,10 +441,11 @@ class Broker:
             # What it took lived in memory of the process or of the system: something acknowledged may be lost.
             runner.changed_record(replace(record, is_whole=False))
         async with self.lock(record.key):
-            await runner.sealed(runner.record.chain_version)
+            refused = await runner.sealed(runner.record.chain_version)
         self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
         self.resync_wanted.set()
-        _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
+        if refused is None:
+            _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
 
     @uninterrupted
     async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:

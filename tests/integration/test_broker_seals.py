@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import Store, open_store
-from seriatim.protocol.errors import UnknownLink
+from seriatim.protocol.errors import DiskFailed, UnknownLink
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName, QueueId
 
 OPENED = LinkRecord(QueueId(1), Epoch(2), chain_version=ChainVersion(3), opened_start=1)
@@ -57,6 +58,20 @@ def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
             assert len(on_their_way) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_seal_that_the_disk_refused_is_not_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with member(tmp_path) as (store, broker):
+            monkeypatch.setattr(store, "put_link", lambda _, done: done(0, DiskFailed("the disk failed")))
+            await broker.seal_open_links()
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(scenario())
+    assert "seal can't be written" in caplog.text
+    assert "sealed" not in caplog.text
 
 
 def test_a_link_that_was_let_go_meanwhile_is_not_cut(tmp_path: Path) -> None:
