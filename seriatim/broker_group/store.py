@@ -120,13 +120,8 @@ class Store:
         is_due = is_short and self._has_forgotten
         if is_short is self._is_room_short and not is_due:
             return
-        self._is_room_short = is_short
-        with contextlib.suppress(Exception):  # whoever writes next meets what is wrong
-            trigger = 1 if is_short else COMPACTION_TRIGGER
-            self._database.set_options({"level0_file_num_compaction_trigger": str(trigger)})
-            if is_due:
-                self._has_forgotten = False
-                self._database.flush(False)
+        self._is_room_short, self._has_forgotten = is_short, self._has_forgotten and not is_due
+        self._writer.submit(Write((), _ignore, flush_within_s=None, waits_for_flush=False, clears_up=is_short))
 
     def forget_cached(self) -> None:
         """What was written before is next read from the disk, and not from the system's memory. From any thread; may take seconds."""
@@ -451,6 +446,13 @@ class _Sink:
 
     def empty_memory(self) -> None:
         self._database.flush(True)
+
+    def clear_up(self, *, is_urgent: bool) -> None:
+        trigger = 1 if is_urgent else COMPACTION_TRIGGER
+        with contextlib.suppress(Exception):  # the next write meets what is wrong
+            self._database.set_options({"level0_file_num_compaction_trigger": str(trigger)})
+            if is_urgent:
+                self._database.flush(False)
 
     def remove_segments(self, link: LinkKey) -> None:
         self._segments.remove(link)

@@ -43,7 +43,8 @@ class Write:
     `flush_within_s`: 0 at once; None: never for its own sake. `waits_for_flush`: complete only then.
     `uses_log`: False for what may be lost with the process. `empties_memory`: also what wasn't logged goes to disk.
     `batch`: bytes that are to lie in a segment file; `puts` get their place when they are durable there, not before.
-    `empties`: a link whose segment file goes away once this is durable.
+    `empties`: a link whose segment file goes away once this is durable. `clears_up`: what the database was told to forget leaves
+    the disk soon (True), or again when it comes to it (False).
     """
 
     puts: tuple[tuple[bytes, bytes], ...]
@@ -57,6 +58,7 @@ class Write:
     size_bytes: int = 0
     batch: LargeBatch | None = None
     empties: LinkKey | None = None
+    clears_up: bool | None = None
 
 
 class Sink(Protocol):
@@ -71,6 +73,8 @@ class Sink(Protocol):
     def flush(self) -> None: ...
 
     def empty_memory(self) -> None: ...
+
+    def clear_up(self, *, is_urgent: bool) -> None: ...
 
     def remove_segments(self, link: LinkKey) -> None: ...
 
@@ -141,6 +145,9 @@ class Writer:
         self._unflushed += [write for write in writes if write.waits_for_flush]
         if any(write.empties_memory for write in writes):
             self._sink.empty_memory()
+        for write in writes:
+            if write.clears_up is not None:
+                self._sink.clear_up(is_urgent=write.clears_up)
         if self._due_s is not None and (is_last or self._due_s <= time.monotonic()):
             self._sink.flush()
             self._due_s = None
