@@ -420,7 +420,7 @@ PLANTS: tuple[Plant, ...] = (
         "versions raised side by side",
         "a recovered chain is written again with every version up to the wanted one, each if the one before is there",
         instead(Store, "raise_version", _raised_side_by_side),
-        within=20,
+        within=200,
         shape=Shape(kinds=("queue recovered",), faults=(1, 1)),
         finds="[47]:",
     ),
