@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
-from seriatim.protocol.errors import Fenced, NotElected, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, NotElected, Unreachable
 
 ROW = encode(
     Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
@@ -339,6 +340,20 @@ def test_a_query_that_fails_after_a_long_outage_is_not_the_last_of_many(queue, r
         term._run.stopping.clear()
         with pytest.raises(QueryFailed):
             term.run()
+
+
+def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smaller_parts(queue, reader, tmp_path):
+    with RangeReader(queue.address, "stock", timeout_s=0.05) as impatient, pytest.raises(DeadlineOver) as late:
+        list(impatient.read(0, 1))
+    traced = "".join(traceback.format_exception(late.value))
+    events: list[Event] = []
+    with replay_term(Claims(), reader, tmp_path, events) as term:
+        failed = term._query_failure(SimpleNamespace(exception=lambda: f"Caused by: PythonException: {traced}"))
+        Ending(term, *[failed] * 30)
+        term.run()
+        assert term._max_records == 20_000
+    assert [event.reason for event in events] == [str(failed)] * 30
+    assert "waiting for" in str(failed)
 
 
 def test_a_newer_token_ends_the_replay_only_where_its_own_clock_says_that_it_is_elected(queue, reader, tmp_path):

@@ -25,7 +25,16 @@ from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s, now_ms
-from seriatim.protocol.errors import BugError, Fenced, NotElected, RefusedError, SeriatimError, WorldError
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    Fenced,
+    NotElected,
+    RefusedError,
+    SeriatimError,
+    Unreachable,
+    WorldError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +58,12 @@ class QueryFailed(WorldError):
     """Spark's query ended by itself: a task failed too often, or Spark itself did."""
 
     code = "query-failed"
+
+
+class QueueSilent(QueryFailed):
+    """Its tasks waited for records in vain, as while both members of their link are away: no fault of Spark's, and as long as that lasts."""
+
+    code = "queue-silent"
 
 
 class SparkGone(SeriatimError):
@@ -124,7 +139,7 @@ class ReplayTerm:
 
         One that is too large for the memory that Spark has, or may use for it, fails whenever it is tried.
         """
-        if not isinstance(error, QueryFailed) or self._has_passed or self._max_records == 1:
+        if not self._is_query_s_own(error) or self._has_passed or self._max_records == 1:
             return ""
         if self._is_over or not self._does_queue_answer():
             return ""
@@ -138,10 +153,14 @@ class ReplayTerm:
         if isinstance(error, Fenced) and not self._is_over and self._subscriber.term == self._term:
             raise error
         self._failures += 1
-        if isinstance(error, QueryFailed) and self._does_queue_answer():
+        if self._is_query_s_own(error) and self._does_queue_answer():
             self._queries_failed += 1
             if self._queries_failed >= _QUERIES_FAILED_MAX:
                 raise error
+
+    @staticmethod
+    def _is_query_s_own(error: SeriatimError) -> bool:
+        return isinstance(error, QueryFailed) and not isinstance(error, QueueSilent)
 
     def _does_queue_answer(self) -> bool:
         try:
@@ -214,7 +233,7 @@ class ReplayTerm:
                 self._spark.sparkContext.version  # noqa: B018 # asks the JVM
             except Exception:
                 raise SparkGone(f"Spark has ended: {_last_line(str(error))}") from error
-            raise QueryFailed(f"the query failed: {_last_line(str(error))}") from error
+            raise _query_failed("the query failed", error) from error
 
     def _source(self, reader: Any) -> Any:
         settings, term = self._settings, self._term
@@ -348,7 +367,7 @@ class ReplayTerm:
             return NotElected("the micro-batch was given up")
         if failure is not None:
             return BugError(f"a micro-batch failed: {failure!r}")
-        return QueryFailed(f"the query ended: {_last_line(str(query.exception()))}")
+        return _query_failed("the query ended", query.exception())
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the micro-batch under way finish, within reason; what it leaves undone is not in the target at all."""
@@ -413,7 +432,14 @@ def _collected(records: DataFrame) -> list[ChangeRow]:
     try:
         return change_rows(records.toArrow())
     except Exception as error:
-        raise QueryFailed(f"the records couldn't be read: {_last_line(str(error))}") from error
+        raise _query_failed("the records couldn't be read", error) from error
+
+
+def _query_failed(what: str, error: object) -> QueryFailed:
+    """All that comes of a task's error through Spark is its text."""
+    line = _last_line(str(error))
+    is_silent = line.startswith(tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (DeadlineOver, Unreachable)))
+    return (QueueSilent if is_silent else QueryFailed)(f"{what}: {line}")
 
 
 def _last_line(text: str) -> str:
