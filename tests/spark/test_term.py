@@ -118,6 +118,16 @@ def test_where_all_is_dropped_a_target_goes_on_at_the_end_and_nowhere_before(
     assert [one.offset for one in events if isinstance(one, Started)] == ([] if error else [10])
 
 
+def test_where_records_are_gone_the_way_to_a_new_snapshot_is_told_and_leads_there(queue, reader, tmp_path):
+    without_its_first_link(queue, ROW, BEGIN, ROW)
+    target = Claims(Position(3, 4))
+    with replay_term(target, reader, tmp_path, []) as term:
+        with pytest.raises(RecordsGone, match=r"queue_id = 7 AND job = 'replay' .*another --slot.*delete that row"):
+            term._stream()
+        target.stored = None
+        assert term._claimed() == Position(11, 5)
+
+
 def test_only_the_operation_begins_a_snapshot():
     assert begins_snapshot(BEGIN)
     assert not begins_snapshot(ROW)

@@ -18,7 +18,10 @@ class RecordsGone(CallerError):
     """Retention dropped records that the target doesn't have."""
 
     code = "records-gone"
-    next_step = "take a new snapshot into the target"
+    next_step = (
+        "start the capture with another --slot, which takes a new snapshot; delete that row in the target; then start the replay "
+        "again, which begins at the snapshot"
+    )
 
 
 class NoSnapshot(RecordsGone):

@@ -176,7 +176,8 @@ class ReplayTerm:
         if claimed.offset < positions.earliest:
             raise RecordsGone(
                 f"the target stands at offset {claimed.offset} of queue {settings.queue!r}, whose first record kept is "
-                f"{positions.earliest}: what is between is gone",
+                f"{positions.earliest}: what is between is gone; the target's row of seriatim_replay.positions is the one with "
+                f"queue_id = {self._queue_id} AND job = '{settings.subscription}'",
                 offset=claimed.offset,
                 earliest=positions.earliest,
             )
