@@ -151,6 +151,16 @@ def test_nothing_is_applied_without_a_claim(dsn) -> None:
         assert target.claim(QUEUE, "q", 1, start=5) == Position(5, 1)
 
 
+def test_a_position_that_was_taken_away_with_its_table_is_made_anew(target, dsn) -> None:
+    """As by a backup from before the replay that is put back beneath it."""
+    target.apply(QUEUE, planned(target, inserts(1)), 1)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("DROP SCHEMA seriatim_replay CASCADE")
+    with pytest.raises(NotClaimed):
+        target.apply(QUEUE, planned(target, inserts(1, 3), 3), 1)
+    assert target.claim(QUEUE, "q", 1) == Position(0, 1)
+
+
 def test_an_overtaken_replay_finds_the_position_moved(target, dsn) -> None:
     """Two replays with the same plan at the same time: the second waits for the first, then does nothing."""
     made = planned(target, inserts(5))

@@ -85,7 +85,6 @@ class PostgresTarget:
         self._connection: psycopg.Connection[Any] | None = None
         self._stages = Stages()
         self._told: Shapes = {}
-        self._has_positions = False
         self._marked_for: int | None = None
         self._may_replicate = False
 
@@ -145,9 +144,7 @@ class PostgresTarget:
         """
         connection = self._connected()
         try:
-            if not self._has_positions:
-                positions.make_table(connection)
-            self._has_positions = True
+            positions.make_table(connection)
             claimed = positions.claim(connection, queue_id, self._job, queue, token, start, created_at_ms)
         except psycopg.Error as error:
             self._raise_trouble(error)
