@@ -196,7 +196,7 @@ class Flow:
     def _read_again(self) -> list[Event]:
         """The whole queue, read by offset from outside of the network."""
         with RangeReader(self.deployment.coordinators, self.queue) as reader:
-            positions = reader.positions()
+            positions = reader.positions(needs_end=True)
             return [
                 Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
                 for one in reader.read(positions.earliest, positions.end)

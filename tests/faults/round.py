@@ -274,7 +274,7 @@ class Round:
     def _read_again(self) -> Iterator[Delivered]:
         """The whole queue, read by offset by nobody's reader."""
         with RangeReader(self.cluster.coordinators, self.queue) as reader:
-            positions = reader.positions()
+            positions = reader.positions(needs_end=True)
             for one in reader.read(positions.earliest, positions.end):
                 yield Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
 

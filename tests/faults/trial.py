@@ -239,7 +239,7 @@ class Trial:
     def _read_again(self) -> list[Event]:
         """The whole queue, read by offset by nobody's reader."""
         with RangeReader(self.cluster.coordinators, self.queue) as reader:
-            positions = reader.positions()
+            positions = reader.positions(needs_end=True)
             return [
                 Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
                 for one in reader.read(positions.earliest, positions.end)
