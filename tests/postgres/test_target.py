@@ -274,6 +274,19 @@ def test_a_plan_for_a_table_that_was_dropped_since_is_made_anew(target, dsn) -> 
         planned(target, inserts(3))
 
 
+def test_what_the_commit_refuses_is_blamed_on_no_row(dsn, role_of) -> None:
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE unlike (id integer PRIMARY KEY, code integer UNIQUE DEFERRABLE)")
+        connection.execute("GRANT ALL ON unlike TO PUBLIC")
+        connection.execute(f"GRANT CREATE ON DATABASE {dsn.rsplit('/', 1)[1]} TO {poor.split('//')[1].split('@')[0]}")
+    with PostgresTarget(poor, "job") as target:  # whose role may not switch such rules off
+        target.claim(QUEUE, "q", 1)
+        with pytest.raises(ApplyFailed, match=r"from offset 0 on[\s\S]*Key \(code\)=\(1\) already exists") as refused:
+            applied(target, 0, *(("c", None, {"id": i, "code": max(i, 1)}) for i in range(4)), table="unlike")
+    assert refused.value.details == {"table": None, "key": None, "offset": None}
+
+
 def in_parts(target: PostgresTarget, rows: list[ChangeRow], *cuts: int) -> Callable[[], Iterator[Plan]]:
     """Plans of the rows from each cut to the next, the last one to the end."""
 

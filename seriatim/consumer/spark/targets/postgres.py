@@ -219,6 +219,10 @@ class PostgresTarget:
                         commit_ts_ms=plan.commit_ts_ms or applied.commit_ts_ms,
                     )
                     done += 1
+                if execution is not None:
+                    execution.place = (
+                        None  # what is refused from here on, by a deferred rule, no statement is to blame for
+                    )
                 self._on_step("changes carried out")
         except (sql.SerializationFailure, sql.DeadlockDetected):
             raise
@@ -258,9 +262,9 @@ class PostgresTarget:
     ) -> ApplyFailed:
         """The typed error for what the server refused. After a bulk statement the row is looked for, one by one."""
         place = execution.place if execution else None
-        if (place is not None and place.key is None) or _may_be_another(error):
+        if place is not None and (place.key is None or _may_be_another(error)):
             place = self._located(parts, done) or place
-        where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"offset {start}"
+        where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"from offset {start} on"
         return ApplyFailed(
             f"the target refused a change ({where}): {error}; nothing was applied",
             table=str(place.table) if place else None,
