@@ -39,15 +39,17 @@ class Positions:
 
     `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
     `is_end_known`: False where the master of the last link didn't tell how far that is written: there is no less than up to `end`.
+    `of`: which queue that is, of all that ever had its name (H16); empty where a coordinator of an earlier version answered.
     """
 
     earliest: Offset
     end: Offset
     spans: tuple[range, ...] = ()
     is_end_known: bool = True
+    of: str = ""
 
     @classmethod
-    def of(cls, view: ChainView) -> Self:
+    def seen(cls, view: ChainView) -> Self:
         """As far as this view, of a DescribeQueue, tells."""
         latest = view.latest
         spans = [
@@ -55,7 +57,8 @@ class Positions:
             for link in view.links
             if link.base is not None
         ]
-        return cls(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known)
+        of = f"{view.queue_id}@{view.created_at_ms}" if view.created_at_ms else ""
+        return cls(view.earliest, latest, tuple(span for span in spans if span), view.is_latest_known, of)
 
     def beyond_gap(self, offset: int) -> int:
         """The first offset behind the gap that this one is in; the offset itself where it is in none."""
@@ -128,7 +131,7 @@ class RangeReader:
                 raise Unreachable(f"no member tells where queue {self.queue!r} ends")
             time.sleep(_ASKED_AGAIN_S)
             view = self._thread.run(self._describe())
-        return Positions.of(view)
+        return Positions.seen(view)
 
     def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.

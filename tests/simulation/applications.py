@@ -299,14 +299,14 @@ class Replay:
     async def _read_on(self, driver: RangeReader, task: RangeReader, position: int) -> int:
         """A micro-batch. Returns where the next one begins; raises SeriatimError."""
         chance, numbering = self._world.chance, self._numbering()
-        positions = Positions.of(await driver._describe())
+        positions = Positions.seen(await driver._describe())
         progress = self._world.ledger.progress[self.NAME]
         if position < positions.earliest:
             position = progress.start = positions.earliest
         end = max(position, offset_after(positions.spans, position, chance.choice((5, 20, 1000)), positions.end))
         if chance.random() < 0.2:
             await asyncio.sleep(chance.random())
-        positions = Positions.of(await driver._describe())
+        positions = Positions.seen(await driver._describe())
         if position < positions.earliest:
             return position  # retention was quicker
         session = object()

@@ -42,7 +42,7 @@ def handed_out(stream, parts) -> list[int]:
 
 def test_a_micro_batch_has_all_that_it_was_to_have_though_members_fall_silent_before_it_is_planned(queue, stream):
     queue.append_values([b"x"] * 10, 0)
-    assert stream.latestOffset({"offset": 2}, ReadAllAvailable()) == {"offset": 10}
+    assert stream.latestOffset({"offset": 2}, ReadAllAvailable())["offset"] == 10
     queue.tells_committed = False
     assert read(stream, 2, 10) == list(range(2, 10))
 
@@ -106,6 +106,17 @@ def test_only_an_offset_in_a_gap_has_another_one_behind_it():
     assert Positions(0, 20, (range(20),)).beyond_gap(25) == 25
 
 
+def test_offsets_of_a_queue_mean_nothing_in_one_that_was_made_later_by_its_name(queue, stream):
+    queue.append_values([b"x"] * 10, 0)
+    noted = stream.latestOffset({"offset": 5}, ReadAllAvailable())  # as a checkpoint of an earlier version has it
+    assert stream.latestOffset(noted, ReadAllAvailable()) == noted
+    queue.created_at_ms += 1
+    with pytest.raises(InvalidArgument, match="another one than that of which offset 10 was noted"):
+        stream.latestOffset(noted, ReadAllAvailable())
+    with pytest.raises(InvalidArgument, match="another one"):
+        stream.partitions(noted, {**noted, "offset": 12})
+
+
 def source(queue, **options):
     return SeriatimDataSource({"coordinators": queue.address, "queue": "orders", **options})
 
@@ -149,4 +160,4 @@ def test_what_is_kept_is_read_though_nobody_tells_the_end(queue, monkeypatch):
     queue.tells_committed = False
     monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
     assert len(source(queue, endingOffsets="10").reader(None).partitions()) == 1
-    assert source(queue, startingOffsets="10").streamReader(None).initialOffset() == {"offset": 10}
+    assert source(queue, startingOffsets="10").streamReader(None).initialOffset()["offset"] == 10

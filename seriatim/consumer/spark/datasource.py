@@ -3,9 +3,9 @@
     spark.dataSource.register(SeriatimDataSource)
     spark.readStream.format("seriatim").option("coordinators", "host:7000").option("queue", "orders").load()
 
-A position is an offset of the queue, ``{"offset": n}``: the first record not yet read. Every record has its offset, so a
-range of offsets is the same records whoever reads it, and any number of tasks may read parts of one range. Rows come in
-order within a task; across tasks the offset column has the order. Re-sends aren't handed out, so offsets may have gaps.
+A position is an offset of the queue, ``{"offset": n, "of": queue}``: the first record not yet read, and which queue it is one of,
+as another may be made by the same name. Every record has its offset, so a range of offsets is the same records whoever reads it,
+and any number of tasks may read parts of one range. Rows come in order within a task; across tasks the offset column has the order. Re-sends aren't handed out, so offsets may have gaps.
 
 Options are described in `options.SourceOptions`, the schema in `columns.SCHEMA`. The source commits nothing: the checkpoint
 of the query is its memory.
@@ -163,6 +163,14 @@ class _BatchReader(DataSourceReader):
         return _read(self._options, partition)
 
 
+Noted = dict[str, Any]
+"""A position of a stream, as its checkpoint has it."""
+
+
+def _noted(positions: Positions, offset: int) -> Noted:
+    return {"offset": offset, "of": positions.of} if positions.of else {"offset": offset}
+
+
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in a process of the driver's, where it keeps one connection; `read` runs in the tasks, on a copy."""
 
@@ -179,10 +187,20 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reader = _opened(self._options)
         return self._reader
 
-    def _positions(self) -> Positions:
-        return self._opened().positions()
+    def _positions(self, since: Noted) -> Positions:
+        """Raises InvalidArgument where `since` was noted of another queue."""
+        positions = self._opened().positions()
+        if positions.of and since.get("of", positions.of) != positions.of:
+            name = self._options.queue
+            raise InvalidArgument(
+                f"queue {name!r} is another one than that of which offset {since['offset']} was noted: it was deleted and made again; "
+                "start a stream of its own, with another checkpoint",
+                queue=name,
+                offset=since["offset"],
+            )
+        return positions
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 # Spark's name
+    def initialOffset(self) -> Noted:  # noqa: N802 # Spark's name
         options = self._options
         positions = _positions_for(self._opened(), options.starting_offsets)
         earliest, latest = positions.earliest, positions.end
@@ -194,29 +212,30 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 offset=start,
                 latest=latest,
             )
-        return {"offset": start}
+        return _noted(positions, start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's name
         return ReadMaxRows(self._options.max_records) if self._options.max_records else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 # Spark's name
-        positions = self._positions()
+    def latestOffset(self, start: Noted, limit: ReadLimit) -> Noted:  # noqa: N802 # Spark's name
+        positions = self._positions(start)
         latest: int = positions.end
         if self._last_offset is not None:
             latest = min(latest, self._last_offset)
         if isinstance(limit, ReadMaxRows):
             latest = offset_after(positions.spans, start["offset"], limit.max_rows, latest)
-        return {"offset": max(latest, start["offset"])}
+        return _noted(positions, max(latest, start["offset"]))
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 # Spark's name
-        return {"offset": self._positions().end}
+    def reportLatestOffset(self) -> Noted:  # noqa: N802 # Spark's name
+        positions = self._opened().positions()
+        return _noted(positions, positions.end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's name
         self._last_offset = self._opened().positions(needs_end=True).end
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: Noted, end: Noted) -> Sequence[InputPartition]:
         options = self._options
-        positions = self._positions()
+        positions = self._positions(start)
         first, stop = _kept_start(options, start["offset"], positions.earliest), end["offset"]
         return _tasks(promised_ranges(positions, first, stop, options.records_per_partition))
 
