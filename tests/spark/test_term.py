@@ -11,7 +11,6 @@ import pytest
 from fake_queue import QUEUE_ID, FakeQueue, Link
 
 from seriatim.cli.replay import as_text
-from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.application import Application
@@ -188,14 +187,19 @@ def test_while_nobody_tells_the_end_all_is_not_read_and_the_lag_not_known(queue,
         assert term._lag_records(5) is None
 
 
-def test_while_nobody_tells_the_end_a_new_target_waits_for_its_snapshot(queue, reader, tmp_path, monkeypatch):
+def test_while_nobody_tells_the_end_a_new_target_waits_for_its_snapshot(queue, reader):
     without_its_first_link(queue, ROW, BEGIN)
     queue.tells_committed = False
-    monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
     with pytest.raises(Unreachable):
         begins_at(reader)
     queue.tells_committed = True
     assert begins_at(reader)[0] == 11
+
+
+def test_a_new_target_does_not_wait_for_an_end_that_it_does_not_need(queue, reader):
+    without_its_first_link(queue, BEGIN, ROW, ROW, ROW)
+    queue.tells_committed = False
+    assert begins_at(reader)[0] == 10
 
 
 class Claims:

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.protocol.change import MalformedChange, decode
-from seriatim.protocol.errors import CallerError, NotElected
+from seriatim.protocol.errors import CallerError, NotElected, Unreachable
 
 
 class RecordsGone(CallerError):
@@ -40,8 +40,8 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     positions = reader.positions()
     if positions.earliest == 0:
         return 0
-    positions = reader.positions(needs_end=True)  # a snapshot may be in what nobody tells of
     if positions.earliest == positions.end:
+        _check_end(reader, positions)
         raise NoSnapshot(
             f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
             f"{positions.end} are gone, and none has come since",
@@ -58,12 +58,20 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
                 return offset
             if is_over():
                 raise NotElected("looking for a snapshot was given up")
+    _check_end(reader, positions)
     raise NoSnapshot(
         f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its first records are gone, "
         f"the first one kept is {positions.earliest}, and up to its end, {positions.end}, none begins",
         earliest=positions.earliest,
         end=positions.end,
     )
+
+
+def _check_end(reader: RangeReader, positions: Positions) -> None:
+    if not positions.is_end_known:
+        raise Unreachable(
+            f"no member tells where queue {reader.queue!r} ends: there may be a snapshot in its last link"
+        )
 
 
 def _records(reader: RangeReader, positions: Positions) -> Generator[tuple[int, bytes], None, None]:
