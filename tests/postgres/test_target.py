@@ -521,6 +521,30 @@ def test_a_lock_that_lasts_longer_than_the_role_may_wait_is_waited_for(dsn) -> N
         assert target.apply(QUEUE, made, 1).position.offset == made.end
 
 
+def test_what_waits_for_a_lock_can_be_given_up(target, dsn) -> None:
+    made = planned(target, inserts(1))
+    ends: list[Exception] = []
+
+    def apply() -> None:
+        try:
+            target.apply(QUEUE, made, 1)
+        except TargetBusy as error:
+            ends.append(error)
+
+    with psycopg.connect(dsn) as holding:
+        holding.execute("LOCK TABLE keyed")
+        applying = threading.Thread(target=apply)
+        applying.start()
+        while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            applying.join(0.01)
+        target.cancel()
+        applying.join(60)
+        assert len(ends) == 1
+        assert target.position(QUEUE) == Position(0, 1)
+    target.cancel()  # nothing is under way
+    assert target.apply(QUEUE, made, 1).changes == 1
+
+
 def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn) -> None:
     made = planned(target, inserts(2))
     read_only = "default_transaction_read_only"

@@ -202,6 +202,19 @@ def test_a_new_target_does_not_wait_for_an_end_that_it_does_not_need(queue, read
     assert begins_at(reader)[0] == 10
 
 
+def test_a_micro_batch_that_does_not_end_is_undone_when_the_replay_is_to_stop(queue, reader, tmp_path, monkeypatch):
+    monkeypatch.setattr(term_module, "_FINISH_S", 0.0)
+    events: list[Event] = []
+    target = Claims()
+    with replay_term(target, reader, tmp_path, events) as term:
+        target.cancel = term._is_busy.clear  # as the statement's end lets the micro-batch end
+        term._is_busy.set()
+        term._run.stopping.set()
+        term._stop(SimpleNamespace(stop=lambda: None))
+        assert not term._is_busy.is_set()
+    assert "undone in the target" in events[0].reason
+
+
 class Claims:
     """A target that keeps its position."""
 

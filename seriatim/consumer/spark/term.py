@@ -373,6 +373,9 @@ class ReplayTerm:
     def _stop(self, query: StreamingQuery) -> None:
         """Let the micro-batch under way finish, within reason; what it leaves undone is not in the target at all."""
         self._wait_until_done()
+        if self._is_busy.is_set():
+            self._run.report(Waiting("the micro-batch under way isn't done yet: it is undone in the target"))
+            self._target.cancel()  # else its session would wait on, for a lock perhaps, when this process has ended
         try:
             query.stop()
         except Exception as error:  # Spark's, of any kind

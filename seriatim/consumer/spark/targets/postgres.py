@@ -12,6 +12,7 @@ checked at once get their changes in the original order, and triggers of the tar
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ _LOG = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
+CANCEL_S = 5.0
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
@@ -102,6 +104,13 @@ class PostgresTarget:
         self._stages.forget()
         if connection is not None:
             connection.close()
+
+    def cancel(self) -> None:
+        """From any thread: the statement under way, if any, is given up, so that its call raises TargetBusy."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            with contextlib.suppress(psycopg.Error):  # then the server is away, and nothing waits there
+                connection.cancel_safe(timeout=CANCEL_S)
 
     def limits(self) -> tuple[str, ...]:
         """What the role may not do, and what follows from it; empty where all is well. Raises TargetLost."""
