@@ -2,22 +2,27 @@
 
 kazoo's own handler makes, fills and closes an epoll each time it waits, which is five times for one request, and wakes a thread
 of its own to pass on each answer. Both together took a fifth of a coordinator's processor time.
+
+Who asks wakes kazoo's thread, by a byte for each request in a pair of sockets that holds some hundred: then it waits for that thread. That
+is no way for an event loop, and the end where it is kazoo's thread itself that asks, in what an answer led to. Here that is a number.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import queue
 import select
-import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 _log = logging.getLogger("seriatim.protocol.zookeeper")
-_Waited = list[socket.socket]
+_Waited = list[Any]
+"""Sockets, and what `create_socket_pair` gives."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
 
@@ -38,12 +43,43 @@ class _HandedOver(queue.Queue[Any]):
             _log.exception("an answer of ZooKeeper can't be passed on")
 
 
+class _Wakings:
+    """Both ends of kazoo's pair of sockets: how many requests are to be sent. Adding one never waits, whoever does it."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def send(self, _: bytes) -> None:
+        """One more. Raises ValueError once it is closed."""
+        with self._lock:  # else the number may be another file's by now
+            os.eventfd_write(self._fd, 1)
+
+    def recv(self, _: int) -> None:
+        """One less; waits for it where there is none."""
+        os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
     """kazoo's, but for how it waits for its sockets and passes on answers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.completion_queue = _HandedOver()
+
+    def create_socket_pair(self) -> tuple[_Wakings, _Wakings]:
+        """See `_Wakings`: what is read, and what is written."""
+        wakings = _Wakings()
+        return wakings, wakings
 
     def select(
         self, readers: _Waited, writers: _Waited, others: _Waited, timeout: float | None = None

@@ -18,6 +18,8 @@ from tests.integration.test_coordinator_store import until
 OFTEN = 2000
 """More than the socket holds by which kazoo wakes its thread."""
 
+AT_ONCE = 301
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -105,3 +107,20 @@ def test_what_zookeeper_refuses_is_told_as_that_and_not_as_silence(zookeeper: st
     asyncio.run(main())
     client.stop()
     client.close()
+
+
+def test_much_that_is_asked_at_once_while_nodes_are_made_is_answered(zookeeper: str) -> None:
+    """A queue with hundreds of subscriptions is described, which asks of each who is elected, while another one is made."""
+
+    async def main() -> None:
+        session = ZooKeeperSession(zookeeper, 30)
+        await session.start()
+        try:
+            for number in range(30):
+                made = [asyncio.ensure_future(session.ensure(f"/made/{number}/{place}/senders")) for place in "ab"]
+                await asyncio.sleep(0.001 * (number % 4))  # what the first answers lead to meets the rest
+                await asyncio.gather(*(session.sync("/") for _ in range(AT_ONCE)), *made)
+        finally:
+            await session.stop()
+
+    asyncio.run(main())

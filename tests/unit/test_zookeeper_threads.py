@@ -15,6 +15,8 @@ from seriatim.protocol.zookeeper_threads import Handler
 
 HIGH = 1500
 """Above what select(2) takes."""
+MANY = 5000
+"""More than a pair of sockets holds."""
 
 
 @pytest.fixture
@@ -75,3 +77,22 @@ def test_an_answer_is_passed_on_by_the_thread_that_has_it_and_one_that_fails_end
     finally:
         handler.stop()
     assert not handler.running
+
+
+@pytest.mark.timeout(60)
+def test_who_asks_never_waits_for_kazoo_s_thread_and_each_request_wakes_it_once() -> None:
+    handler = Handler()
+    reading, writing = handler.create_socket_pair()
+    assert handler.select([reading], [], [], 0) == ([], [], [])
+    for _ in range(MANY):
+        writing.send(b"\0")
+    for _ in range(MANY):
+        assert handler.select([reading], [], [], 5) == ([reading], [], [])
+        reading.recv(1)
+    assert handler.select([reading], [], [], 0) == ([], [], [])
+    writing.close()
+    reading.close()
+    with pytest.raises(ValueError, match="negative"):
+        writing.send(b"\0")
+    with pytest.raises(ValueError, match="negative"):
+        handler.select([reading], [], [], 5)
