@@ -8,6 +8,7 @@ process that stands for election adds `elected`.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,9 @@ READY: Final = ""
 LIVE: Final = "live"
 ELECTED: Final = "elected"
 _LOOK_EVERY_S: Final = 0.5
-_THREADS: Final = 4
+_THREADS: Final = 8
+_WATCHERS: Final = 4
+"""Each keeps a thread; whoever only asks is to find one."""
 
 
 class _Answers:
@@ -84,6 +87,7 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
 
     def __init__(self, answers: _Answers) -> None:
         self._answers = answers
+        self._room = threading.Semaphore(_WATCHERS)
 
     def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         if not self._answers.is_known(request.service):
@@ -95,13 +99,18 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
         return self._answers.all()
 
     def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 - the protocol's name
-        told = None
-        while context.is_active():
-            status = self._answers.status(request.service)
-            if status != told:
-                told = status
-                yield health_pb2.HealthCheckResponse(status=status)
-            time.sleep(_LOOK_EVERY_S)
+        if not self._room.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_WATCHERS} watch already; `Check` answers everybody")
+        try:
+            told = None
+            while context.is_active():
+                status = self._answers.status(request.service)
+                if status != told:
+                    told = status
+                    yield health_pb2.HealthCheckResponse(status=status)
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            self._room.release()
 
 
 def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:

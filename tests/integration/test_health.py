@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -149,6 +150,23 @@ async def test_who_comes_from_outside_is_told_addresses_that_reach_from_there(
 def test_a_door_for_outside_needs_what_to_tell_there() -> None:
     with pytest.raises(InvalidArgument, match="zookeeper_outside"):
         CoordinatorSettings("z:2181", listen_outside="0.0.0.0:1").check()
+
+
+def test_many_who_watch_keep_nobody_from_asking() -> None:
+    """As load balancers do; a probe that isn't answered ends the process."""
+    with HealthServer("127.0.0.1:0", {"": lambda: True}) as server, contextlib.ExitStack() as calls:
+        address = f"127.0.0.1:{server.port}"
+        channel = calls.enter_context(grpc.insecure_channel(address))
+        codes = []
+        for _ in range(20):
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+            calls.callback(watch.cancel)
+            try:
+                next(watch)
+            except grpc.RpcError as error:
+                codes.append(error.code())
+        assert ask(address, "", 30) == "SERVING"
+        assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 def test_a_process_that_serves_nothing_else_answers_for_its_health(capsys: pytest.CaptureFixture[str]) -> None:
