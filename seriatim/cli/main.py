@@ -8,6 +8,7 @@ in `exits`.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -124,6 +125,8 @@ def seriatim() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's); answers the exit code. Messages go to standard error."""
     stdout, stderr = sys.stdout, sys.stderr
+    # A command tells a person in its own words that ZooKeeper is away; a log, once it is started, tells it too.
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
         if sys.stdout is not None:  # closed by whoever started us

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import resource
 import signal
@@ -245,6 +246,16 @@ def test_a_server_opens_as_many_files_as_it_may(server):
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_person_isn_t_told_of_each_try_to_reach_zookeeper():
+    kazoo = logging.getLogger("kazoo")
+    before = kazoo.level
+    try:
+        assert main.run(["queue", "--help"]) == exits.DONE
+        assert not logging.getLogger("kazoo.client").isEnabledFor(logging.WARNING)
+    finally:
+        kazoo.setLevel(before)
 
 
 def test_output_that_nobody_reads_is_no_answer_and_no_failure():
