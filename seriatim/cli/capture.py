@@ -181,19 +181,19 @@ class _Report:
         ended = threading.Event()
 
         def watch() -> None:
-            told, told_at_s = 0, time.monotonic()
+            told, told_at_s, open_before = 0, time.monotonic(), 0
             while not ended.wait(_REPORT_EVERY_S):
-                sent, now_s = sender.sent, time.monotonic()
-                if sent != told:
+                sent, unacknowledged, now_s = sender.sent, sender.unacknowledged, time.monotonic()
+                if sent != told or unacknowledged != open_before:
                     rate = round((sent - told) / (now_s - told_at_s))
                     self._print(
                         "progress",
-                        f"{sent:,} records sent, {rate:,} a second, {sender.unacknowledged:,} on their way",
+                        f"{sent:,} records sent, {rate:,} a second, {unacknowledged:,} on their way",
                         records=sent,
                         records_per_s=rate,
-                        unacknowledged=sender.unacknowledged,
+                        unacknowledged=unacknowledged,
                     )
-                told, told_at_s = sent, now_s
+                told, told_at_s, open_before = sent, now_s, unacknowledged
 
         watcher = threading.Thread(target=watch, name="capture report", daemon=True)
         watcher.start()

@@ -8,12 +8,14 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from seriatim.cli import capture as capture_module
 from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, main, views
 from seriatim.cli import queue as queue_module
@@ -314,6 +316,26 @@ def test_a_second_signal_kills_a_capture_that_does_not_stop():
             assert process.wait(60) == -signal.SIGTERM
         finally:
             process.kill()
+
+
+def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch, capsys):
+    """The queue took nothing for a while, and nothing is sent since."""
+    monkeypatch.setattr(capture_module, "_REPORT_EVERY_S", 0.01)
+    sender = SimpleNamespace(sent=4, unacknowledged=4)
+    report = capture_module._Report("q", "slot", is_json=True, is_log=False)
+    told = []
+
+    def wait_for(unacknowledged):
+        deadline_s = time.monotonic() + 60
+        while [event["unacknowledged"] for event in told][-1:] != [unacknowledged]:
+            assert time.monotonic() < deadline_s
+            told.extend(json.loads(line) for line in capsys.readouterr().out.splitlines())
+
+    with report.regularly(sender):
+        wait_for(4)
+        sender.unacknowledged = 0
+        wait_for(0)
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
