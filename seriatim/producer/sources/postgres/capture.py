@@ -6,6 +6,7 @@ message gives and what may be confirmed. A lost database or a busy slot is waite
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -35,6 +36,7 @@ from seriatim.producer.sources.postgres.errors import (
 )
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.postgres import in_a_line
 
 _log = logging.getLogger(__name__)
@@ -339,4 +341,10 @@ class PostgresCapture:
             return assembler.feed(data)
 
     def _send(self, outgoing: Outgoing, source: str) -> None:
-        self._sender.send(outgoing.value, outgoing.key, outgoing.seq, source)
+        try:
+            self._sender.send(outgoing.value, outgoing.key, outgoing.seq, source)
+        except RecordTooLarge as error:
+            if outgoing.key is None:
+                raise
+            table = json.loads(outgoing.key)[0]
+            raise RecordTooLarge(f"table {table}: {error.message}", **{**error.details, "table": table}) from error
