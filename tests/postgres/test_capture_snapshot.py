@@ -106,6 +106,22 @@ def test_partitions_that_are_read_through_their_table_count(dsn: str, monkeypatc
     assert replayed(captured(dsn, Sender(Queue()))) == table_rows(dsn, "a") | table_rows(dsn, "c")
 
 
+def test_a_role_that_may_read_what_is_published_and_no_more_can_capture(dsn: str) -> None:
+    sql(
+        dsn,
+        "CREATE PUBLICATION pub FOR TABLE a (id)",
+        "CREATE ROLE narrow LOGIN REPLICATION",
+        "GRANT SELECT (id) ON a TO narrow",
+    )
+    try:
+        queue = Queue()
+        with running(dsn.replace("postgres@", "narrow@"), Sender(queue)) as run:
+            wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+        assert [change.after for change in queue.rows()] == [{"id": 1}, {"id": 2}]
+    finally:
+        sql(dsn, "DROP OWNED BY narrow", "DROP ROLE narrow")
+
+
 class Blocked(Sender):
     """The queue takes nothing for a second behind the snapshot's first record."""
 
