@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from tests.postgres.test_capture import (
     Queue,
@@ -153,3 +155,25 @@ def test_time_outs_of_a_database_end_no_snapshot(dsn: str, monkeypatch: pytest.M
     queue = captured(dsn, Blocked(Queue()))
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
     assert len(slots) == 1
+
+
+class Checked(Sender):
+    """The queue takes nothing for longer than a slot may be idle, and a checkpoint looks for idle slots."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(Queue())
+        self.dsn = dsn
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        super().send(value, key, seq, source)
+        if self.sent == 1:
+            sql(self.dsn, "SELECT pg_sleep(2)", "INSERT INTO a VALUES (3, 3)", "CHECKPOINT")
+
+
+def test_a_slot_is_in_use_while_its_snapshot_is_read(tmp_path: Path) -> None:
+    """Else every snapshot that takes longer than an idle slot is kept ends as a gap."""
+    settings = {"fsync": "off", "idle_replication_slot_timeout": "1s"}
+    with EmbeddedPostgres(tmp_path, settings=settings) as server:
+        sql(server.dsn(), "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1), (2, 2)")
+        queue = captured(server.dsn(), Checked(server.dsn()))
+        assert replayed(queue) == table_rows(server.dsn(), "a")

@@ -17,6 +17,7 @@ import psycopg
 
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.errors import SourceLost
+from seriatim.producer.sources.postgres.replication import Connection
 
 _POLL_S: Final = 0.1
 _LOOK_EVERY_S: Final = 2.0
@@ -31,7 +32,7 @@ class Attendant:
         self._dsn = dsn
         self._is_wanted = is_wanted
         self._on_waiting = on_waiting
-        self._connections: list[catalog.Connection] = []
+        self._connections: list[Connection] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="capture-attendant", daemon=True)
 
@@ -45,14 +46,14 @@ class Attendant:
         self._ended.set()
         self._thread.join()
 
-    def attend(self, connection: catalog.Connection) -> None:
+    def attend(self, connection: Connection) -> None:
         """Look after this one, too."""
         self._connections.append(connection)
 
     def _attend(self) -> None:
         look_at_s = time.monotonic() + _LOOK_EVERY_S
         with ExitStack() as stack:
-            own: catalog.Connection | None = None  # the others are busy
+            own: Connection | None = None  # the others are busy
             while not self._ended.wait(_POLL_S):
                 if not self._is_wanted():
                     self._cancel()
@@ -68,7 +69,7 @@ class Attendant:
             with suppress(psycopg.Error):  # closed meanwhile, or the server is gone; what was asked of it ends by that
                 connection.cancel_safe(timeout=_CANCEL_S)
 
-    def _look(self, own: catalog.Connection) -> None:
+    def _look(self, own: Connection) -> None:
         holder = catalog.holder(own, [each.info.backend_pid for each in self._connections if not each.closed])
         if holder is not None:
             self._on_waiting(holder)

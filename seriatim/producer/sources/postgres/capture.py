@@ -34,7 +34,7 @@ from seriatim.producer.sources.postgres.errors import (
     SourceLost,
     SourceTablesChanged,
 )
-from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
+from seriatim.producer.sources.postgres.replication import Connection, Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.postgres import in_a_line
@@ -154,7 +154,7 @@ class PostgresCapture:
                 if not self._stopped.is_set():  # else it was cancelled for that
                     raise SourceLost(f"the source database ended the connection: {in_a_line(error)}") from error
 
-    def _check(self, connection: catalog.Connection) -> bool:
+    def _check(self, connection: Connection) -> bool:
         """Refuse what can't be captured; whether the publication exists."""
         catalog.check_server(connection)
         exists = catalog.has_publication(connection, self._publication)
@@ -173,7 +173,7 @@ class PostgresCapture:
             step, db = self._attended(connection, replication)
             self._stream(connection, replication, step, db)
 
-    def _attended(self, connection: catalog.Connection, replication: ReplicationConnection) -> tuple[Stream, str]:
+    def _attended(self, connection: Connection, replication: ReplicationConnection) -> tuple[Stream, str]:
         """Get to where the stream begins. What isn't wanted any more is broken off, also where the server has to wait."""
         with Attendant(self._dsn, self._is_wanted, self._wait_for) as attendant:
             attendant.attend(connection)
@@ -185,7 +185,7 @@ class PostgresCapture:
                 raise
 
     def _prepare(
-        self, connection: catalog.Connection, replication: ReplicationConnection, attendant: Attendant
+        self, connection: Connection, replication: ReplicationConnection, attendant: Attendant
     ) -> tuple[Stream, str]:
         exists = self._check(connection)
         system_id, timeline, db = replication.identify()
@@ -210,7 +210,7 @@ class PostgresCapture:
             )
         return step, db
 
-    def _publish(self, connection: catalog.Connection, *, exists: bool) -> None:
+    def _publish(self, connection: Connection, *, exists: bool) -> None:
         """Have a publication of which a snapshot can be taken, or make none.
 
         One that names a table without a key would end the application's own updates.
@@ -260,6 +260,8 @@ class PostgresCapture:
             ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
             catalog.hold_tables(reader, tables)
+            # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
+            replication.start(self._slot, self._publication, consistent_point)
             writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
             self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:
@@ -268,7 +270,7 @@ class PostgresCapture:
         return Stream(source, base_seq(consistent_point), consistent_point)
 
     def _send_table(
-        self, reader: catalog.Connection, writer: SnapshotWriter, table: catalog.CapturedTable, source: str
+        self, reader: Connection, writer: SnapshotWriter, table: catalog.CapturedTable, source: str
     ) -> None:
         relation = table.relation
         rows = writer.table(relation)
@@ -296,9 +298,7 @@ class PostgresCapture:
 
     # ------------------------------------------------------------------------------------------------- stream
 
-    def _stream(
-        self, connection: catalog.Connection, replication: ReplicationConnection, step: Stream, db: str
-    ) -> None:
+    def _stream(self, connection: Connection, replication: ReplicationConnection, step: Stream, db: str) -> None:
         _log.info("capture streams slot=%s from=%s mark=%d", self._slot, format_lsn(step.confirmed_lsn), step.mark)
         assembler = Assembler(
             db=db,
@@ -307,7 +307,8 @@ class PostgresCapture:
             confirmed_lsn=step.confirmed_lsn,
             heartbeat_ms=self._heartbeat_ms,
         )
-        replication.start(self._slot, self._publication, step.confirmed_lsn)
+        if not replication.is_started:
+            replication.start(self._slot, self._publication, step.confirmed_lsn)
         self._reason = ""
         while not self._stopped.is_set():
             if not self._sender.is_elected():
@@ -330,7 +331,7 @@ class PostgresCapture:
         acknowledged = max(step.mark, self._sender.acknowledged(step.source))
         replication.report(assembler.confirmable(acknowledged))
 
-    def _feed(self, connection: catalog.Connection, assembler: Assembler, data: bytes) -> Outgoing | None:
+    def _feed(self, connection: Connection, assembler: Assembler, data: bytes) -> Outgoing | None:
         try:
             return assembler.feed(data)
         except KeylessTable as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -15,10 +14,9 @@ from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
 from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, SourceTablesChanged
-from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, conninfo
+from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, Connection, conninfo, session
 from seriatim.protocol.postgres import in_a_line
 
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 OLDEST_VERSION = 150000
 
 _TABLES = """
@@ -103,7 +101,7 @@ def connect(dsn: str) -> Connection:
     """
     info = conninfo(dsn, application_name="seriatim-capture")
     try:
-        return psycopg.connect(info, autocommit=True)
+        return session(info)
     except psycopg.Error as error:
         raise SourceLost(f"no connection to the source database: {in_a_line(error)}") from error
 
@@ -280,8 +278,6 @@ def start_snapshot(connection: Connection, name: str) -> int:
 
     With `row_security` off a query that policies would take rows from fails (PostgreSQL manual, "Row Security Policies").
     """
-    # Not every version has this one, so it can't be set when connecting, as the others are.
-    connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'")
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
     for setting, value in {"row_security": "off", **PLAIN_NAMES}.items():

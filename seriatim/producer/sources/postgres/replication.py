@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import pq
@@ -27,11 +27,13 @@ from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
 
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _OBJECT_IN_USE: Final = "55006"
 _NOT_IN_STATE: Final = "55000"
 _REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
 PLAIN_NAMES: Final = {"search_path": ""}
 """A name that is a value (regclass, regproc, …) is written with its schema, so that it means the same under every path; as PostgreSQL's own subscribers ask."""
+_HAS_TRANSACTION_TIMEOUT: Final = 170000
 _DATA = ord("w")
 _KEEPALIVE = ord("k")
 _DATA_HEAD = struct.Struct(">xQQq")
@@ -75,6 +77,18 @@ def _options() -> dict[str, str]:
     return {**settings, **SERVER_SETTINGS, **_NO_TIMEOUTS, "wal_sender_timeout": _SENDER_TIMEOUT}
 
 
+def session(info: str) -> Connection:
+    """A connection with this information, whose transactions last as long as they need to."""
+    connection: Connection = psycopg.connect(info, autocommit=True)
+    try:
+        if connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+            connection.pgconn.exec_(b"SET transaction_timeout = 0")  # older ones would refuse it among the options
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 @dataclass(frozen=True, slots=True)
 class Data:
     """A message of the plugin, and the log position it belongs to."""
@@ -103,7 +117,7 @@ class ReplicationConnection:
         """
         info = conninfo(dsn, PLAIN_NAMES, replication="database", application_name="seriatim-capture")
         try:
-            self.session: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(info, autocommit=True)
+            self.session = session(info)
         except psycopg.Error as error:
             raise SourceLost(f"no replication connection to the source database: {in_a_line(error)}") from error
         self._connection = self.session.pgconn
@@ -134,8 +148,17 @@ class ReplicationConnection:
         """Drop the slot."""
         self._query(f"DROP_REPLICATION_SLOT {quote_name(slot)}".encode())
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it streams."""
+        return self._repeater is not None
+
     def start(self, slot: str, publication: str, confirmed_lsn: int) -> None:
-        """Start streaming at the slot's confirmed position."""
+        """Start streaming at the slot's confirmed position.
+
+        From now on the slot is in use, also where nothing is received for a long time: one that isn't is given up by
+        PostgreSQL after `idle_replication_slot_timeout`.
+        """
         names = quote_name(publication).replace("'", "''")
         command = (
             f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 (proto_version '1', publication_names '{names}')"
