@@ -177,3 +177,27 @@ def test_a_slot_is_in_use_while_its_snapshot_is_read(tmp_path: Path) -> None:
         sql(server.dsn(), "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1), (2, 2)")
         queue = captured(server.dsn(), Checked(server.dsn()))
         assert replayed(queue) == table_rows(server.dsn(), "a")
+
+
+class Cut(Sender):
+    """The stream behind the snapshot breaks while that is read."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(Queue())
+        self.dsn = dsn
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        super().send(value, key, seq, source)
+        if self.sent == 1:
+            sql(
+                self.dsn,
+                "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots",
+                "INSERT INTO a VALUES (3, 3)",
+            )
+
+
+def test_a_snapshot_outlives_the_stream_behind_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = after_the_first_slot(monkeypatch, lambda: None)
+    queue = captured(dsn, Cut(dsn))
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+    assert len(slots) == 1
