@@ -267,6 +267,31 @@ def test_who_watches_is_told_once_of_each_reason_and_of_each_term() -> None:
     assert (sender.sent, sender.unacknowledged) == (3, 0)
 
 
+class Stalling(FakeProducer):
+    """The queue takes nothing where the script says so, one entry for each try."""
+
+    script = (True, True, False, False, True, False)
+    tries = 0
+
+    def send(self, value: bytes, key: bytes | None, *, seq: int, source: str) -> Handle:
+        self.tries += 1
+        if self.script[self.tries - 1]:
+            raise errors.Waiting("no group is eligible")
+        return super().send(value, key, seq=seq, source=source)
+
+
+def test_a_second_stand_still_for_the_same_reason_is_told_too() -> None:
+    told: list[str] = []
+    producer = Stalling()
+    sender = CaptureSender(cast(Producer, producer), on_waiting=told.append)
+    producer.elect(1, {})
+    assert sender.wait_until_elected(0.01)
+    for seq in (1, 2, 3):
+        sender.send(b"v", None, seq, "s")
+    assert producer.tries == len(producer.script)
+    assert told == ["no group is eligible"] * 2
+
+
 def test_a_part_that_was_kept_of_a_failed_batch_acknowledges_nothing_behind_it() -> None:
     """A resume point took the first rows of a batch off, and then the term ended."""
     producer, sender = new()

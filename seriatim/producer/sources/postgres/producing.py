@@ -38,7 +38,7 @@ class CaptureSender:
     producer: one with `max_block_s` of about a second lets a blocked `send` notice `stop` as soon; the send goes on
         blocking while the queue takes nothing, whatever it is.
     on_elected: told the token of each term.
-    on_waiting: told why nothing can be sent, whenever the reason changes.
+    on_waiting: told why nothing can be sent: once of each reason, until something is sent again.
     connect_timeout_s: `wait_until_elected` raises Unreachable where nobody has ever answered for so long; None: waits.
 
     Memory: one entry for each batch in flight, and those are bounded by the producer's `max_buffer_bytes`.
@@ -138,11 +138,14 @@ class CaptureSender:
         while True:
             self._present()
             try:
-                return self._producer.send(value, key, seq=seq, source=source)
+                handle = self._producer.send(value, key, seq=seq, source=source)
             except (NotElected, OutcomeUnknown) as error:
                 raise Deposed from error
             except (DeadlineOver, Waiting, Unreachable) as error:
                 self._tell(error.message)
+            else:
+                self._reason = ""  # the same is news again
+                return handle
 
     def acknowledged(self, source: str) -> int:
         """See OrderedSender."""
