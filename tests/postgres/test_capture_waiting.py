@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 import psycopg
 import pytest
@@ -29,17 +29,17 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 class Told:
     """A capture on a thread of its own, and what it has told."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, kind: type[Sender] = Sender) -> None:
         self.queue = Queue()
-        self.sender = Sender(self.queue)
+        self.sender = kind(self.queue)
         self.reasons: list[str] = []
         self.capture = PostgresCapture(dsn, SLOT, "pub", (), self.sender, retry_s=0.05, on_waiting=self.reasons.append)
         self.thread = Thread(target=self.capture.run)
 
 
 @contextmanager
-def told(dsn: str) -> Iterator[Told]:
-    capture = Told(dsn)
+def told(dsn: str, kind: type[Sender] = Sender) -> Iterator[Told]:
+    capture = Told(dsn, kind)
     capture.thread.start()
     try:
         yield capture
@@ -104,3 +104,25 @@ def test_who_is_deposed_doesn_t_hold_the_slots_name_up(dsn: str) -> None:
             capture.sender.is_over = True
             wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0)
     assert not capture.reasons
+
+
+class Gate(Sender):
+    """Takes the row with id 77 when it may."""
+
+    is_open = Event()
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        if key == b'["public.a",77]':
+            assert self.is_open.wait(60)
+        super().send(value, key, seq, source)
+
+
+def test_a_table_whose_key_is_just_being_made_is_waited_for_and_a_stop_isn_t(dsn: str) -> None:
+    with psycopg.connect(dsn) as mending:
+        with told(dsn, Gate) as capture:
+            wait_for(lambda: streaming(capture.queue))
+            sql(dsn, "INSERT INTO a VALUES (77, 1)", "CREATE TABLE later (id int)", "INSERT INTO later VALUES (1)")
+            mending.execute("ALTER TABLE later ADD PRIMARY KEY (id)")
+            Gate.is_open.set()
+            wait_for(lambda: capture.reasons)
+        assert f"process {mending.info.backend_pid} " in capture.reasons[0]

@@ -10,8 +10,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -170,16 +170,18 @@ class PostgresCapture:
             closing(catalog.connect(self._dsn)) as connection,
             closing(ReplicationConnection(self._dsn)) as replication,
         ):
-            step, db = self._attended(connection, replication)
+            with self._attending(connection, replication.session) as attendant:
+                step, db = self._prepare(connection, replication, attendant)
             self._stream(connection, replication, step, db)
 
-    def _attended(self, connection: Connection, replication: ReplicationConnection) -> tuple[Stream, str]:
-        """Get to where the stream begins. What isn't wanted any more is broken off, also where the server has to wait."""
+    @contextmanager
+    def _attending(self, *connections: Connection) -> Iterator[Attendant]:
+        """What these do meanwhile and isn't wanted any more is broken off, also where the server has to wait."""
         with Attendant(self._dsn, self._is_wanted, self._wait_for) as attendant:
-            attendant.attend(connection)
-            attendant.attend(replication.session)
+            for connection in connections:
+                attendant.attend(connection)
             try:
-                return self._prepare(connection, replication, attendant)
+                yield attendant
             except (SourceLost, psycopg.OperationalError):
                 self._watch()  # cancelled for that
                 raise
@@ -336,7 +338,9 @@ class PostgresCapture:
             return assembler.feed(data)
         except KeylessTable as error:
             schema, table = str(error.details["schema"]), str(error.details["table"])
-            if catalog.is_keyless_now(connection, schema, table):
+            with self._attending(connection):
+                is_keyless = catalog.is_keyless_now(connection, schema, table)
+            if is_keyless:
                 raise
             assembler.accept_keyless(schema, table)
             return assembler.feed(data)
