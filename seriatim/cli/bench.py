@@ -144,7 +144,8 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
             view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
         except Unreachable:
             return False
-        return offset >= chain_view(view).latest
+        seen = chain_view(view)
+        return seen.is_latest_known and offset >= seen.latest
 
     del size
     name = subscription or f"bench-{os.urandom(4).hex()}"
