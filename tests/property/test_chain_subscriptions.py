@@ -79,9 +79,10 @@ def test_whatever_is_sought_and_drained_the_lists_stay_in_order(sizes: list[int]
 
 
 def test_only_a_sealed_head_can_be_drained_and_whoever_reports_another_link_comes_again() -> None:
-    world = world_with([1, 1])
-    document = subscriptions.created(world.document, "s", subscriptions.located(world.document, "earliest", None), 0)
-    for epoch in (2,):
+    for sizes, epoch in (([1, 1], 2), ([1], 1)):
+        world = world_with(sizes)
+        position = subscriptions.located(world.document, "earliest", None)
+        document = subscriptions.created(world.document, "s", position, 0)
         with pytest.raises(Waiting):
             subscriptions.drained(document, SubscriptionId(1), document.subscriptions[0].generation, Epoch(epoch))
 

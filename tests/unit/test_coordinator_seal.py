@@ -109,6 +109,10 @@ def test_a_partial_answer_never_shortens_a_whole_one():
     assert isinstance(certificate, Certificate)
     assert (certificate.end, certificate.is_whole) == (6, True)
     assert certificate.marks_on_two == {"s": 2}  # it isn't known what the other one still has
+    left = answer(Wholeness.PARTIAL, at(1), at(4), side=SLAVE)
+    certificate = decided({"a": answer(Wholeness.WHOLE, at(4), at(6)), "b": left}, Durability.ASYNC)
+    assert isinstance(certificate, Certificate)
+    assert (certificate.end, certificate.marks_on_two) == (6, {"s": 14})
 
 
 def test_another_disk_says_nothing_whatever_it_says_h1():
