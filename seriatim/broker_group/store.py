@@ -85,11 +85,6 @@ class Store:
         self._writer = Writer(_Sink(database, self._logs, segments), asyncio.get_running_loop())
 
     @property
-    def pending_bytes(self) -> int:
-        """Submitted and not complete."""
-        return self._writer.pending_bytes
-
-    @property
     def failure(self) -> DiskFailed | None:
         """Why nothing is written any more, as long as this process lives; None where all is well."""
         return self._writer.failure

@@ -89,12 +89,10 @@ class Writer:
         self._unflushed: list[Write] = []
         self._due_s: float | None = None
         self.failure: DiskFailed | None = None
-        self.pending_bytes = 0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def submit(self, write: Write) -> None:
-        self.pending_bytes += write.size_bytes
         self._queue.put(write)
 
     def close(self) -> None:
@@ -171,7 +169,6 @@ class Writer:
     def _complete(self, writes: list[Write], error: DiskFailed | None) -> None:
         last: dict[Done, int] = {}
         for write in writes:
-            self.pending_bytes -= write.size_bytes
             last[write.done] = write.tag
         for done, tag in last.items():
             done(tag, error)

@@ -200,10 +200,8 @@ class SimulatedWriter:
         self._is_busy = False
         self._due_s: float | None = None
         self.failure: DiskFailed | None = None
-        self.pending_bytes = 0
 
     def submit(self, write: Write) -> None:
-        self.pending_bytes += write.size_bytes
         self._queue.append(write)
         if not self._is_busy:
             self._is_busy = True
@@ -274,7 +272,6 @@ class SimulatedWriter:
     def _complete(self, writes: list[Write], error: DiskFailed | None) -> None:
         last: dict[Any, int] = {}
         for write in writes:
-            self.pending_bytes -= write.size_bytes
             last[write.done] = write.tag
         for done, tag in last.items():
             done(tag, error)
