@@ -22,7 +22,7 @@ from kazoo.retry import KazooRetry
 
 from seriatim.protocol.errors import InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
-from seriatim.protocol.zookeeper_threads import Handler
+from seriatim.protocol.zookeeper_threads import Connection, Handler
 
 _Result = TypeVar("_Result")
 
@@ -240,6 +240,7 @@ class ZooKeeperSession:
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
         self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=Handler())
+        self._client._connection = Connection(self._client, reconnect.copy(), logger=self._client.logger)  # noqa: SLF001
         self._note_negotiated_timeout()
 
     def _note_negotiated_timeout(self) -> None:

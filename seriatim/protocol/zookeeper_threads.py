@@ -14,11 +14,14 @@ import math
 import os
 import queue
 import select
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from kazoo.exceptions import ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
 
 _log = logging.getLogger("seriatim.protocol.zookeeper")
 _Waited = list[Any]
@@ -67,6 +70,20 @@ class _Wakings:
             fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
+    """kazoo's, but for an answer that it can't make sense of: that ends the connection, as with ZooKeeper's own client.
+
+    There is one after some failures of ZooKeeper's leader (the answer to the second request, and none to the first). It would
+    end kazoo's thread, and whoever has the session would wait for the next connection for ever.
+    """
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        try:
+            return super()._read_socket(read_timeout)
+        except (RuntimeError, IndexError, struct.error) as error:
+            raise ConnectionDropped(f"an answer that can't be one: {error}") from error
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types

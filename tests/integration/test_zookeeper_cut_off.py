@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -34,6 +34,8 @@ class Path:
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
         self.port = 0
+        self.spoils = False
+        """Whether the next answer to a request is given the number of another one."""
 
     async def lay(self) -> str:
         self._server = await asyncio.start_server(self._lead, "127.0.0.1", self.port)
@@ -44,7 +46,14 @@ class Path:
         there, back = await asyncio.open_connection(*self._to)
         self._writers += [writer, back]
         with contextlib.suppress(OSError):
-            await asyncio.gather(_passed(reader, back), _passed(there, writer))
+            await asyncio.gather(_passed(reader, back), _passed(there, writer, self._answered))
+
+    def _answered(self, data: bytes) -> bytes:
+        number = int.from_bytes(data[4:8], "big", signed=True)
+        if not self.spoils or number <= 0:  # of the connection itself, a ping, or a watch
+            return data
+        self.spoils = False
+        return data[:4] + (number + 1).to_bytes(4, "big") + data[8:]
 
     async def cut(self) -> None:
         if self._server is not None:
@@ -54,9 +63,11 @@ class Path:
         self._writers.clear()
 
 
-async def _passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _passed(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changed: Callable[[bytes], bytes] = bytes
+) -> None:
     while data := await reader.read(65536):
-        writer.write(data)
+        writer.write(changed(data))
     writer.close()
 
 
@@ -122,5 +133,21 @@ def test_much_that_is_asked_at_once_while_nodes_are_made_is_answered(zookeeper: 
                 await asyncio.gather(*(session.sync("/") for _ in range(AT_ONCE)), *made)
         finally:
             await session.stop()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_cant_be_one_ends_the_connection_and_not_the_session(zookeeper: str) -> None:
+    async def main() -> None:
+        async with connected(zookeeper) as (path, session):
+            session_id, states = session.session_id, list[SessionState]()
+            session.on_state(states.append)
+            path.spoils = True
+            with pytest.raises(Unreachable):
+                await session.exists("/")
+            await until(lambda: len(states) == 2, "the connection is given up, and there is another one")
+            assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+            assert await session.exists("/")
+            assert session.session_id == session_id
 
     asyncio.run(main())
