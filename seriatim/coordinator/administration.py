@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from seriatim.coordinator import messages, views
 from seriatim.coordinator.core import background, chain, close_link, readmission, removal, rotation, seal, subscriptions
@@ -39,6 +40,19 @@ POSITION_PATIENCE_S, POSITION_PAUSE_S = 1.0, 0.05
 """So long a position is looked for while it can't be told, and how often: longer than a switch takes, shorter than callers wait."""
 ANY_VERSION = ChainVersion(0)
 """A queue's first, in which it has no links yet."""
+_Put = TypeVar("_Put")
+
+
+async def _in_time(put: Callable[[], Awaitable[_Put]]) -> _Put:
+    """Where a position can't be told, as in the middle of a switch, it is looked for again, for a while."""
+    until_s = boottime_s() + POSITION_PATIENCE_S
+    while True:
+        try:
+            return await put()
+        except Waiting:
+            if boottime_s() > until_s:
+                raise
+        await asyncio.sleep(POSITION_PAUSE_S)
 
 
 class Operations:
@@ -234,8 +248,13 @@ class Operations:
                 except UnknownQueue:
                     continue  # it was deleted meanwhile
                 except WorldError as error:
-                    keys = {"queue": document.name, "epoch": last.epoch, "reason": error.message}
-                    _log.info("link can't be closed yet", **keys, cause_id=request.cause_id)
+                    _log.info(
+                        "link can't be closed yet",
+                        queue=document.name,
+                        epoch=last.epoch,
+                        reason=error.message,
+                        cause_id=request.cause_id,
+                    )
                     break
         return self._group_view(request.group)
 
@@ -265,9 +284,8 @@ class Operations:
     def _group_view(self, name: str) -> pb.GroupView:
         view = views.group_view(name, self._store.registry)
         for document in self._queues():
-            if (
-                chain.serving(document) == name
-            ):  # also where the link is being closed: until it is, it isn't safe to stop the group
+            # Also where the link is being closed: until it is, it isn't safe to stop the group.
+            if chain.serving(document) == name:
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)
@@ -311,35 +329,20 @@ class Operations:
         transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
         cause_id: str,
     ) -> pb.SubscriptionView:
-        """Where the position can't be told, as in the middle of a switch, it is looked for again, for a while."""
-        patience_until_s = boottime_s() + POSITION_PATIENCE_S
-        while True:
-            try:
-                return await self._positioned_now(queue, subscription, where, transition, cause_id)
-            except Waiting:
-                if boottime_s() > patience_until_s:
-                    raise
-            await asyncio.sleep(POSITION_PAUSE_S)
-
-    async def _positioned_now(
-        self,
-        queue: str,
-        subscription: str,
-        where: str,
-        transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
-        cause_id: str,
-    ) -> pb.SubscriptionView:
         queue_id = await self._store.queue_id(queue)
-        before, _ = await self._store.read_chain(queue_id)
-        committed = None if where == subscriptions.EARLIEST else await self._description.committed(before)
-        asked_of = before.last_link
-
-        def change(document: ChainDocument) -> ChainDocument:
-            is_same = document.last_link == asked_of
-            return transition(document, subscriptions.located(document, where, committed if is_same else None))
-
         what = f"subscription {subscription} at {where}"
-        document, version = await self.change(queue_id, change, what, cause_id)
+
+        async def put() -> tuple[ChainDocument, ChainVersion]:
+            before, _ = await self._store.read_chain(queue_id)
+            committed = None if where == subscriptions.EARLIEST else await self._description.committed(before)
+
+            def change(document: ChainDocument) -> ChainDocument:
+                is_same = document.last_link == before.last_link
+                return transition(document, subscriptions.located(document, where, committed if is_same else None))
+
+            return await self.change(queue_id, change, what, cause_id)
+
+        document, version = await _in_time(put)
         view = await self._description.queue(document, version)
         return next(one for one in view.subscriptions if one.subscription == subscription)
 

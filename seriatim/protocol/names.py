@@ -39,6 +39,11 @@ ABANDON_STRIDE = 2**40
 """After an abandoned link the next base is the next multiple of this, beyond any index it can have had (H21)."""
 
 
+def beyond_abandoned(end: int) -> Offset:
+    """Where the next link begins behind an abandoned one that ends at this offset (H21)."""
+    return Offset((end // ABANDON_STRIDE + 1) * ABANDON_STRIDE)
+
+
 def checked_name(name: str, what: str) -> str:
     """The name, if clusters, groups, queues and the like may be called so. Raises InvalidArgument."""
     if _NAME.fullmatch(name) is None:

@@ -157,17 +157,18 @@ def test_time_outs_of_a_database_end_no_snapshot(dsn: str, monkeypatch: pytest.M
     assert len(slots) == 1
 
 
-class Checked(Sender):
-    """The queue takes nothing for longer than a slot may be idle, and a checkpoint looks for idle slots."""
+class Interrupted(Sender):
+    """Behind the first record of the snapshot these statements are run in the database."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *statements: str) -> None:
         super().__init__(Queue())
         self.dsn = dsn
+        self.statements = statements
 
     def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
         super().send(value, key, seq, source)
         if self.sent == 1:
-            sql(self.dsn, "SELECT pg_sleep(2)", "INSERT INTO a VALUES (3, 3)", "CHECKPOINT")
+            sql(self.dsn, *self.statements)
 
 
 def test_a_slot_is_in_use_while_its_snapshot_is_read(tmp_path: Path) -> None:
@@ -175,29 +176,15 @@ def test_a_slot_is_in_use_while_its_snapshot_is_read(tmp_path: Path) -> None:
     settings = {"fsync": "off", "idle_replication_slot_timeout": "1s"}
     with EmbeddedPostgres(tmp_path, settings=settings) as server:
         sql(server.dsn(), "CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1), (2, 2)")
-        queue = captured(server.dsn(), Checked(server.dsn()))
+        # The queue takes nothing for longer than a slot may be idle, and a checkpoint looks for idle slots.
+        stalled = Interrupted(server.dsn(), "SELECT pg_sleep(2)", "INSERT INTO a VALUES (3, 3)", "CHECKPOINT")
+        queue = captured(server.dsn(), stalled)
         assert replayed(queue) == table_rows(server.dsn(), "a")
-
-
-class Cut(Sender):
-    """The stream behind the snapshot breaks while that is read."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(Queue())
-        self.dsn = dsn
-
-    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
-        super().send(value, key, seq, source)
-        if self.sent == 1:
-            sql(
-                self.dsn,
-                "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots",
-                "INSERT INTO a VALUES (3, 3)",
-            )
 
 
 def test_a_snapshot_outlives_the_stream_behind_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = after_the_first_slot(monkeypatch, lambda: None)
-    queue = captured(dsn, Cut(dsn))
+    ended = "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots"
+    queue = captured(dsn, Interrupted(dsn, ended, "INSERT INTO a VALUES (3, 3)"))
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
     assert len(slots) == 1

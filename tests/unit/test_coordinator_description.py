@@ -52,17 +52,33 @@ def test_how_far_an_open_link_is_committed_its_master_says_while_it_is_the_same_
 
 
 def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [Waiting("not now"), Waiting("not now"), pb.SubscriptionView(subscription="s")]
+    world = World()
+    now = world.document, world.version
+    answers = [Waiting("not now"), Waiting("not now"), now]
 
-    async def positioned(*_: object) -> pb.SubscriptionView:
+    class OneStore:
+        async def queue_id(self, _: str) -> int:
+            return 1
+
+        async def read_chain(self, _: int) -> object:
+            return now
+
+    class Untold:
+        async def committed(self, _: object) -> None:
+            return None
+
+        async def queue(self, *_: object) -> pb.QueueView:
+            return pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s")])
+
+    async def change(*_: object) -> object:
         answer = answers.pop(0)
         if isinstance(answer, Waiting):
             raise answer
         return answer
 
     nothing = cast("Any", None)
-    operations = Operations(nothing, nothing, nothing, nothing)
-    monkeypatch.setattr(operations, "_positioned_now", positioned)
+    operations = Operations(cast("Store", OneStore()), nothing, nothing, cast("Description", Untold()))
+    monkeypatch.setattr(operations, "change", change)
     request = pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest")
     assert asyncio.run(operations.seek_subscription(request)).subscription == "s"
     answers += [Waiting("not now")] * 2

@@ -49,7 +49,7 @@ from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
-from seriatim.protocol.names import ABANDON_STRIDE, Incarnation, Index, Offset
+from seriatim.protocol.names import Incarnation, Index, Offset, beyond_abandoned
 from seriatim.protocol.patience import Patience
 
 RETRY_FIRST_S = 0.05
@@ -128,7 +128,7 @@ class Reading:
         if not self.is_at_end or self.view is None or self.at is None:
             return False
         following = self.view.next_after(self.at.epoch)
-        return following is not None and is_gap_before(self, following)
+        return following is not None and _is_gap_before(self, following)
 
     @property
     def is_done(self) -> bool:
@@ -389,7 +389,7 @@ def _settled(state: Reading, now_s: float) -> Step:
             following = view.next_after(at.epoch)
             if following is None:
                 return _waiting(state, "the next link"), effects
-            if is_gap_before(state, following):
+            if _is_gap_before(state, following):
                 return _waiting(state, f"offset {state.end_offset}, which is no longer kept"), effects
             state = _entered(state, following)
             continue
@@ -408,7 +408,7 @@ def _at_end(state: Reading, link: LinkView | None, end: Place) -> Reading:
     return replace(state, at=end, is_at_end=True, end_offset=None if base is None else Offset(base + end.index))
 
 
-def is_gap_before(state: Reading, following: LinkView) -> bool:
+def _is_gap_before(state: Reading, following: LinkView) -> bool:
     """Whether records of a range were let go between the end that was reached and the next link that is kept.
 
     Only who reads for no subscription can come too late. What an operator gave up leaves a gap as well, and is no loss (H21).
@@ -416,7 +416,7 @@ def is_gap_before(state: Reading, following: LinkView) -> bool:
     at, base = state.end_offset, following.base
     if state.until is None or at is None or base is None or base <= at:
         return False
-    return base != (at // ABANDON_STRIDE + 1) * ABANDON_STRIDE
+    return base != beyond_abandoned(at)
 
 
 def _waiting(state: Reading, reason: str) -> Reading:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from seriatim.protocol.chain import Certificate, ChainDocument, Link
 from seriatim.protocol.hashing import hash_after_link
 from seriatim.protocol.marks import merged
-from seriatim.protocol.names import ABANDON_STRIDE, Epoch, Offset
+from seriatim.protocol.names import Epoch, Offset, beyond_abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _offset_after(base: Offset, certificate: Certificate) -> Offset:
     """Where the next link starts; behind an abandoned one, beyond any index that it can have had (H21)."""
     end = base + certificate.end
     if certificate.is_abandoned:
-        return Offset((end // ABANDON_STRIDE + 1) * ABANDON_STRIDE)
+        return beyond_abandoned(end)
     return Offset(end)
 
 
