@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +15,52 @@ from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 
 TESTS = Path(__file__).parent
 LATE = [TESTS / "simulation", TESTS / "compose"]
+BESIDE = [TESTS / "spark", TESTS / "postgres"]
+"""What waits for servers of its own most of the time: `make test` runs it beside all the rest, and behind it."""
+_NICENESS = 5
+_BEGUN = pytest.StashKey[bool]()
 
 
+class Hooks:
+    """What a folder's conftest.py may have beside pytest's own hooks."""
+
+    def pytest_first_test(self, session: pytest.Session) -> None:
+        """Called once by the process that runs what isn't `BESIDE`, before its first test: for what is to be ready later."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
+
+
+def _is_in(item: pytest.Item, folder: Path) -> bool:
+    return folder in item.path.parents
+
+
+def _is_beside(item: pytest.Item) -> bool:
+    return any(_is_in(item, folder) for folder in BESIDE)
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups when it is asked the same
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The simulator's tests come late: what they look at is made by what all others leave of the processors.
 
     Those in containers come last: they want both cores, and nothing of the others runs any more.
     """
-    items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if folder in item.path.parents), 0))
+    items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if _is_in(item, folder)), 0))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("beside" if _is_beside(item) else "all the rest"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    session = item.session
+    if session.stash.setdefault(_BEGUN, False):
+        return
+    session.stash[_BEGUN] = True
+    if "PYTEST_XDIST_WORKER" not in os.environ or not _is_beside(item):
+        item.config.hook.pytest_first_test(session=session)
+    else:
+        os.nice(_NICENESS)
 
 
 class _Problems(logging.Handler):

@@ -132,8 +132,8 @@ class Ahead:
 _KEY = pytest.StashKey[Ahead]()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly and any(HERE in item.path.parents for item in session.items):
+def pytest_first_test(session: pytest.Session) -> None:
+    if any(HERE in item.path.parents for item in session.items):
         session.config.stash[_KEY] = Ahead()
 
 

@@ -53,9 +53,7 @@ class Ahead:
 _KEY = pytest.StashKey[Ahead]()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly:
-        return
+def pytest_first_test(session: pytest.Session) -> None:
     asked = [job for item in session.items if (job := _job_of(item)) is not None]
     if any("summaries" in getattr(item, "fixturenames", ()) for item in session.items):
         asked += [(jobs.schedules, part) for part in _PARTS]
