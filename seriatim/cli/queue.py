@@ -272,7 +272,7 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
         name, f"would be given up for good: {reply.what}", "give this up", "given up"
     ):
         return exits.ANSWER_IS_NO
-    request.confirmed_queue = name
+    request.confirmed_queue, request.confirmed_what = name, reply.what
     reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
     if is_json:
         click.echo(json.dumps({"queue": name, "epoch": epoch, "what": reply.what, "is_done": reply.is_done}))

@@ -357,13 +357,19 @@ class Operations:
     # ---- abandoning
 
     async def abandon_link(self, request: pb.AbandonLinkRequest) -> pb.AbandonLinkReply:
-        """Show what giving up a link means; do it where the queue's name was said again (protocol.md 5.7)."""
+        """Show what giving up a link means; do it where the queue's name was said again (protocol.md 5.7).
+
+        Raises Waiting where it isn't what was shown any more: who had a copy then may be away now.
+        """
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self._store.read_chain(queue_id)
         epoch = Epoch(request.epoch)
         link = document.link(epoch)
         if link is None:
             raise InvalidArgument(f"queue {request.queue} has no link {epoch}", queue=request.queue, epoch=epoch)
+        shown = request.confirmed_what
+        if any((one.epoch, one.what) == (epoch, shown) for one in document.abandoned):
+            return pb.AbandonLinkReply(what=shown, is_done=True)  # by an earlier try of this call
         if link.state not in (LinkState.LOST, LinkState.SEALED):
             raise InvalidArgument(f"link {epoch} is {link.state}: only what is lost, or sealed, can be abandoned")
         answers = await self._seal_answers(queue_id, link, version, request.cause_id)
@@ -374,6 +380,8 @@ class Operations:
             return pb.AbandonLinkReply(what=what)
         if request.confirmed_queue != document.name:
             raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was given up")
+        if shown not in ("", what):
+            raise Waiting(f"nothing was given up, look again: it would be {what}", reasons={f"link {epoch}": what})
         changed = chain.abandoned(document, epoch, certificate, what, now_ms())
         written = await self._store.write_chain(changed, version)
         if written is None:

@@ -2360,11 +2360,14 @@ class AbandonLinkRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     CONFIRMED_QUEUE_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    CONFIRMED_WHAT_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     epoch: _builtins.int
     confirmed_queue: _builtins.str
     """the queue's name again; empty: only show what would be given up"""
     cause_id: _builtins.str
+    confirmed_what: _builtins.str
+    """what was shown: no more than that is given up; empty: whatever it is by now"""
     def __init__(
         self,
         *,
@@ -2372,10 +2375,11 @@ class AbandonLinkRequest(_message.Message):
         epoch: _builtins.int = ...,
         confirmed_queue: _builtins.str = ...,
         cause_id: _builtins.str = ...,
+        confirmed_what: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "confirmed_queue", b"confirmed_queue", "epoch", b"epoch", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "confirmed_queue", b"confirmed_queue", "confirmed_what", b"confirmed_what", "epoch", b"epoch", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

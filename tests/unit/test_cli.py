@@ -454,7 +454,8 @@ GIVEN_UP = pb.AbandonLinkReply(what="7 records", is_done=True)
 def test_abandon_link_shows_first_and_wants_the_queue_s_name(asked, terminal, answer, confirmed, code):
     asked.replies["AbandonLink"] = [SHOWN, GIVEN_UP]
     result = invoke("queue", "abandon-link", "orders", "--epoch", "4", answer=answer)
-    assert [(request.confirmed_queue, request.epoch) for _, request in asked.calls] == [(name, 4) for name in confirmed]
+    said = [(request.confirmed_queue, request.confirmed_what, request.epoch) for _, request in asked.calls]
+    assert said == [(name, "7 records" if name else "", 4) for name in confirmed]
     assert "would be given up for good: 7 records" in result.output
     assert result.return_value == code
 

@@ -14,6 +14,7 @@ from seriatim.coordinator import store as store_module
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.core.events import SendSeal
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
@@ -269,14 +270,23 @@ class OneLinkStore:
         return ChainVersion(8)
 
 
-class NobodyThere:
-    async def seal(self, *_: object) -> SealAnswer:
-        raise Unreachable("it is not registered")
+class Answering:
+    """Members, by place; whoever isn't among them is not registered."""
+
+    def __init__(self, **answers: SealAnswer) -> None:
+        self._answers = answers
+
+    async def seal(self, effect: SendSeal, *_: object) -> SealAnswer:
+        if (answer := self._answers.get(effect.side.name.member)) is None:
+            raise Unreachable("it is not registered")
+        return answer
 
 
-def given_up(store: OneLinkStore) -> pb.AbandonLinkReply:
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (NobodyThere(), None, None)))
-    request = pb.AbandonLinkRequest(queue="orders", epoch=1, confirmed_queue="orders")
+def given_up(
+    store: OneLinkStore, *, shown: str = "", confirmed: str = "orders", **there: SealAnswer
+) -> pb.AbandonLinkReply:
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (Answering(**there), None, None)))
+    request = pb.AbandonLinkRequest(queue="orders", epoch=1, confirmed_queue=confirmed, confirmed_what=shown)
     return asyncio.run(operations.abandon_link(request))
 
 
@@ -305,6 +315,34 @@ def test_what_disks_that_are_gone_said_of_their_copies_holds_nobody_up() -> None
     certificate = store.document.links[0].certificate
     assert certificate is not None
     assert (certificate.end, certificate.is_abandoned) == (0, True)
+
+
+def test_no_more_is_given_up_than_was_shown() -> None:
+    """A damaged copy was there when the operator was asked for the queue's name, and is away when it has been typed."""
+    world = lost_disks()
+    damaged = replace(whole(world, "a"), wholeness=Wholeness.PARTIAL)
+    world.document = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    store = OneLinkStore(world)
+    shown = given_up(store, confirmed="", a=damaged).what
+    assert "from index 1 (offset 1) on; no answer from g1-b" in shown
+    with pytest.raises(Waiting, match=r"nothing was given up, look again: .* from index 0 "):
+        given_up(store, shown=shown)
+    assert store.document == world.document
+    assert given_up(store, shown=shown, a=damaged).is_done
+
+
+def test_a_link_that_was_given_up_by_a_call_whose_answer_was_lost_is_given_up() -> None:
+    """The next coordinator is asked the same, and would find nothing left to give up, or give up the rest, too."""
+    world = lost_disks()
+    damaged = replace(whole(world, "a"), wholeness=Wholeness.PARTIAL)
+    world.document = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    store = OneLinkStore(world)
+    shown = given_up(store, confirmed="", a=damaged).what
+    assert given_up(store, shown=shown, a=damaged).is_done
+    done = store.document
+    for there in ({"a": damaged}, {}):
+        assert given_up(store, shown=shown, **there) == pb.AbandonLinkReply(what=shown, is_done=True)
+    assert store.document == done
 
 
 def test_an_end_that_can_be_told_of_a_lost_link_is_written_instead_of_given_up() -> None:
