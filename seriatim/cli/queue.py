@@ -238,11 +238,17 @@ def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim queue rotate orders
     """
-    from seriatim.cli import coordinators
+    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
-    view = coordinators.call(coordinator, "RotateQueue", pb.QueueRequest(queue=name), 30.0)
-    _show(view, is_json=is_json, done="rotated" if view.links else "as it was, for nobody has sent to it yet")
+    view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name))
+    link = views.live_link(view)
+    if link is None:
+        _show(view, is_json=is_json, done="as it was, for no link of it is open")
+        return
+    # By its epoch: a coordinator that dies before it answers may have done it, and the next one is asked then.
+    view = coordinators.call(coordinator, "RotateQueue", pb.QueueRequest(queue=name, epoch=link.epoch), 30.0)
+    _show(view, is_json=is_json, done="rotated")
 
 
 @queue.command("abandon-link", short_help="Give up for good what is lost of a queue.")

@@ -141,6 +141,11 @@ def open_link(view: pb.QueueView) -> pb.LinkView | None:
     return next((link for link in reversed(view.links) if link.state in {"open", "opening"}), None)
 
 
+def live_link(view: pb.QueueView) -> pb.LinkView | None:
+    """The link that hasn't ended yet: it takes records, or is being closed."""
+    return next((link for link in reversed(view.links) if link.state in {"open", "opening", "closing"}), None)
+
+
 def one_copy_links(view: pb.QueueView) -> list[tuple[int, int]]:
     """Unread links of which one living copy is left: epoch, and how many records (protocol.md 7).
 

@@ -162,12 +162,15 @@ class Operations:
     async def rotate_queue(self, request: pb.QueueRequest) -> pb.QueueView:
         """Close the open link as after a failure; the sender goes on with the next group.
 
-        Raises Waiting where no other group could take over: sending would stand still for nothing.
+        Raises Waiting where no other group could take over: sending would stand still for nothing. Who names the link
+        has it left once, however often a call whose answer was lost is made again.
         """
+        if request.epoch:
+            await self._store.catch_up()  # whoever named it may have seen more than this ZooKeeper server
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self._store.read_chain(queue_id)
         last = document.last_link
-        if last is not None and last.state in chain.LIVE:
+        if last is not None and last.state in chain.LIVE and request.epoch in (0, last.epoch):
             if not await self._next_group(document):
                 registry = await self._store.look_up_registry()
                 if not chain.next_group(document, registry) and not chain.back_at_once(document, registry):

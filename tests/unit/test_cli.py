@@ -573,12 +573,22 @@ def test_a_queue_without_subscriptions_says_so(monkeypatch):
     assert invoke("subscription", "list", "--queue", "orders", "--json").output == ""
 
 
-@pytest.mark.parametrize(("links", "said"), [(0, "queue orders is as it was, for nobody has sent"), (2, "is rotated")])
-def test_a_queue_that_nobody_has_sent_to_isn_t_said_to_be_rotated(asked, links, said):
+@pytest.mark.parametrize("links", [0, 1])
+def test_a_queue_without_an_open_link_isn_t_said_to_be_rotated(asked, links):
     view = a_view()
     del view.links[links:]
-    asked.replies["RotateQueue"] = view
-    assert said in invoke("queue", "rotate", "orders").stdout
+    asked.replies["DescribeQueue"] = view
+    assert "queue orders is as it was, for no link of it is open" in invoke("queue", "rotate", "orders").stdout
+    assert len(asked.calls) == 1
+
+
+@pytest.mark.parametrize("state", ["opening", "open", "closing"])
+def test_a_rotation_names_the_link_that_it_leaves(asked, state):
+    view = a_view()
+    view.links[-1].state = state
+    asked.replies = {"DescribeQueue": view, "RotateQueue": a_view()}
+    assert "is rotated" in invoke("queue", "rotate", "orders").stdout
+    assert asked.calls[1] == ("RotateQueue", pb.QueueRequest(queue="orders", epoch=2))
 
 
 # ------------------------------------------------------------------------------------------------------------- views

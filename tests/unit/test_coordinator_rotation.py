@@ -21,7 +21,7 @@ from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit
 from seriatim.protocol.chain_json import decode, encode
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
-from tests.property.chain_world import World, send_call, with_subscription
+from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 OLD_MS = 5_000
 
@@ -164,3 +164,41 @@ def test_a_document_with_the_default_is_one_that_versions_without_the_setting_ca
     assert decode(encode(document)) == document
     changed = with_settings(document, rotate_ms=0)
     assert decode(encode(changed)) == changed
+
+
+class Behind:
+    """A ZooKeeper server that shows an old chain until it has caught up. Whoever would switch asks who is elected first."""
+
+    def __init__(self, old: ChainDocument, world: World) -> None:
+        self._shown, self._now = old, world.document
+        self.registry = world.registry()
+
+    async def catch_up(self) -> None:
+        self._shown = self._now
+
+    async def queue_id(self, _: str) -> QueueId:
+        return QueueId(1)
+
+    async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        return self._shown, ChainVersion(1)
+
+    async def look_up_registry(self, _: object) -> None: ...
+
+    async def first_in_line(self, *_: object) -> str:
+        raise Unreachable("it would be left")
+
+
+def test_a_link_is_left_once_however_often_that_is_asked_for() -> None:
+    """The coordinator died before it answered, so that the next one is asked, by whom its ZooKeeper server hasn't told yet."""
+    world = sending_world()
+    old = world.document
+    close_call(world, 1).finish()
+    send_call(world).finish()
+    operations = Operations(*cast("tuple[Store, Any, Any, Any]", (Behind(old, world), None, None, None)))
+    request = pb.QueueRequest(queue="orders", epoch=1)
+    links = [(link.epoch, link.state) for link in asyncio.run(operations.rotate_queue(request)).links]
+    assert links == [(1, "sealed"), (2, "open")]
+    for epoch in (0, 2):
+        request.epoch = epoch
+        with pytest.raises(Unreachable, match="it would be left"):
+            asyncio.run(operations.rotate_queue(request))
