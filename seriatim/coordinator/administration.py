@@ -27,6 +27,7 @@ from seriatim.protocol.errors import (
     Fenced,
     InvalidArgument,
     OlderVersion,
+    QueueExists,
     SeriatimError,
     UnknownQueue,
     Waiting,
@@ -110,7 +111,7 @@ class Operations:
     # ---- queues
 
     async def create_queue(self, request: pb.CreateQueueRequest) -> pb.QueueView:
-        """A new queue, whose first send list are the groups named, or all known ones by name."""
+        """A new queue, whose first send list are the groups named, or all known ones by name. Raises QueueExists."""
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         settings = messages.settings_from(request.settings, frozenset(registry.groups))
@@ -125,8 +126,14 @@ class Operations:
             groups=tuple(sorted(registry.groups)),
             now_ms=now_ms(),
         )
-        version = await self._store.create_queue(document)
-        _log.info("queue created", queue=name, queue_id=queue_id, cause_id=request.cause_id)
+        try:
+            version = await self._store.create_queue(document, request.cause_id)
+        except QueueExists:
+            made = await self._store.made_by(request.cause_id, name)
+            if made is None:
+                raise
+            document, version = await self._store.read_chain(made)
+        _log.info("queue created", queue=name, queue_id=document.queue_id, cause_id=request.cause_id)
         return views.queue_view(document, version, registry)
 
     async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:

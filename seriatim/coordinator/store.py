@@ -44,6 +44,7 @@ _RETRY_S = 0.2
 _GROUP = "group "
 _MEMBER = "member "
 _NAME = "name "
+_CAUSE_BYTES = 256
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
@@ -65,6 +66,11 @@ async def _side_by_side(
         else:
             found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
     return found
+
+
+def _cause(cause_id: str) -> bytes:
+    """As a node keeps it, however long a caller's is: ZooKeeper breaks the connection of who sends it 1 MiB."""
+    return cause_id.encode()[:_CAUSE_BYTES]
 
 
 def _those(stale: Collection[str], kind: str) -> list[str]:
@@ -187,12 +193,15 @@ class Store:
         await self.session.delete(path)
         return QueueId(int(path[-10:]) + 1)
 
-    async def create_queue(self, document: ChainDocument) -> ChainVersion:
+    async def create_queue(self, document: ChainDocument, cause_id: str = "") -> ChainVersion:
         """The chain first, then the name: one that is cut off between them is cleared away. Raises QueueExists, Waiting.
 
-        Whoever was so long between the two that it was cleared away meanwhile takes the name back.
+        Whoever was so long between the two that it was cleared away meanwhile takes the name back. `cause_id`: of the call
+        that makes it, for `made_by`.
         """
         queue_id = document.queue_id
+        with contextlib.suppress(NodeExists):  # who stands for an election makes what it lies in
+            await self.session.create(self.paths.queue(queue_id), _cause(cause_id))
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
         await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
@@ -205,6 +214,15 @@ class Store:
             await self.free_name(document.name, queue_id)
             raise Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         return ChainVersion(0)
+
+    async def made_by(self, cause_id: str, name: str) -> QueueId | None:
+        """The queue of this name, if it was made by this very call at an earlier try, of which nobody heard."""
+        with contextlib.suppress(UnknownQueue, NoNode):
+            queue_id = await self.queue_id(name)
+            data, _ = await self._found(self.paths.queue(queue_id))
+            if data and data == _cause(cause_id):
+                return queue_id
+        return None
 
     async def recover_queue(self, document: ChainDocument, expected: ChainVersion | None) -> bool:
         """Make or replace a queue's chain; its version is to be raised after it. False: somebody changed it, nothing was written.

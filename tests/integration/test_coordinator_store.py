@@ -240,6 +240,36 @@ def test_a_queue_that_was_cleared_away_while_it_was_made_gets_no_name(
     asyncio.run(scenario())
 
 
+def test_a_queue_that_is_made_again_by_the_same_call_is_there(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper's answer to the last write is lost, or the coordinator dies behind it: its caller asks the next one."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            store, next_one = Store(own, CLUSTER), Store(other, CLUSTER)
+            await store.start()
+            create = own.create
+
+            async def unheard(path: str, *arguments: Any, **named: Any) -> str:
+                made = await create(path, *arguments, **named)
+                if path == store.paths.name("orders"):
+                    raise Unreachable("ZooKeeper didn't answer: ConnectionLoss")
+                return made
+
+            monkeypatch.setattr(own, "create", unheard)
+            operations, again = (Operations(one, *[cast(Any, None)] * 3) for one in (store, next_one))
+            settings = pb.QueueSettings(flush_ms=7)
+            request = pb.CreateQueueRequest(queue="orders", settings=settings, cause_id="create-1")
+            await refused(operations.create_queue(request), Unreachable)
+            made = await again.create_queue(request)
+            assert (made.queue_id, made.settings.flush_ms) == (await next_one.queue_id("orders"), 7)
+            for another in ("create-2", ""):
+                request.cause_id = another
+                await refused(again.create_queue(request), QueueExists)
+            assert await own.children(store.paths.queues) == [str(made.queue_id)]
+
+    asyncio.run(scenario())
+
+
 def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own:
