@@ -73,7 +73,7 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
     type=click.Choice(["switched", "drained"]),
     default="switched",
     show_default=True,
-    help="Wait until no queue sends to it, or until also nothing is left to read on it.",
+    help="Wait until no queue sends to it and none of its links is lost, or until also nothing is left to read on it.",
 )
 @click.option("--no-wait", is_flag=True, help="Only say so to the cluster; don't wait.")
 @click.option(
@@ -175,6 +175,8 @@ def _left(view: pb.GroupView, until: str) -> str:
     """What the draining still waits for; empty when it is done."""
     if view.sending_queues:
         return f"{view.group} still takes records of {', '.join(view.sending_queues)}"
+    if view.lost_queues:
+        return f"only a member of {view.group} can tell where a lost link of {', '.join(view.lost_queues)} ends"
     if until == "drained" and view.backlog_queues:
         return f"{view.group} still has unread records of {', '.join(view.backlog_queues)}"
     return ""

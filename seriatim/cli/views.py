@@ -70,6 +70,7 @@ def group_object(view: pb.GroupView) -> dict[str, object]:
         "sending_queues": list(view.sending_queues),
         "backlog_queues": list(view.backlog_queues),
         "deleted_queues": list(view.deleted_queues),
+        "lost_queues": list(view.lost_queues),
     }
 
 

@@ -299,6 +299,8 @@ class Operations:
                 view.sending_queues.append(document.name)
             if readmission.backlog(document, name):
                 view.backlog_queues.append(document.name)
+            if any(link.group == name and link.state is LinkState.LOST for link in document.links):
+                view.lost_queues.append(document.name)
         group = self._store.registry.group(name)
         for seen in self._store.chains.values():
             if seen.document.is_deleted and background.awaits(seen.document, group):

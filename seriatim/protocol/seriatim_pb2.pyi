@@ -1939,6 +1939,7 @@ class GroupView(_message.Message):
     SENDING_QUEUES_FIELD_NUMBER: _builtins.int
     BACKLOG_QUEUES_FIELD_NUMBER: _builtins.int
     DELETED_QUEUES_FIELD_NUMBER: _builtins.int
+    LOST_QUEUES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     is_draining: _builtins.bool
     @_builtins.property
@@ -1955,6 +1956,10 @@ class GroupView(_message.Message):
     def deleted_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that stay until a member of this group is back, and was told to let them go"""
 
+    @_builtins.property
+    def lost_queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of which a link on this group is lost, until a member says where it ends, or it is abandoned"""
+
     def __init__(
         self,
         *,
@@ -1964,10 +1969,11 @@ class GroupView(_message.Message):
         sending_queues: _abc.Iterable[_builtins.str] | None = ...,
         backlog_queues: _abc.Iterable[_builtins.str] | None = ...,
         deleted_queues: _abc.Iterable[_builtins.str] | None = ...,
+        lost_queues: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_queues", b"backlog_queues", "deleted_queues", b"deleted_queues", "group", b"group", "is_draining", b"is_draining", "members", b"members", "sending_queues", b"sending_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_queues", b"backlog_queues", "deleted_queues", b"deleted_queues", "group", b"group", "is_draining", b"is_draining", "lost_queues", b"lost_queues", "members", b"members", "sending_queues", b"sending_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -483,14 +483,15 @@ def test_where_nothing_is_to_be_recovered_nobody_is_asked(asked, terminal):
 # ------------------------------------------------------------------------------------------------------------ groups
 
 
-def a_group(sending=(), backlog=(), *, is_draining=True):
+def a_group(sending=(), backlog=(), lost=(), *, is_draining=True):
     members = [
         pb.MemberView(member="a", is_registered=True, address="h:1", is_in_sync=True, is_peer_connected=True),
         pb.MemberView(member="b", is_registered=True, address="h:2", problem="disk full"),
     ]
     return pb.GroupView(
-        group="g1", is_draining=is_draining, members=members, sending_queues=sending, backlog_queues=backlog
-    )
+        group="g1", is_draining=is_draining, members=members, sending_queues=sending, backlog_queues=backlog,
+        lost_queues=lost,
+    )  # fmt: skip
 
 
 def groups(*found):
@@ -517,6 +518,15 @@ def test_drain_waits_for_coordinators_that_are_away_for_a_while(asked, monkeypat
     result = invoke("group", "drain", "g1")
     assert result.return_value == exits.DONE
     assert result.stderr.splitlines() == ["g1 still takes records of orders", "no coordinator answers [at /h:1]"]
+
+
+@pytest.mark.parametrize("until", ["switched", "drained"])
+def test_drain_waits_for_the_end_of_a_lost_link(asked, monkeypatch, until):
+    monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)
+    asked.replies = {"DrainGroup": a_group(lost=["orders"]), "ListGroups": [groups(a_group())]}
+    result = invoke("group", "drain", "g1", "--until", until)
+    assert result.return_value == exits.DONE
+    assert result.stderr.splitlines() == ["only a member of g1 can tell where a lost link of orders ends"]
 
 
 def test_drain_says_no_when_the_time_is_over(asked):

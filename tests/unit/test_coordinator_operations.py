@@ -233,6 +233,17 @@ def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
     }
 
 
+def test_a_group_shows_which_queues_have_a_lost_link_on_it() -> None:
+    """Who looked after its machines now, or emptied a disk, could lose the end of the link for good."""
+    world = World()
+    send_call(world).finish()
+    lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    operations = Operations(cast("Store", QueuesStore(world, lost)), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    found = asyncio.run(operations.list_groups()).groups
+    assert {one.group: list(one.lost_queues) for one in found} == {"g1": ["orders"], "g2": [], "g3": []}
+    assert not any(one.sending_queues for one in found)
+
+
 def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     world = World()
     empty = chain.deleted(replace(world.document, queue_id=QueueId(7), name="never sent to"))
