@@ -87,7 +87,7 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
 def drain(*, name: str, until: str, no_wait: bool, timeout: float | None, coordinator: str, is_json: bool) -> int:
     r"""Take group NAME out of service: its queues go on with other groups, and it gets no new ones until `resume`.
 
-    Ends with 1 when the time is over first; the group goes on draining.
+    Ends with 1 when the time is over first, and the group goes on draining; or when somebody puts it back into service.
 
     \b
     Example:
@@ -144,7 +144,10 @@ def remove(*, name: str, coordinator: str, is_json: bool) -> None:
 
 
 def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | None) -> tuple[pb.GroupView, bool]:
-    """Wait until the group is out of service; the last view, and whether it is. Says what is left when that changes."""
+    """Wait until the group is out of service; the last view, and whether it is. Says what is left when that changes.
+
+    Who puts it back into service meanwhile ends that.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -154,7 +157,7 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
     give_up_at_s = None if timeout_s is None else time.monotonic() + timeout_s
     said = problem = ""
     with console.status("draining") if sys.stderr.isatty() else nullcontext() as status:
-        while left := problem or _left(view, until):
+        while view.is_draining and (left := problem or _left(view, until)):
             if status is not None:
                 status.update(Text(left))
             elif left != said:
@@ -168,7 +171,9 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
                 view, problem = _one(coordinator, view.group), ""
             except WorldError as error:  # of the coordinators, not of the draining
                 problem = error.message
-    return view, True
+    if not view.is_draining:
+        console.print(Text(f"{view.group} was put back into service meanwhile"), highlight=False, soft_wrap=True)
+    return view, view.is_draining
 
 
 def _left(view: pb.GroupView, until: str) -> str:

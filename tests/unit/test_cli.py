@@ -529,6 +529,19 @@ def test_drain_waits_for_the_end_of_a_lost_link(asked, monkeypatch, until):
     assert result.stderr.splitlines() == ["only a member of g1 can tell where a lost link of orders ends"]
 
 
+def test_drain_says_no_when_somebody_puts_the_group_back_into_service(asked, monkeypatch):
+    """It waited on for what takes records again, or said that a group is drained that is about to be sent to."""
+    monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)
+    for sending in (["orders"], []):
+        asked.replies = {
+            "DrainGroup": a_group(["orders"]),
+            "ListGroups": [groups(a_group(sending, is_draining=False))],
+        }
+        result = invoke("group", "drain", "g1")
+        assert result.return_value == exits.ANSWER_IS_NO
+        assert result.stderr.splitlines()[-1] == "g1 was put back into service meanwhile"
+
+
 def test_drain_says_no_when_the_time_is_over(asked):
     asked.replies["DrainGroup"] = a_group(["orders"])
     result = invoke("group", "drain", "g1", "--timeout", "0", "--json")
