@@ -46,9 +46,12 @@ class Recovery:
             raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was recovered")
         await self._store.skip_queue_ids(last_queue_id)
         version = recovery.version([*copies, copy if now is None else now])
-        if now is None or not recovery.goes_on_from(now, copy):
+        goes_on = now is not None and recovery.goes_on_from(now, copy)
+        base = now.document if now is not None and goes_on else recovery.recovered(copy)
+        wanted = recovery.with_last_seeks(base, copies)
+        if now is None or wanted != now.document:
             expected = None if now is None else now.version
-            if not await self._store.recover_queue(recovery.recovered(copy), expected):
+            if not await self._store.recover_queue(wanted, expected):
                 raise Waiting("the chain changed meanwhile: look again", reasons={"chain": "it changed"})
         await self._store.raise_version(document.queue_id, version)
         _log.warning("queue recovered", queue=name, what=what, version=version, cause_id=request.cause_id)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from seriatim.coordinator.core import chain, recovery
+from seriatim.broker_group.core import setback
+from seriatim.broker_group.core.setback import KeptChain, SeenChain
+from seriatim.coordinator.core import chain, recovery, subscriptions
 from seriatim.coordinator.core.recovery import BEYOND, Copy
-from seriatim.protocol.chain import ChainMember
-from seriatim.protocol.errors import ChainSetBack
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
+from seriatim.coordinator.core.registry import GroupState, Registry
+from seriatim.coordinator.recovery import Recovery
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, ChainMember
+from seriatim.protocol.errors import ChainSetBack, UnknownQueue
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
@@ -70,3 +76,91 @@ def test_a_call_that_was_cut_off_goes_on_where_it_was(world):
     assert recovery.goes_on_from(replace(now, document=chain.with_sender(now.document, "node-2")), copy)
     assert not recovery.goes_on_from(copy, copy)
     assert not recovery.goes_on_from(replace(now, document=replace(now.document, next_epoch=Epoch(1))), copy)
+
+
+def sought(world: World) -> Copy:
+    """A copy in which the subscription was sought, of which no other one tells."""
+    document = subscriptions.sought(world.document, "s", subscriptions.located(world.document, "earliest", None))
+    return Copy(document, ChainVersion(world.version + 1), "g2-b")
+
+
+def complaints(copy: Copy, now: Copy) -> dict[QueueId, str]:
+    """What the member with this copy says of the chain as it is now."""
+    chains = {now.document.queue_id: SeenChain(now.document, now.version)}
+    return setback.queues(
+        MemberName("g2", "b"), "disk", chains, (), {QueueId(1): KeptChain.of(copy.document, copy.version)}
+    )
+
+
+class ZooKeeper:
+    """The queue's chain as it is now, if it is there."""
+
+    def __init__(self, world: World, now: Copy | None) -> None:
+        self._registry, self.now = world.registry(), now
+
+    async def look_up_registry(self) -> Registry:
+        groups = self._registry.groups
+        state = replace(groups["g2"].members["b"], set_back=(QueueId(1),))
+        return Registry({**groups, "g2": GroupState("g2", members={**groups["g2"].members, "b": state})})
+
+    async def catch_up(self) -> None: ...
+
+    async def skip_queue_ids(self, _: QueueId) -> None: ...
+
+    async def queue_id(self, _: str) -> QueueId:
+        return QueueId(1)
+
+    async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        if self.now is None:
+            raise UnknownQueue("it is gone")
+        return self.now.document, self.now.version
+
+    async def recover_queue(self, document: ChainDocument, expected: ChainVersion | None) -> bool:
+        assert expected == (None if self.now is None else self.now.version)
+        self.now = Copy(document, ChainVersion(0 if expected is None else expected + 1), "ZooKeeper")
+        return True
+
+    async def raise_version(self, _: QueueId, version: ChainVersion) -> None:
+        self.now = replace(self.now, version=version)
+
+
+def recovered_by(zookeeper: ZooKeeper, **copies: Copy) -> Copy:
+    """What an operator's call makes of it where these members, `g1_a`, keep copies."""
+
+    class Members:
+        async def kept_chains(self, _: str, member: MemberName) -> tuple[list[Copy], QueueId]:
+            there = copies.get(f"{member.group}_{member.member}")
+            return ([] if there is None else [there]), QueueId(1)
+
+    request = pb.RecoverQueueRequest(queue="orders", confirmed_queue="orders")
+    assert asyncio.run(Recovery(zookeeper, Members()).recover_queue(request)).is_done
+    assert zookeeper.now is not None
+    return zookeeper.now
+
+
+def test_a_seek_that_only_a_member_knows_that_was_away_is_recovered_when_it_is_back(world):
+    """The queue stood still for ever: that member said that the chain is an old one, and no other copy tells of the seek."""
+    older, newest = a_copy(world), sought(world)
+    zookeeper = ZooKeeper(world, None)
+    now = recovered_by(zookeeper, g1_a=older)
+    assert "was sought to generation 2" in complaints(newest, now)[QueueId(1)]
+    closed = chain.closing(now.document, Epoch(1))
+    zookeeper.now = replace(
+        now, document=chain.next_link(chain.lost(closed, Epoch(1)), world.registry(), avoid={}, now_ms=0)
+    )
+    later = zookeeper.now
+    for copies in ({"g1_a": older}, {"g1_a": later}):
+        zookeeper.now = later
+        again = recovered_by(zookeeper, **copies, g2_b=newest)
+        assert complaints(newest, again) == {}
+        (before,), (after,) = newest.document.subscriptions, again.document.subscriptions
+        assert (after.generation, after.consume_list) == (before.generation, (Epoch(1), Epoch(2)))
+        assert after.reader_token > before.reader_token
+        assert again.document.links == later.document.links
+
+
+def test_a_seek_is_not_taken_from_another_queue_s_chain(world):
+    assert recovery.with_last_seeks(world.document, [a_copy(world)]) is world.document
+    of_another = sought(world)
+    of_another = replace(of_another, document=replace(of_another.document, queue_id=QueueId(7)))
+    assert recovery.with_last_seeks(world.document, [of_another]) is world.document

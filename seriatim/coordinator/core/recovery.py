@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from seriatim.protocol.chain import ChainDocument
+from seriatim.coordinator.core.chain import without_empty
+from seriatim.protocol.chain import ChainDocument, Subscription
 from seriatim.protocol.errors import ChainSetBack
 from seriatim.protocol.names import ChainVersion, SubscriptionId, Token
 
@@ -65,6 +66,28 @@ def recovered(copy: Copy) -> ChainDocument:
             for one in document.subscriptions
         ),
     )
+
+
+def with_last_seeks(document: ChainDocument, copies: Iterable[Copy]) -> ChainDocument:
+    """Each subscription where it was sought last, as the copy that tells of it has it, and every link since.
+
+    Else the member with that copy would say for good that the chain is an old one, as after a recovery in which it was away.
+    """
+    known = [copy.document for copy in copies if copy.document.queue_id == document.queue_id]
+    subscriptions = tuple(_sought_last(document, one, known) for one in document.subscriptions)
+    if subscriptions == document.subscriptions:
+        return document
+    return without_empty(replace(document, subscriptions=subscriptions))
+
+
+def _sought_last(document: ChainDocument, subscription: Subscription, known: Iterable[ChainDocument]) -> Subscription:
+    for copied in known:
+        for one in copied.subscriptions:
+            if one.subscription_id == subscription.subscription_id and one.generation > subscription.generation:
+                epochs = (link.epoch for link in document.links)
+                unread = tuple(epoch for epoch in epochs if epoch in one.consume_list or epoch >= copied.next_epoch)
+                subscription = replace(one, consume_list=unread, reader_token=subscription.reader_token, reader_node="")
+    return subscription
 
 
 def goes_on_from(now: Copy, copy: Copy) -> bool:
