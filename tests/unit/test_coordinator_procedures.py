@@ -643,6 +643,17 @@ def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_use
     assert [(one.epoch, one.what) for one in given_up.abandoned] == [(1, "all of it")]
 
 
+def test_an_offset_that_was_given_up_is_the_end_of_the_chain_until_a_link_follows(world):
+    """A reader that keeps its position itself goes on there: what comes next is what is to be read next."""
+    lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    certificate = seal.given_up(lost.links[0], point_before(lost, Epoch(1)), [], now_ms=9)
+    given_up = chain.abandoned(lost, Epoch(1), certificate, "all of it", 9)
+    for offset in (0, 7, 2**40):
+        assert subscriptions.located(given_up, str(offset), None) == subscriptions.QueuePosition(Epoch(2), Index(0), ())
+    with pytest.raises(InvalidArgument, match="beyond the queue's end"):
+        subscriptions.located(given_up, str(2**40 + 1), None)
+
+
 def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
     trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(whole(world, "b", at(3), at(5)), SealFailed("a", DOWN))

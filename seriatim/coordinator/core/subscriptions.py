@@ -116,7 +116,9 @@ def _at_offset(document: ChainDocument, offset: int, committed: Committed | None
                 f"offset {offset} can't be found: how far link {link.epoch} reaches isn't known now",
                 reasons={link.group: f"link {link.epoch} is {link.state}, and its end isn't known"},
             )
-    if offset == point_before(document, document.next_epoch).offset:
+    next_offset = point_before(document, document.next_epoch).offset
+    # Less than that is in the gap behind an abandoned link that none follows yet.
+    if next_offset is not None and offset <= next_offset:
         return _end_of_chain(document)
     raise InvalidArgument(f"offset {offset} is beyond the queue's end", queue=document.name, offset=offset)
 
