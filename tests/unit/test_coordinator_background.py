@@ -77,6 +77,17 @@ def test_a_closing_link_is_left_for_a_moment_to_whoever_closes_it():
     assert kinds(planned(world, now_ms=LATER_MS)) == [CloseIt]
 
 
+def test_a_clock_that_is_set_back_holds_nothing_up():
+    """By an hour, say: nobody finished what a dead coordinator had begun, and no group came back, for so long."""
+    world = sending_world()
+    document, hour_ms = world.document, 3_600_000
+    world.document = chain.closing(document, Epoch(1))
+    assert kinds(planned(world, now_ms=-hour_ms)) == [CloseIt]
+    world.document = replace(document, send_list=("g1", "g2"))
+    (change,) = planned(world, now_ms=-hour_ms)
+    assert change.document.send_list == ("g1", "g2", "g3")
+
+
 def test_a_lost_link_is_sealed_when_a_member_returns():
     world = sending_world()
     for place in ("a", "b"):

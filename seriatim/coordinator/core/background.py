@@ -143,12 +143,17 @@ def end_key(document: ChainDocument, link: Link, incarnation: Incarnation) -> tu
     return document.queue_id, link.epoch, link_hash, incarnation
 
 
+def _quiet_ms(seen: SeenChain, now_ms: int) -> int:
+    """How long nobody has changed the chain. A clock that was set back says nothing of that, and is not to make it a long wait."""
+    return abs(now_ms - seen.since_ms)
+
+
 def _is_orphan(seen: SeenChain, view: View, now_ms: int) -> bool:
     """A queue that never had a name, so that nobody has changed its chain. One that somebody uses is for people to delete."""
     document = seen.document
     if seen.version > 0:
         return False
-    is_old = now_ms - document.created_at_ms > ORPHAN_AFTER_MS and now_ms - seen.since_ms > ORPHAN_AFTER_MS
+    is_old = now_ms - document.created_at_ms > ORPHAN_AFTER_MS and _quiet_ms(seen, now_ms) > ORPHAN_AFTER_MS
     return is_old and view.names.get(document.name) != document.queue_id
 
 
@@ -163,7 +168,7 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
                 why = "a member has sealed it"
             if not why and view.registry.group(link.group).is_draining:
                 why = f"{link.group} is being drained"
-        elif link.state is LinkState.CLOSING and now_ms - seen.since_ms >= CLOSING_GRACE_MS:
+        elif link.state is LinkState.CLOSING and _quiet_ms(seen, now_ms) >= CLOSING_GRACE_MS:
             why = "nobody finished closing it"
         elif link.state is LinkState.LOST and view.registry.group(link.group).members:
             why = "it is lost, and a member of its group is there"
@@ -174,7 +179,7 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
 def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
     """One write with all that is due: draining groups leave the send list, others come back, old links go."""
     document, registry = seen.document, view.registry
-    if now_ms - seen.since_ms < QUIET_MS:
+    if _quiet_ms(seen, now_ms) < QUIET_MS:
         return ()
     done = []
     serving = chain.serving(document)
@@ -201,7 +206,7 @@ def _rotation(seen: SeenChain, view: View, now_ms: int) -> tuple[Rotate, ...]:
         return ()
     # How old the link is says the clock of whoever made it: one that is wrong by days is not to make this go round and round.
     quiet_ms = max(QUIET_MS, min(document.settings.rotate_ms, ROTATION_QUIET_MS))
-    return (Rotate(document.queue_id, last.epoch),) if now_ms - seen.since_ms >= quiet_ms else ()
+    return (Rotate(document.queue_id, last.epoch),) if _quiet_ms(seen, now_ms) >= quiet_ms else ()
 
 
 def _ends(seen: SeenChain, view: View) -> Iterable[TellEnd]:
