@@ -323,6 +323,12 @@ class ReaderSession:
         if reply.WhichOneof("kind") != "grant":
             reasons = "; ".join(f"{one.what}: {one.reason}" for one in reply.wait.reasons) or "the coordinator"
             raise Waiting(reasons, retry_after_s=max(0.02, reply.wait.retry_after_ms / 1000))
+        if reply.grant.subscription_id != self._subscription_id:
+            # Who reads that one was elected among its readers, and has its token (H16).
+            raise UnknownSubscription(
+                f"subscription {request.subscription!r} of queue {request.queue!r} was deleted and made again",
+                queue=request.queue,
+            )
         self._take_up(reply.grant)
         return not self._is_asked_again
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.names import Token
+from seriatim.protocol.errors import SeriatimError, UnknownSubscription
+from seriatim.protocol.names import SubscriptionId, Token
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
@@ -37,18 +39,21 @@ async def granted(method: str, request: pb.AcquireReadRequest, *_: object) -> pb
     return pb.AcquireReadReply(grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, view=view), token=5)
 
 
-def reader(zookeeper: ZooKeeper, leases: list[float]) -> ReaderSession:
+def reader(
+    zookeeper: ZooKeeper, leases: list[float], on_failure: Callable[[SeriatimError], None] = lambda _: None
+) -> ReaderSession:
     session = ReaderSession(
         "127.0.0.1:1",
         ReaderSettings("q", "s", session_timeout_s=TIMEOUT_S),
         on_grant=lambda *_: None,
         on_lease=leases.append,
         on_end=lambda: None,
-        on_failure=lambda _: None,
+        on_failure=on_failure,
     )
     session._zookeeper = zookeeper
     session._election = SimpleNamespace(standing=Standing.ELECTED, node=NODE)
     session._token, session._token_node = Token(5), NODE
+    session._subscription_id = SubscriptionId(1)
     session.coordinators.call_within = granted
     return session
 
@@ -93,3 +98,19 @@ def test_who_is_elected_may_hand_out_at_once() -> None:
     asyncio.run(run())
     assert leases
     assert leases[-1] > boottime_s()
+
+
+def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
+    """It was deleted and made again: its reader is elected elsewhere, and may have got the very same token."""
+    leases: list[float] = []
+    failures: list[SeriatimError] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), leases, failures.append)
+        session._subscription_id = SubscriptionId(7)
+        await session._acquire_until_granted()
+        assert session.grant is None
+
+    asyncio.run(run())
+    assert [type(one) for one in failures] == [UnknownSubscription]
+    assert not any(leases)
