@@ -149,7 +149,8 @@ class Operations:
         return views.queue_view(document, version, registry)
 
     async def list_queues(self) -> pb.ListQueuesReply:
-        """All queues that have a name, in its order."""
+        """All queues that have a name, in its order. Raises Unreachable: cut off from ZooKeeper, nobody knows what was made since."""
+        await self._store.catch_up()
         queues = [
             views.queue_view(seen.document, seen.version, self._store.registry)
             for seen in self._store.chains.values()

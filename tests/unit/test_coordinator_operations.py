@@ -171,6 +171,18 @@ def test_groups_that_may_serve_no_longer_leave_the_send_list_but_for_the_one_tha
     assert (every.settings.groups, every.send_list) == ((), ("g1", "g2", "g3"))
 
 
+def test_who_is_cut_off_from_zookeeper_lists_no_queues() -> None:
+    """He knows of none that others made since; another coordinator is asked."""
+
+    class CutOff:
+        async def catch_up(self) -> None:
+            raise Unreachable("ZooKeeper doesn't answer")
+
+    operations = Operations(cast("Store", CutOff()), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    with pytest.raises(Unreachable):
+        asyncio.run(operations.list_queues())
+
+
 class QueuesStore:
     """What a coordinator remembers of these queues."""
 
