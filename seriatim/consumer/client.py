@@ -254,14 +254,16 @@ class Consumer:
                     # Passed are also the re-sends at its end, and a batch of nothing else.
                     self._passed = chunk.term, chunk.behind
             if self._again:
-                self._chunk = self._again.popleft()
+                self._chunk = self._again[0]
+                self._again.popleft()
                 continue
-            taken = hand_over.take(self.queue)
+            taken = hand_over.take(self.queue, chunk)
             if taken is None:
                 return None
-            self._chunk, size_bytes = taken
+            following, size_bytes = taken
             if self._thread is not None and self._fetcher is not None and self._fetcher.taken(size_bytes):
                 self._thread.tell(self._fetcher.tell_taken)
+            self._chunk = following
         hand_over.check()
         return None
 

@@ -54,6 +54,7 @@ class HandOver:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[Delivery] = deque()
+        self._first: tuple[Delivery, Chunk] | None = None
         self.term = 0
         self.is_reading = False
         self.valid_until_s = 0.0
@@ -129,21 +130,30 @@ class HandOver:
         if self.error is not None:
             raise self.error
 
-    def take(self, queue: str) -> tuple[Chunk, int] | None:
-        """The next batch's records and its size in bytes; None where there is none now.
+    def take(self, queue: str, done: Chunk | None = None) -> tuple[Chunk, int] | None:
+        """The next batch's records and its size in bytes; None where there is none now. `done`: the one before is, if it was taken here.
+
+        A batch lies here until it is said to be done, and is the same `Chunk` each time: who is interrupted on the way, by Ctrl-C, has
+        lost none and got none twice.
 
         Raises what the loop failed with, and MalformedFrame where the batch can't be decoded: it then stays the next
         one, because nothing may pass it.
         """
         self.check()
         with self._changed:
+            first = self._first
+            if first is not None and first[1] is done and self._waiting and self._waiting[0] is first[0]:
+                self._waiting.popleft()
             if not self._waiting or not self.is_open:
                 return None
             term, delivery = self.term, self._waiting[0]
+            if first is not None and first[0] is delivery:
+                return first[1], delivery.size_bytes
         rows = decoded(delivery)
+        chunk = Chunk(term, rows, queue, Place(delivery.epoch, delivery.start))
         with self._changed:
             if term != self.term:
                 return None
-            self._waiting.popleft()
+            self._first = delivery, chunk
             self.dropped += rows.dropped
-        return Chunk(term, rows, queue, Place(delivery.epoch, delivery.start)), delivery.size_bytes
+        return chunk, delivery.size_bytes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from seriatim.consumer import handover
+from seriatim.consumer import client, handover
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
@@ -114,11 +117,11 @@ def test_a_poll_that_is_interrupted_has_handed_nothing_out(monkeypatch, at) -> N
     assert offsets(consumer.poll(4, 0)) == [0, 1, 2, 3]
     take, takes = consumer._hand_over.take, [1]
 
-    def interrupted(queue: str):
+    def interrupted(*arguments):
         takes.append(1)
         if len(takes) == at:
             raise KeyboardInterrupt  # while that batch is decoded
-        return take(queue)
+        return take(*arguments)
 
     monkeypatch.setattr(consumer._hand_over, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -126,6 +129,47 @@ def test_a_poll_that_is_interrupted_has_handed_nothing_out(monkeypatch, at) -> N
     assert passed(consumer) == Place(Epoch(1), Index(4))
     assert to_commit(consumer) == Place(Epoch(1), Index(4))  # what `commit()` would commit
     assert offsets(consumer.poll(500, 0)) == list(range(4, 30))
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt behind the call of this number, in the files that hand records out: there the interpreter looks for signals."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in (client.__file__, handover.__file__) or frame.f_code.co_name == "poll":
+            return None
+        if event == "return":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None:
+    """It is decided by its place, and not by luck: a batch that the loop's side had given away already was in nobody's hands."""
+    number = 0
+    while True:
+        number += 1
+        consumer = elected(
+            delivery(1, 0, 0, 4), delivery(2, 4, 2, 2, {"s": 3}), delivery(2, 6, 4, 4), delivery(2, 10, 8, 4)
+        )
+        found = offsets(consumer.poll(2, 0))
+        before, ctrl_c = sys.gettrace(), CtrlC(number)
+        sys.settrace(ctrl_c)
+        try:
+            found += offsets(consumer.poll(7, 0))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        while more := offsets(consumer.poll(3, 0)):
+            found += more
+        assert found == [0, 1, 2, 3, *range(6, 14)], f"interrupted at {number}"
+        if ctrl_c.left > 0:
+            break
+    assert number > 10
 
 
 def handled_while_closing(consumer: Consumer, handled: list[int]) -> None:
