@@ -45,11 +45,11 @@ class Consumer:
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
     does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long; None: never.
     `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
-    some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly;
-    what they raise is logged.
+    some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly:
+    what would wait there raises InvalidArgument, and what they raise is logged.
 
-    Used by one application thread at a time; `close` and `commit` by any. Opened by its first use, or as a context
-    manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
+    Used by one application thread at a time; `close` and `commit` by any. A signal's handler better sets an event: it may have
+    interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Consumer:
         self._on_elected = on_elected
         self._on_deposed = on_deposed
         self._hand_over = HandOver()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # a signal's handler may close what its own thread is opening or closing
         self._thread: LoopThread | None = None
         self._session: ReaderSession | None = None
         self._fetcher: Fetcher | None = None
@@ -101,18 +101,23 @@ class Consumer:
 
     def open(self) -> Self:
         """Connect, and stand for election. Raises Unreachable, UnknownQueue, UnknownSubscription."""
+        self._check_not_closed()  # also while it is being closed, which a callback must not wait for
         with self._opening:
-            if self._hand_over.is_closed:
-                raise InvalidArgument("the consumer is closed")
+            self._check_not_closed()
             if self._thread is None:
                 thread = LoopThread(f"seriatim-consumer-{self.queue}")
                 try:
                     thread.run(self._start())
+                    self._check_not_closed()  # by a signal's handler
                 except BaseException:
-                    thread.close()
+                    self._end(thread)
                     raise
                 self._thread = thread
         return self
+
+    def _check_not_closed(self) -> None:
+        if self._hand_over.is_closed:
+            raise InvalidArgument("the consumer is closed")
 
     async def _start(self) -> None:
         session = ReaderSession(
@@ -146,15 +151,29 @@ class Consumer:
 
     def close(self) -> None:
         """Commit what the application has moved past, unless commits are its own affair; then stop and resign."""
+        self._check_may_wait()  # not in a callback, where the lock may be held by who waits for that
         with self._opening:
-            thread, self._thread = self._thread, None
+            self._check_may_wait()
+            thread, is_closing = self._thread, self._hand_over.is_closed
             self._hand_over.close()
-            if thread is None:
+            if thread is None or is_closing:
                 return
             try:
-                thread.run(self._stop(), 2 * _CLOSE_TIMEOUT_S)
+                self._end(thread)
             finally:
-                thread.close()
+                self._thread = None
+
+    def _check_may_wait(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.check_may_wait()
+
+    def _end(self, thread: LoopThread) -> None:
+        thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session.leave()
 
     async def _stop(self) -> None:
         session = self._session
@@ -166,9 +185,10 @@ class Consumer:
                         await session.commit(place)
                 except (SeriatimError, TimeoutError) as error:
                     _log.info("not all committed at the end", queue=self.queue, reason=error)
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if session is not None:
             await session.close()
 

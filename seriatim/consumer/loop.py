@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
-from seriatim.protocol.errors import DeadlineOver
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 
 Result = TypeVar("Result")
 
@@ -28,12 +28,23 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            self._loop.run_until_complete(_nothing_left())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
+    def check_may_wait(self) -> None:
+        """Raises InvalidArgument on this very thread: what a callback waited for would go on only when the callback has returned."""
+        if threading.current_thread() is self._thread:
+            raise InvalidArgument("a callback can't wait for whoever called it: do that on another thread")
+
     def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
-        """Run to the end and return the result. Raises DeadlineOver after `timeout_s`, having cancelled it."""
+        """Run to the end and return the result. Raises DeadlineOver after `timeout_s`, having cancelled it, and as `check_may_wait`."""
+        try:
+            self.check_may_wait()
+        except InvalidArgument:
+            coroutine.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout_s)
@@ -55,7 +66,26 @@ class LoopThread:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
+        """Run `last`, call `behind`, and close: each of them also where the one before it was interrupted. Raises as `run`."""
+        try:
+            self.run(last, timeout_s)
+        finally:
+            try:
+                behind()
+            finally:
+                self.close()
+
     def close(self) -> None:
+        """End what runs there, and the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+
+async def _nothing_left() -> None:
+    """What still runs is cancelled, and comes to its end."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

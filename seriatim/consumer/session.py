@@ -206,6 +206,14 @@ class ReaderSession:
         await self.members.close()
         await self.coordinators.close()
 
+    def leave(self) -> None:
+        """On any thread, behind `close`: end the ZooKeeper session, also where that was cut off before.
+
+        kazoo's thread would keep it alive as long as this process lives, and its node elected, before all who come after it.
+        """
+        if self._zookeeper is not None:
+            self._zookeeper.end()
+
     # ---- election and lease
 
     @property

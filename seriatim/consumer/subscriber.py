@@ -35,8 +35,8 @@ class Subscriber:
     """Stands for election as a subscription's reader, without reading.
 
     `term` is there while elected; by its own clock it ends before the session can (H8). `on_elected(term)` and
-    `on_deposed()` are called on another thread and must return quickly; what they raise is logged. A context manager; opening
-    raises Unreachable, UnknownQueue, UnknownSubscription.
+    `on_deposed()` are called on another thread and must return quickly: what would wait there raises InvalidArgument, and what they
+    raise is logged. A context manager; opening raises Unreachable, UnknownQueue, UnknownSubscription.
     """
 
     def __init__(
@@ -75,20 +75,23 @@ class Subscriber:
             try:
                 thread.run(self._start())
             except BaseException:
-                thread.close()
+                thread.end(self._stop(), _CLOSE_TIMEOUT_S, self._leave)
                 raise
             self._thread = thread
         return self
 
     def close(self) -> None:
         """Give the election node back."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is None:
             return
-        try:
-            thread.run(self._stop(), 2 * _CLOSE_TIMEOUT_S)
-        finally:
-            thread.close()
+        thread.check_may_wait()
+        self._thread = None
+        thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session.leave()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -195,9 +198,10 @@ class Subscriber:
             self._failed(BugError(f"the subscriber failed: {error}"))
 
     async def _stop(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 

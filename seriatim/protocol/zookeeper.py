@@ -273,14 +273,14 @@ class ZooKeeperSession:
                 if time.monotonic() >= deadline_s:
                     return False
             if is_given_up.is_set():
-                self._stop()
+                self.end()
             return True
 
         try:
             is_connected = await _apart(start)
         except asyncio.CancelledError:
             is_given_up.set()
-            _apart(self._stop)  # beside `start`, which may be past its look
+            _apart(self.end)  # beside `start`, which may be past its look
             raise
         if not is_connected:
             await self.stop()
@@ -289,9 +289,10 @@ class ZooKeeperSession:
 
     async def stop(self) -> None:
         """End the session at once; its ephemeral nodes go with it."""
-        await _apart(self._stop)
+        await _apart(self.end)
 
-    def _stop(self) -> None:
+    def end(self) -> None:
+        """As `stop`, for whoever may wait. Done again it does nothing."""
         with self._stopping:  # kazoo lets a second one close what the first hasn't stopped yet
             self._client.stop()
             self._client.close()

@@ -12,6 +12,7 @@ import pytest
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
+from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
@@ -370,6 +371,103 @@ def test_a_callback_that_fails_is_logged_and_keeps_nothing_from_its_way(
     # Its session has ended with it: nobody has to wait for that.
     with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
         assert second.wait_elected(10).token == 2
+
+
+def is_done(work: Callable[[], object]) -> bool:
+    """Whether it comes to its end."""
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
+    working.join(WAIT_S)
+    return not working.is_alive()
+
+
+def test_a_callback_that_would_wait_for_its_own_consumer_is_told_so(cluster: FakeCluster) -> None:
+    """Committing when deposed is what other clients let one do; here the loop's thread waited for itself, and `close` for that."""
+    cluster.append(numbered(0, 2), 0)
+    refused: list[str] = []
+
+    def refuse(*calls: Callable[[], object]) -> None:
+        for call in calls:
+            with pytest.raises(InvalidArgument) as error:
+                call()
+            refused.append(str(error.value))
+
+    consumer = new(
+        cluster,
+        on_elected=lambda: refuse(consumer.close, lambda: consumer.seek(0)),
+        on_deposed=lambda: refuse(consumer.close, consumer.commit),
+    )
+    assert len(taken(consumer, 2)) == 2
+    assert is_done(consumer.close)
+    assert [("callback" in one, "closed" in one) for one in refused] == [(True, False)] * 3 + [(False, True)]
+
+
+def test_a_subscriber_s_callback_that_would_wait_for_it_is_told_so(cluster: FakeCluster) -> None:
+    is_open, refused = threading.Event(), threading.Event()
+
+    def close(*_: object) -> None:
+        is_open.wait(WAIT_S)
+        with pytest.raises(InvalidArgument):
+            subscriber.close()
+        refused.set()
+
+    subscriber = Subscriber(cluster.coordinator, "q", session_timeout_s=20, on_elected=close).open()
+    is_open.set()
+    subscriber.wait_elected(WAIT_S)
+    assert refused.wait(WAIT_S)
+    subscriber.close()
+
+
+@pytest.mark.parametrize("client", [Consumer, Subscriber])
+def test_who_is_interrupted_while_closing_stays_elected_no_longer(
+    cluster: FakeCluster, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second Ctrl-C, or because that takes too long; the process lives on, as a notebook's does, and with it kazoo's thread."""
+    cluster.append(numbered(0, 2), 0)
+    first = client(cluster.coordinator, "q", session_timeout_s=20).open()
+    if isinstance(first, Consumer):
+        taken(first, 1)
+    else:
+        first.wait_elected(WAIT_S)
+
+    def interrupted(coroutine: Any, *_: object) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first._thread, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        first.close()
+    with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
+        assert second.wait_elected(WAIT_S).token == 2
+
+
+def test_a_signal_s_handler_may_close_a_consumer_that_is_being_opened_or_closed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs on the thread that opens or closes, in the middle of that."""
+    run, calls = LoopThread.run, list[str]()
+
+    def interrupted(self: LoopThread, coroutine: Any, *arguments: Any) -> Any:
+        calls.append(coroutine.__name__)
+        consumer.close()
+        return run(self, coroutine, *arguments)
+
+    monkeypatch.setattr(LoopThread, "run", interrupted)
+
+    def open_it() -> None:
+        with pytest.raises(InvalidArgument, match="closed"):
+            consumer.open()
+
+    consumer = new(cluster)
+    assert is_done(open_it)
+    monkeypatch.undo()
+    consumer = new(cluster).open()
+    monkeypatch.setattr(LoopThread, "run", interrupted)
+    assert is_done(consumer.close)
+    monkeypatch.undo()
+    assert calls == ["_start", "_stop", "_stop"]
+    with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
+        second.wait_elected(WAIT_S)
 
 
 def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
