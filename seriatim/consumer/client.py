@@ -199,7 +199,12 @@ class Consumer:
         self.close()
 
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.open)
+        try:
+            return await asyncio.to_thread(self.open)
+        except asyncio.CancelledError:
+            # The thread goes on, and nobody else would close what it opens.
+            asyncio.get_running_loop().run_in_executor(None, self.close)
+            raise
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)

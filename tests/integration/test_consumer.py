@@ -470,6 +470,33 @@ def test_a_signal_s_handler_may_close_a_consumer_that_is_being_opened_or_closed(
         second.wait_elected(WAIT_S)
 
 
+def test_a_consumer_whose_opening_nobody_waits_for_any_more_is_closed(
+    zookeeper_server: EmbeddedZooKeeper, cluster_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`async with` never comes to its end where it is cancelled at its beginning, as by a time-out."""
+    asked, may_answer, describe = threading.Event(), threading.Event(), FakeCluster.DescribeQueue
+
+    async def late(self: FakeCluster, request: Any, context: Any) -> Any:
+        asked.set()
+        await asyncio.to_thread(may_answer.wait, WAIT_S)
+        return await describe(self, request, context)
+
+    monkeypatch.setattr(FakeCluster, "DescribeQueue", late)
+
+    async def give_up(cluster: FakeCluster) -> None:
+        entering = asyncio.ensure_future(new(cluster).__aenter__())
+        await asyncio.to_thread(asked.wait, WAIT_S)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        may_answer.set()
+
+    with FakeCluster(zookeeper_server.address, cluster_name) as cluster:
+        asyncio.run(give_up(cluster))
+        with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
+            second.wait_elected(WAIT_S)
+
+
 def test_what_is_wrong_is_said_at_once(cluster: FakeCluster) -> None:
     with pytest.raises(UnknownQueue):
         Consumer(cluster.coordinator, "nothing").open()
