@@ -235,6 +235,11 @@ class Producer:
     # ---- election ----------------------------------------------------------------------------------------------
 
     @property
+    def elected(self) -> Elected | None:
+        """The term in which this instance is the elected sender, as far as it can know; None: it isn't."""
+        return self._elected
+
+    @property
     def is_elected(self) -> bool:
         """Whether this instance is the elected sender, as far as it can know."""
         return self._elected is not None

@@ -58,10 +58,6 @@ class FakeProducer:
 
     # the public face
 
-    @property
-    def is_elected(self) -> bool:
-        return self.elected is not None
-
     def wait_until_elected(self, timeout: float) -> Elected:
         if self.elected is None:
             if self.buffer.stopped is not None:
@@ -188,6 +184,18 @@ def test_a_term_that_sent_nothing_does_not_send_into_the_next_one() -> None:
     producer.elect(2, {"s": 99})
     with pytest.raises(Deposed):
         sender.send(b"snapshot", None, 1, "another")
+
+
+def test_a_term_that_is_over_says_nothing_of_where_the_queue_stands() -> None:
+    """Another instance may have captured, and gone, while this one connected: by what it knew, the slot would be made anew, or a gap."""
+    producer, sender = new()
+    producer.depose()
+    producer.elect(3, {"s": 99})
+    assert not sender.is_elected()
+    with pytest.raises(Deposed):
+        sender.kept()
+    assert sender.wait_until_elected(0.01)
+    assert sender.kept().resume_point == {"s": 99}
 
 
 def test_the_same_term_goes_on_after_the_database_was_lost() -> None:

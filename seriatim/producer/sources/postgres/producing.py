@@ -95,8 +95,10 @@ class CaptureSender:
         return True
 
     def is_elected(self) -> bool:
-        """See OrderedSender."""
-        return self._elected is not None and self._producer.is_elected and not self._stopped.is_set()
+        """See OrderedSender. In the term that `wait_until_elected` told of last: of a later one this instance knows nothing yet."""
+        known, present = self._elected, self._producer.elected
+        is_same = known is not None and present is not None and known.token == present.token
+        return is_same and not self._stopped.is_set()
 
     def stop(self) -> None:
         """See OrderedSender."""
