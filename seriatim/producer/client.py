@@ -292,9 +292,11 @@ class Producer:
     def stand_again(self) -> None:
         """Give this election up and stand for the next one: for a new resume point, or to let another instance go first.
 
-        Does nothing while standing by. What isn't complete ends as outcome unknown.
+        Does nothing while standing by. What isn't complete ends as outcome unknown. `wait_until_elected` waits for the next term
+        from now on.
         """
         if not self._is_closed:
+            self._set_standing(None)
             self._loop.stand_again()
 
     def _on_elected(self, elected: Elected) -> None:

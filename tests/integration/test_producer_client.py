@@ -402,6 +402,14 @@ def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, 
     client.close()
 
 
+def test_who_stands_again_waits_for_the_next_term(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        for token in range(1, 6):
+            assert producer.wait_until_elected(WAIT_S).token == token
+            producer.stand_again()
+            assert not producer.is_elected
+
+
 def test_bad_records_are_refused_at_once_and_harm_nothing(cluster: SmallCluster) -> None:
     with new(cluster) as producer:
         producer.send(b"1").result(WAIT_S)
