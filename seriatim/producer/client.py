@@ -278,11 +278,9 @@ class Producer:
             may_look = asyncio.Event()
             waiter = partial(_set, loop, may_look)
             with self._standing:
-                is_known = self._elected is not None or self._buffer.stopped is not None
-                if not is_known:
-                    self._standing_waiters[waiter] = None
-            if is_known:
-                return self.wait_until_elected(0)
+                if self._elected is not None or self._buffer.stopped is not None:
+                    return self.wait_until_elected(0)
+                self._standing_waiters[waiter] = None
             try:
                 await may_look.wait()
             finally:

@@ -623,6 +623,25 @@ def test_a_flush_from_asyncio_waits_for_nothing_that_others_send_meanwhile(clust
     asyncio.run(main())
 
 
+class _Deposing(threading.Condition):
+    """As if the instance were deposed whenever nobody holds it."""
+
+    producer: Producer
+
+    def __exit__(self, *arguments: object) -> None:
+        super().__exit__(*arguments)
+        if not self._is_owned():  # type: ignore[attr-defined] # the interpreter's own
+            self.producer._elected = None
+
+
+def test_who_waits_from_asyncio_is_told_of_a_term_that_ends_at_that_moment(cluster: SmallCluster) -> None:
+    with new(cluster) as producer:
+        token = producer.wait_until_elected(WAIT_S).token
+        producer._standing = deposing = _Deposing()
+        deposing.producer = producer
+        assert asyncio.run(producer.wait_until_elected_async()).token == token
+
+
 def test_who_stands_by_leaves_no_waiters_behind(cluster: SmallCluster) -> None:
     async def main(producer: Producer) -> None:
         for _ in range(20):
