@@ -89,6 +89,8 @@ class Election:
                     await self._look()
                 except (Unreachable, SessionExpired, NoNode) as error:
                     _log.debug("election can't be read", path=self._path, error=error)
+                    if isinstance(error, NoNode):
+                        self._node = None  # also where all of it is gone, with the queue: a coordinator says so to who is elected
                     self._change(Standing.UNSURE if self._node else Standing.OUT)
                     await asyncio.sleep(_RETRY_S)
                     continue

@@ -391,6 +391,33 @@ def test_who_is_cancelled_while_it_connects_leaves_no_session_behind(
     asyncio.run(scenario())
 
 
+def test_who_stands_by_stands_again_where_the_election_was_cleared_away(zookeeper: str) -> None:
+    """Its queue was deleted, while it couldn't look, say. Elected, it is told so; it stood by for ever, for a queue that is gone."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            path = Paths(CLUSTER).senders(QueueId(7))
+            await other.ensure(path)
+            first = await other.create(f"{path}/first-", ephemeral=True, sequential=True)
+            election = Election(own, path, "second", lambda _: None)
+            run = asyncio.create_task(election.run())
+            await until(lambda: election.standing is Standing.WAITING, "standing by")
+            client = KazooClient(zookeeper)
+            await asyncio.to_thread(client.start)
+            change = client.transaction()
+            for node in (first, f"{path}/{election.node}", path):
+                change.delete(node)
+            assert await asyncio.to_thread(change.commit) == [True] * 3
+            await asyncio.to_thread(client.stop)
+            client.close()
+            await until(lambda: election.standing is Standing.ELECTED, "elected")
+            assert await other.children(path) == [election.node]
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def noting_reads(session: ZooKeeperSession) -> list[str]:
     """The paths of nodes that are read from now on."""
     read: list[str] = []
