@@ -292,23 +292,16 @@ class Consumer:
         hand_over.check()
         return None
 
-    def _wait(self, idle_since_s: float) -> tuple[bool, float]:
-        """Wait for more. False: the consumer was closed or idle too long; else when idling began."""
+    def _patience(self, idle_since_s: float) -> tuple[float, float]:
+        """How long to wait for more, 0: it was closed, or idle too long; and when idling began."""
         hand_over = self._hand_over
         if hand_over.is_closed:
-            return False, idle_since_s
-        idle_s = self._idle_timeout_s
+            return 0.0, idle_since_s
         if not hand_over.is_open:
-            hand_over.wait_for_change(0.1)
-            return True, boottime_s()
-        if idle_s is None:
-            hand_over.wait(1.0)
-            return True, idle_since_s
-        left_s = idle_since_s + idle_s - boottime_s()
-        if left_s <= 0:
-            return False, idle_since_s
-        hand_over.wait(min(1.0, left_s))
-        return True, idle_since_s
+            return 0.1, boottime_s()
+        idle_s = self._idle_timeout_s
+        left_s = 1.0 if idle_s is None else idle_since_s + idle_s - boottime_s()
+        return max(0.0, min(1.0, left_s)), idle_since_s
 
     def __iter__(self) -> Iterator[Record]:
         """Records in order, until the consumer is closed or idle for too long."""
@@ -318,9 +311,10 @@ class Consumer:
             self._move_past()
             chunk = self._take()
             if chunk is None:
-                goes_on, idle_since_s = self._wait(idle_since_s)
-                if not goes_on:
+                left_s, idle_since_s = self._patience(idle_since_s)
+                if left_s == 0:
                     return
+                self._hand_over.wait(left_s)
                 continue
             yield from self._handed_out(chunk)
             idle_since_s = boottime_s()
@@ -333,9 +327,10 @@ class Consumer:
             self._move_past()
             chunk = self._take()
             if chunk is None:
-                goes_on, idle_since_s = await asyncio.to_thread(self._wait, idle_since_s)
-                if not goes_on:
+                left_s, idle_since_s = self._patience(idle_since_s)
+                if left_s == 0:
                     return
+                await self._hand_over.wait_async(left_s)
                 continue
             for record in self._handed_out(chunk):
                 yield record
@@ -367,10 +362,7 @@ class Consumer:
             left_s = deadline_s - boottime_s()
             if left_s <= 0 or self._hand_over.is_closed:
                 return []
-            if self._hand_over.is_open:
-                self._hand_over.wait(left_s)
-            else:
-                self._hand_over.wait_for_change(min(left_s, 0.1))
+            self._hand_over.wait(min(left_s, 1.0))
         found: list[Record] = []
         term = chunk.term
         following: Chunk | None = chunk

@@ -7,8 +7,12 @@ term: a term starts with each ReadFrom and ends when the reader is deposed.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
@@ -55,12 +59,19 @@ class HandOver:
         self._changed = threading.Condition()
         self._waiting: deque[Delivery] = deque()
         self._first: tuple[Delivery, Chunk] | None = None
+        self._awaited: list[Callable[[], None]] = []
         self.term = 0
         self.is_reading = False
         self.valid_until_s = 0.0
         self.dropped = 0
         self.error: SeriatimError | None = None
         self.is_closed = False
+
+    def _tell(self) -> None:
+        """Something has changed; to be called with the lock."""
+        self._changed.notify_all()
+        while self._awaited:
+            self._awaited.pop()()
 
     # ---- the loop's side
 
@@ -70,7 +81,7 @@ class HandOver:
             self.term += 1
             self.is_reading = True
             self._waiting.clear()
-            self._changed.notify_all()
+            self._tell()
             return self.term
 
     def end(self) -> None:
@@ -79,12 +90,12 @@ class HandOver:
             self.term += 1
             self.is_reading = False
             self._waiting.clear()
-            self._changed.notify_all()
+            self._tell()
 
     def put(self, delivery: Delivery) -> None:
         with self._changed:
             self._waiting.append(delivery)
-            self._changed.notify_all()
+            self._tell()
 
     def renew(self, valid_until_s: float) -> None:
         """Handing out is allowed until then, by `boottime_s`; 0: not at all."""
@@ -92,18 +103,18 @@ class HandOver:
             was_open = boottime_s() < self.valid_until_s
             self.valid_until_s = valid_until_s
             if not was_open:
-                self._changed.notify_all()
+                self._tell()
 
     def fail(self, error: SeriatimError) -> None:
         """What can't be mended by waiting: whoever takes gets it."""
         with self._changed:
             self.error = error
-            self._changed.notify_all()
+            self._tell()
 
     def close(self) -> None:
         with self._changed:
             self.is_closed = True
-            self._changed.notify_all()
+            self._tell()
 
     # ---- the application's side
 
@@ -120,10 +131,22 @@ class HandOver:
         with self._changed:
             return self._changed.wait_for(self._is_ready, timeout_s)
 
-    def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until a term begins or ends, something comes, or the time is over."""
+    async def wait_async(self, timeout_s: float) -> None:
+        """As `wait`, but for any change, and on a loop of the application's: without one of the few threads that it has for all else."""
+        woken = asyncio.Event()
+        wake = partial(_wake, asyncio.get_running_loop(), woken)
         with self._changed:
-            self._changed.wait(timeout_s)
+            if self._is_ready():
+                return
+            self._awaited.append(wake)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await woken.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._changed:
+                self._awaited = [one for one in self._awaited if one is not wake]
 
     def check(self) -> None:
         """Raise what the loop failed with."""
@@ -157,3 +180,8 @@ class HandOver:
             self._first = delivery, chunk
             self.dropped += rows.dropped
         return chunk, delivery.size_bytes
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(event.set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -170,6 +171,34 @@ def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None
         if ctrl_c.left > 0:
             break
     assert number > 10
+
+
+class Threads(ThreadPoolExecutor):
+    """A loop's threads, counted as often as one is asked for."""
+
+    asked = 0
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Any:
+        self.asked += 1
+        return super().submit(*arguments, **keywords)
+
+
+def test_who_awaits_records_keeps_none_of_its_loop_s_threads() -> None:
+    """There are some six, for look-ups of names, too: with twelve consumers whatever needed one took 0.7 s, each record of a quiet queue as well."""
+
+    async def read() -> tuple[list[int], int]:
+        threads = Threads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        consumer = elected(delivery(1, 0, 0, 2))
+        records = aiter(consumer)
+        found = [(await anext(records)).offset for _ in range(2)]
+        asked = threads.asked  # to open it
+        awaited = asyncio.ensure_future(anext(records))
+        await asyncio.sleep(0)  # it waits
+        threading.Thread(target=consumer._hand_over.put, args=(delivery(1, 2, 2, 1),)).start()
+        return [*found, (await awaited).offset], threads.asked - asked
+
+    assert asyncio.run(read()) == ([0, 1, 2], 0)
 
 
 def handled_while_closing(consumer: Consumer, handled: list[int]) -> None:
