@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
@@ -39,7 +40,10 @@ class LoopThread:
             raise InvalidArgument("a callback can't wait for whoever called it: do that on another thread")
 
     def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
-        """Run to the end and return the result. Raises DeadlineOver after `timeout_s`, having cancelled it, and as `check_may_wait`."""
+        """Run to the end and return the result.
+
+        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed first, and as `check_may_wait`.
+        """
         try:
             self.check_may_wait()
         except InvalidArgument:
@@ -53,13 +57,22 @@ class LoopThread:
                 raise
             future.cancel()
             raise DeadlineOver(f"not done within {timeout_s} s") from error
+        except FutureCancelledError as error:
+            raise InvalidArgument("it was closed meanwhile") from error
         except BaseException:
             future.cancel()
             raise
 
     async def elsewhere(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run there, awaited from another loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        """Run there, awaited from another loop. Raises InvalidArgument where this is closed first."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise InvalidArgument("it was closed meanwhile") from error
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function there, soon. Nothing happens once the loop is closed."""
