@@ -100,6 +100,7 @@ class SendingLoop:
         self._election: Election | None = None
         self._session: ZooKeeperSession | None = None
         self._election_task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._cluster = ""
         self._queue_id = QueueId(0)
         self._loop = asyncio.new_event_loop()
@@ -338,10 +339,12 @@ class SendingLoop:
         match effect:
             case events.Send():
                 self._route.send(effect.batch)
-            case events.Complete() | events.Resume() | events.FailAll():
+            case events.Complete() | events.Resume():
                 self._end_records(effect)
+            case events.FailAll():
+                self._end_term(effect.reason)
             case events.Acquire():
-                self._spawn(self._acquire(effect))
+                self._asking = self._spawn(self._acquire(effect))
             case events.OpenStream():
                 self._route.open(effect, self._cluster, self._queue_id)
             case events.CloseStream():
@@ -362,12 +365,14 @@ class SendingLoop:
             case _:
                 assert_never(effect)
 
-    def _end_records(self, effect: events.Complete | events.Resume | events.FailAll) -> None:
-        if isinstance(effect, events.FailAll):
-            failed = [self._batches[number] for number in sorted(self._batches)]
-            self._batches.clear()
-            self._buffer.depose(effect.reason, failed)
-            return
+    def _end_term(self, reason: str) -> None:
+        if self._asking is not None:
+            self._asking.cancel()  # its token, which nobody waits for any more, would fence the next term's
+        failed = [self._batches[number] for number in sorted(self._batches)]
+        self._batches.clear()
+        self._buffer.depose(reason, failed)
+
+    def _end_records(self, effect: events.Complete | events.Resume) -> None:
         shared = self._batches[effect.number]
         if isinstance(effect, events.Complete):
             shared.epoch, shared.first_index, shared.base = effect.epoch, effect.first_index, effect.base

@@ -51,7 +51,7 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
     """One coordinator and one master in one process: links follow one another, each is a list of batches.
 
     Control: `reply_with` answers AcquireSend instead, `refuse_at` refuses the next batch, links in `silent_epochs`
-    acknowledge nothing, `break_streams` ends them.
+    acknowledge nothing, `break_streams` ends them. While `held_up` isn't set AcquireSend waits; `answered`: calls that are over.
     """
 
     def __init__(self, zookeeper: str) -> None:
@@ -67,6 +67,8 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
         self.reply_with: list[Any] = []
         self.refuse_with: list[errors.SeriatimError] = []
         self.acquired: list[pb.AcquireSendRequest] = []
+        self.held_up: asyncio.Event | None = None
+        self.answered = 0
         self.max_record_bytes = 1000
         self.streams: set[asyncio.Task[Any]] = set()
         self.loop = asyncio.new_event_loop()
@@ -138,6 +140,14 @@ class SmallCluster(CoordinatorServicer, BrokerServicer):
     @rpc.answers_errors
     async def AcquireSend(self, request: Any, context: Any) -> pb.AcquireSendReply:  # noqa: N802
         self.acquired.append(request)
+        try:
+            if self.held_up is not None:
+                await self.held_up.wait()
+            return self._granted(request)
+        finally:
+            self.answered += 1
+
+    def _granted(self, request: Any) -> pb.AcquireSendReply:
         if self.reply_with:
             answer = self.reply_with.pop(0)
             if isinstance(answer, Exception):
@@ -398,6 +408,28 @@ def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, 
         client.delete(f"{path}/{node}")
         until(lambda: cluster.token == 2)
         assert producer.wait_until_elected(WAIT_S).token == 2
+    client.stop()
+    client.close()
+
+
+def test_what_a_term_that_is_over_has_asked_for_fences_nobody(
+    cluster: SmallCluster, zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node goes while a coordinator is slow to give it a token; for the next one it is given one at once."""
+    monkeypatch.setattr(loop, "ACQUIRE_TIMEOUT_S", 2 * WAIT_S)
+    client = KazooClient(zookeeper)
+    client.start(timeout=WAIT_S)
+    path = f"/seriatim/test/queues/{QUEUE_ID}/senders"
+    cluster.held_up = asyncio.Event()
+    with new(cluster) as producer:
+        until(lambda: len(cluster.acquired) == 1)
+        cluster.held_up = None
+        (node,) = client.get_children(path)
+        client.delete(f"{path}/{node}")
+        assert producer.wait_until_elected(WAIT_S).token == 1
+        until(lambda: cluster.answered == 2)  # and nobody has let the first one go on
+        assert cluster.token == 1
+        producer.send(b"1").result(WAIT_S)
     client.stop()
     client.close()
 
