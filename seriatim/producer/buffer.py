@@ -337,7 +337,8 @@ class Buffer:
     def _check_term(self, record: CheckedRecord, term: int) -> None:
         if self._stopped is not None:
             raise type(self._stopped)(self._stopped.message, **self._stopped.details)
-        if record.seq is not None and (self._is_to_be_taken_up or term != self._term) and term:
+        is_over = self._term > 0 and (term or 1) != self._term  # who came before the first term waits for that one
+        if record.seq is not None and (self._is_to_be_taken_up or is_over):
             # Records before this one ended as unknown: going on behind them would leave a gap for good (H4).
             raise NotElected("deposed meanwhile: call wait_until_elected, and go on from its resume point")
 

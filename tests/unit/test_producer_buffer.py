@@ -23,6 +23,7 @@ from seriatim.producer.core.timing import AcknowledgementTiming
 from seriatim.producer.guard import IS_COMPILED
 from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.loop import SendingLoop
+from seriatim.producer.record import checked
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
 from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
@@ -605,6 +606,22 @@ def test_a_send_that_waits_through_a_deposal_is_refused_in_the_next_term() -> No
     buffer.take_up(Token(2))
     thread.join(60)
     assert isinstance(failure[0], errors.NotElected)
+
+
+def test_a_send_that_waits_for_the_first_term_is_refused_in_the_next() -> None:
+    """Of several that wait at once, as from asyncio, one may go into the first term, and end there as unknown."""
+    buffer = Buffer("p", BatchLimits(1000, 0.005), 1 << 20, 60)
+    first, second = (checked(b"v", None, None, seq, None, None) for seq in (1, 2))
+    (_, term), (_, second_term) = (buffer.try_send(one, None, lambda: None) for one in (first, second))
+    buffer.elect(Token(1), {})
+    assert buffer.try_send(first, term, lambda: None)[0] is not None
+    buffer.depose("fenced", [])
+    buffer.elect(Token(2), {})
+    for _ in range(2):
+        with pytest.raises(errors.NotElected, match="resume point"):
+            buffer.try_send(second, second_term, lambda: None)
+        buffer.take_up(Token(2))
+    send(buffer, seq=1)
 
 
 def test_a_stopped_buffer_says_why() -> None:
