@@ -22,7 +22,7 @@ class Acknowledgements:
     """Follows the records in the order in which they were sent, on a thread of its own: counts, logs, and keeps those whose end is unknown.
 
     Bound: at most two parts of PART_BYTES, and one record, are sent and not followed, where each `add` waits for `has_room`.
-    `failure`: why nothing more can be logged; `on_failure` is called then, on that thread. Records are followed all the same.
+    `why_unknown`: of the last of these. `failure`: why nothing more can be logged; `on_failure` is called then, on that thread. Records are followed all the same.
     """
 
     def __init__(self, log: IO[str] | None, on_failure: Callable[[], None]) -> None:
@@ -36,6 +36,7 @@ class Acknowledgements:
         self.acknowledged = 0
         self.stored_before = 0
         self.unknown: deque[Line] = deque()
+        self.why_unknown = ""
         self.failure: WorldError | None = None
         self._thread = threading.Thread(target=self._follow, name="acknowledgements", daemon=True)
         self._thread.start()
@@ -91,8 +92,9 @@ class Acknowledgements:
     def _end(self, handle: Handle, line: Line) -> None:
         try:
             ended = handle.result()
-        except OutcomeUnknown:
+        except OutcomeUnknown as error:
             self.unknown.append(line)
+            self.why_unknown = error.message
             return
         self.acknowledged += 1
         self.stored_before += ended.epoch is None

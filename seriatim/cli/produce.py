@@ -224,6 +224,8 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
     if run.producer.is_elected:
         try:
             run.producer.flush(10)
+        except OutcomeUnknown:
+            pass  # the summary tells of those that were not sent again since
         except SeriatimError as error:
             failure = failure or error
     return failure
@@ -336,5 +338,5 @@ def _summarise(run: _Run, queue_name: str, name: str, seconds: float, *, as_json
     if done.stored_before:
         text += f", {done.stored_before:,} of them stored before"
     if done.unknown:
-        text += f"; {len(done.unknown):,} may have been stored or not"
+        text += f"; of {len(done.unknown):,} nobody can tell: {done.why_unknown}"
     run.console.print(text, highlight=False, soft_wrap=True)

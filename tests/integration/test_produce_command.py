@@ -99,6 +99,40 @@ def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluste
         assert process.wait(100) == exits.REFUSED
 
 
+def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -> None:
+    cluster.silent_epochs = {1}
+    with start(cluster, "--name", "n", "--with-seq", "--json", given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write("1\tv\n")
+        process.stdin.flush()
+        until(lambda: cluster.end() == 1)
+        cluster.silent_epochs = set()
+        cluster.token += 1
+        cluster.break_streams()
+        process.stdin.write("2\tw\n")
+        process.stdin.flush()
+        until(lambda: len(cluster.values()) == 2)
+        process.send_signal(signal.SIGTERM)
+        code, output, said = ended(process)
+    assert json.loads(output)["acknowledged"] == 2, said
+    assert code == exits.DONE, said
+
+
+def test_why_nobody_can_tell_what_came_of_a_line_is_told(cluster: SmallCluster) -> None:
+    cluster.silent_epochs = {1}
+    with start(cluster, given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write("v\n")
+        process.stdin.flush()
+        until(lambda: cluster.end() == 1)
+        cluster.token += 1
+        cluster.break_streams()
+        assert process.wait(100) == exits.REFUSED
+        _, _, said = ended(process)
+    assert "of 1 nobody can tell" in said
+    assert "a newer sender was elected" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
