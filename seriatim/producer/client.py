@@ -52,7 +52,8 @@ class Producer:
     InvalidArgument where it would wait for the call that it interrupted (`abort` never does); without the compiled modules
     (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
 
-    A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing.
+    A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing. Nor
+    can it have any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
 
     coordinators: "HOST:PORT,HOST:PORT" or a list; default: the environment's SERIATIM_COORDINATOR.
     name: this application in the election, and the source of records for which none is given: the same one for all its

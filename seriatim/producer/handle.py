@@ -68,7 +68,9 @@ class Ends:
 
 def made_before_fork() -> InvalidArgument:
     """What a forked process is told of its parent's producers."""
-    return InvalidArgument("the producer was made before a fork, and runs in the parent only: make one in this process")
+    return InvalidArgument(
+        "the producer was made before a fork, and runs in the parent only: start processes by spawn, and make one there"
+    )
 
 
 class SharedBatch:

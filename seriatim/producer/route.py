@@ -78,7 +78,8 @@ class Route:
 
     async def close(self) -> None:
         """Close every connection; the stream's task is the producer's to end."""
-        for channel in self._channels.values():
+        while self._channels:
+            _, channel = self._channels.popitem()
             await channel.close(None)
 
     def _channel(self, address: str) -> grpc.aio.Channel:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -61,12 +63,35 @@ Reply = TypeVar("Reply")
 Stub = TypeVar("Stub")
 
 
+class _Process:
+    """`channels`: those that are there. `is_deaf`: it was forked while there were some; gRPC's thread, which hears of answers, isn't in here."""
+
+    def __init__(self) -> None:
+        self.channels: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
+        self.is_deaf = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.is_deaf = self.is_deaf or bool(self.channels)
+
+
+_process = _Process()
+
+
 def channel(address: str, *, has_batches: bool = False) -> grpc.aio.Channel:
     """A channel to `HOST:PORT`. It connects when first used, and again whenever it has to.
 
-    `has_batches`: of clients, who may stand behind a slow path.
+    `has_batches`: of clients, who may stand behind a slow path. Raises InvalidArgument in a process forked from one that had channels:
+    nothing would ever be answered here.
     """
-    return grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, *(_BATCHES if has_batches else _SMALL)])
+    if _process.is_deaf:
+        raise InvalidArgument(
+            "this process was forked while gRPC was in use, which doesn't work here since: start processes by spawn, "
+            "or close producers and consumers before the fork"
+        )
+    made = grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, *(_BATCHES if has_batches else _SMALL)])
+    _process.channels.add(made)
+    return made
 
 
 def connect(to: grpc.aio.Channel) -> None:

@@ -104,6 +104,51 @@ producer.send(b"1")
     assert left_by_itself(cluster, zookeeper)
 
 
+FORK = """
+import os
+from seriatim.protocol.errors import SeriatimError
+
+def in_a_fork(work):
+    if os.fork():
+        os.wait()
+        return
+    try:
+        work()
+    except SeriatimError as error:
+        print(type(error).__name__, error)
+    sys.stdout.flush()
+    os._exit(0)
+
+def send():
+    with new() as producer:
+        producer.send(b"2").result(60)
+    print("sent")
+"""
+
+
+def test_a_forked_process_has_producers_of_its_own_where_all_were_closed_before(cluster: SmallCluster) -> None:
+    script = """
+producer = new()
+producer.send(b"1").result(60)
+producer.close()
+in_a_fork(send)
+"""
+    assert run(cluster, FORK + script) == "sent\n"
+    assert cluster.values() == [b"1", b"2"]
+
+
+def test_a_forked_process_is_told_where_it_can_have_none(cluster: SmallCluster) -> None:
+    script = """
+with new() as producer:
+    producer.send(b"1").result(60)
+    in_a_fork(send)
+    producer.send(b"3").result(60)
+"""
+    said = run(cluster, FORK + script)
+    assert said.startswith("InvalidArgument this process was forked while gRPC was in use")
+    assert cluster.values() == [b"1", b"3"]
+
+
 def test_a_name_that_no_thread_looks_up_any_more_is_left_to_grpc(cluster: SmallCluster) -> None:
     script = """
 async def opened():
