@@ -47,7 +47,8 @@ class Buffer:
     """Thread-safe. The application's side: `send`, `send_many`, `flush`. The producer's: the others.
 
     `wake` is called, with the lock held, when the producer's thread has something to take.
-    Bound: records that aren't complete take at most `max_buffer_bytes`, or one batch where that is larger.
+    Bound: records that aren't complete take at most `max_buffer_bytes`, or one batch where that is larger; a record that is larger than
+    a batch may be in it in part: if it had to wait for all its room, smaller ones of other threads would take it each time.
     """
 
     def __init__(
@@ -325,14 +326,13 @@ class Buffer:
                 return open_batch
             self._close_open()
             self._wake()
-        if identities.is_spent or not self._has_room(size_bytes):
+        if identities.is_spent or not self._has_room():
             return None
         return OpenBatch(SharedBatch(self._numbers + 1, self.ends))
 
-    def _has_room(self, size_bytes: int) -> bool:
-        """For another batch, which begins with so much."""
-        needed_bytes = max(size_bytes, self._limits.batch_bytes)
-        return not self._used_bytes or self._used_bytes + needed_bytes <= self._max_buffer_bytes
+    def _has_room(self) -> bool:
+        """For another batch."""
+        return not self._used_bytes or self._used_bytes + self._limits.batch_bytes <= self._max_buffer_bytes
 
     def _check_term(self, record: CheckedRecord, term: int) -> None:
         if self._stopped is not None:

@@ -64,7 +64,8 @@ class Producer:
         sent at or below them is taken for sent again, acknowledged without a place and not stored. Nobody can tell it from
         a record that was; automatic seqs after the application's own are refused where they would lie below.
     batch_bytes, linger_ms: how large and old a batch gets while others are on their way.
-    max_buffer_bytes: bound on records that aren't complete; `send` waits for room.
+    max_buffer_bytes: bound on records that aren't complete; `send` waits for room. A record that is larger than `batch_bytes` waits no
+        longer than others, and may go beyond it.
     max_block_s: how long `send` waits, for room or for being elected.
     acknowledgement_deadline_s: after so long without any acknowledgement the link counts as failed; grows by itself
         where acknowledgements are seen to take longer.

@@ -349,6 +349,17 @@ def test_a_full_buffer_holds_the_sender_back_until_there_is_room() -> None:
     assert shared.is_done
 
 
+def test_a_record_larger_than_a_batch_waits_for_no_more_room_than_others_do() -> None:
+    """Threads that send small ones would take each room that comes free before there is enough for it."""
+    buffer = new(max_buffer_bytes=3200, max_block_s=0)
+    for _ in range(21):
+        send(buffer, b"x" * 68)  # two batches of ten, and an open one
+    send(buffer, b"y" * 2500)
+    with pytest.raises(errors.DeadlineOver):
+        send(buffer, b"x" * 68)
+    assert [len(columns.values) for columns in taken(buffer)] == [10, 10, 1, 1]
+
+
 def test_whoever_sends_while_a_batch_is_being_closed_waits() -> None:
     buffer = new()
     send(buffer, b"before")
