@@ -3,6 +3,7 @@
 A commit is answered when both members have it. When the other one can't be reached, a coordinator first notes in the
 chain document that its cursors of this link are stale; the note is taken back by the member that wrote it, after it has passed
 on every cursor of the link. Note and take-back run under one lock with the commits, so neither can overtake a commit (H7).
+What the other member passes on waits for none of that: it may have a commit of its own under way, which waits for this member.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from seriatim.broker_group.broker import Broker
@@ -42,6 +44,8 @@ RELAY_TIMEOUT_S = 0.5
 NOTE_TIMEOUT_S = 2.0
 REPEAT_S = 1.0
 
+Change = Callable[[CursorRecord | None], CursorRecord]
+
 
 class CursorKeeper:
     """See the module. Cursors of a link are read from disk once, when they are first asked for."""
@@ -51,6 +55,7 @@ class CursorKeeper:
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: dict[LinkKey, asyncio.Lock] = {}
+        self._write_locks: dict[LinkKey, asyncio.Lock] = {}
         self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: dict[LinkKey, set[Whose]] = {}
@@ -74,13 +79,20 @@ class CursorKeeper:
         self._records.pop(key, None)
         self._noted.pop(key, None)
         self._locks.pop(key, None)
+        self._write_locks.pop(key, None)
         self._reported.pop(key, None)
         self._unreadable.discard(key)
 
-    async def _keep(self, key: LinkKey, record: CursorRecord) -> None:
-        self._broker.check_kept(key)
-        await self._broker.store.keep_cursor(key, record)
-        self.of_link(key)[record.subscription_id] = record
+    async def _changed(self, key: LinkKey, subscription_id: SubscriptionId, change: Change) -> CursorRecord:
+        """The cursor as `change` makes it of the one here, on disk first. Nothing else is waited for under this lock."""
+        async with self._write_locks.setdefault(key, asyncio.Lock()):
+            before = self.get(key, subscription_id)
+            record = change(before)
+            if record != before:
+                self._broker.check_kept(key)
+                await self._broker.store.keep_cursor(key, record)
+                self.of_link(key)[subscription_id] = record
+            return record
 
     @uninterrupted
     async def tell(
@@ -97,10 +109,11 @@ class CursorKeeper:
         """
         key = runner.key
         async with self._lock(key):
-            before = self.get(key, subscription_id) or CursorRecord(subscription_id)
-            record = cursors.told(before, generation, token, cursor)
-            if record != before:
-                await self._keep(key, record)
+            record = await self._changed(
+                key,
+                subscription_id,
+                lambda before: cursors.told(before or CursorRecord(subscription_id), generation, token, cursor),
+            )
         for wake in runner.readers:
             wake()
         return record
@@ -112,20 +125,20 @@ class CursorKeeper:
         subscription_id = SubscriptionId(request.subscription_id)
         if runner.record.lacks_of((subscription_id, Generation(request.generation))) and not request.is_relayed:
             raise StaleCursor("this member hasn't resynced its cursors of this link yet", epoch=key[1])
-        async with self._lock(key):
-            record = self._after(runner, request)
-            if record != self.get(key, subscription_id):
-                await self._keep(key, record)
-            if not request.is_relayed:
+        change = partial(self._after, runner, request)
+        if request.is_relayed:
+            record = await self._changed(key, subscription_id, change)
+        else:
+            async with self._lock(key):
+                record = await self._changed(key, subscription_id, change)
                 await self._on_both(runner, record, request.cause_id)
         if cursors.is_drained(record, runner.record.end):
             self._broker.look_for_drained(key)
 
-    def _after(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> CursorRecord:
+    def _after(self, runner: LinkRunner, request: pb.CommitCursorRequest, before: CursorRecord | None) -> CursorRecord:
         """What a commit makes of the cursor here. Raises Fenced, OlderGeneration, InvalidArgument."""
         subscription_id, generation = SubscriptionId(request.subscription_id), Generation(request.generation)
         token, index = Token(request.token), Index(request.index)
-        before = self.get(runner.key, subscription_id)
         if request.is_copied:
             # The reader that committed it was this link's when it did, whoever was told of here since.
             return cursors.further(before, CursorRecord(subscription_id, generation, token, index))
@@ -212,7 +225,7 @@ class CursorKeeper:
                 self._noted.pop(key, None)
                 continue
             async with self._lock(key):
-                for record in self.of_link(key).values():
+                for record in list(self.of_link(key).values()):  # a copy: the peer may pass on its own meanwhile
                     if record.index is not None:
                         await self._relay(runner, record, "bring-up", is_copied=True)
                 version = await chain_version(key[0])
@@ -238,10 +251,7 @@ class CursorKeeper:
                     Token(cursor.token),
                     Index(cursor.index - 1) if cursor.index else None,
                 )
-                mine = self.get(runner.key, theirs.subscription_id)
-                record = cursors.further(mine, theirs)
-                if record != mine:
-                    await self._keep(runner.key, record)
+                await self._changed(runner.key, theirs.subscription_id, partial(cursors.further, other=theirs))
         await self.lack(runner, ())
 
     @uninterrupted

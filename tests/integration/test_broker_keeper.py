@@ -1,0 +1,103 @@
+"""What the two members' keepers of cursors do at the same time, on real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.cursor_keeper import CursorKeeper
+from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.store import open_store
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
+from tests.integration.broker_members import batches
+from tests.integration.test_broker_store import fill
+
+LINK = LinkRecord(QueueId(1), Epoch(2), is_sealed=True, end=Index(50), lacks=())
+
+
+class Member:
+    """One that holds the link; `other`: whom it passes commits on to, when `may_pass` lets it."""
+
+    def __init__(self, broker: Broker, may_pass: Callable[[], Awaitable[object]]) -> None:
+        self.other = self
+        self.keeper = CursorKeeper(broker, cast("Coordinators", None))
+        self.runner = broker.link(LINK.key)
+        self._may_pass = may_pass
+        self.keeper._relay = self._relay  # type: ignore[method-assign]
+        self.keeper._note = self._note  # type: ignore[method-assign]
+        self.notes: list[object] = []
+
+    async def tell(self, subscription_id: int, token: int = 1) -> None:
+        of, generation = SubscriptionId(subscription_id), Generation(0)
+        await self.keeper.tell(self.runner, of, generation, Token(token), Index(0))
+
+    async def commit(self, subscription_id: int, index: int, **keys: Any) -> None:
+        request = pb.CommitCursorRequest(subscription_id=subscription_id, token=1, index=index, **keys)
+        await self.keeper.commit(self.runner, request)
+
+    async def _relay(self, _: LinkRunner, record: CursorRecord, __: str, *, is_copied: bool = False) -> None:
+        await self._may_pass()
+        assert record.index is not None
+        await self.other.commit(record.subscription_id, record.index, is_relayed=True, is_copied=is_copied)
+
+    async def _note(self, _: LinkRunner, whose: object, *, version: int = 0) -> None:
+        self.notes.append(whose or version)
+
+    async def bring_up_peer(self) -> None:
+        async def version(_: QueueId) -> int:
+            return 7
+
+        self.keeper.found_stale(LINK.key)
+        await self.keeper.bring_up_peer(version)
+
+    def cursors(self) -> dict[int, int | None]:
+        return {int(one.subscription_id): one.index for one in self.keeper.of_link(LINK.key).values()}
+
+
+@contextlib.asynccontextmanager
+async def pair(directory: Path, may_pass: Callable[[], Awaitable[object]]) -> AsyncIterator[tuple[Member, Member]]:
+    async with contextlib.AsyncExitStack() as stores:
+        found = []
+        for place in "ab":
+            store = open_store(directory / place, f"c/g1-{place}")
+            stores.push_async_callback(store.close)
+            await fill(store, LINK, batches(5))
+            await store.keep_link(LINK)
+            broker = Broker("c", MemberName("g1", place), store, Peer("c", store.incarnation), 0)
+            found.append(Member(broker, may_pass))
+        a, b = found
+        a.other, b.other = b, a
+        yield a, b
+
+
+@pytest.mark.parametrize("is_bringing_up", [False, True])
+def test_members_that_pass_commits_on_to_each_other_don_t_wait_for_each_other(
+    tmp_path: Path, *, is_bringing_up: bool
+) -> None:
+    """Of two subscriptions, each at another member: both gave the other up after half a second, and noted it as stale."""
+
+    async def scenario() -> None:
+        both = asyncio.Barrier(2)
+        async with pair(tmp_path, both.wait) as (a, b):
+            for member in (a, b):
+                await member.tell(3)
+                await member.tell(4)
+            if is_bringing_up:
+                await a.commit(3, 10, is_relayed=True)
+            async with asyncio.timeout(20):
+                await asyncio.gather(a.bring_up_peer() if is_bringing_up else a.commit(3, 10), b.commit(4, 20))
+            assert a.cursors() == b.cursors() == {3: 10, 4: 20}
+            assert (a.notes, b.notes) == ([7] if is_bringing_up else [], [])
+
+    asyncio.run(scenario())
