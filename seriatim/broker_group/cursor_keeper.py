@@ -103,12 +103,17 @@ class CursorKeeper:
         token: Token,
         cursor: Index,
     ) -> CursorRecord:
-        """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced.
+        """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced, StaleCursor.
 
         `cursor`: what the other member has, 0 where that is nothing: the further counts.
         """
         key = runner.key
         async with self._lock(key):
+            if (failed := self._broker.store.failure) is not None:
+                # It takes no commit any more, and nobody older reads here as long as this process lives (H8).
+                before = self.get(key, subscription_id) or CursorRecord(subscription_id)
+                self.of_link(key)[subscription_id] = cursors.told(before, generation, token)
+                raise StaleCursor(f"this member keeps no cursor any more: {failed.message}", epoch=key[1])
             record = await self._changed(
                 key,
                 subscription_id,

@@ -1,9 +1,11 @@
-"""What the two members' keepers of cursors do at the same time, on real stores."""
+"""What the two members' keepers of cursors do at the same time, and beside a disk that fails, on real stores."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ import pytest
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
@@ -19,6 +22,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import DiskFailed, Fenced, StaleCursor
 from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
@@ -99,5 +103,32 @@ def test_members_that_pass_commits_on_to_each_other_don_t_wait_for_each_other(
                 await asyncio.gather(a.bring_up_peer() if is_bringing_up else a.commit(3, 10), b.commit(4, 20))
             assert a.cursors() == b.cursors() == {3: 10, 4: 20}
             assert (a.notes, b.notes) == ([7] if is_bringing_up else [], [])
+
+    asyncio.run(scenario())
+
+
+def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group's other member has all that the reader needs (invariant 12), who else waited until somebody started this one again."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario() -> None:
+        async with pair(tmp_path, asyncio.Event().wait) as (a, _):
+            await a.tell(3)
+            await a.commit(3, 10, is_relayed=True)
+            monkeypatch.setattr(os, "fdatasync", failing)
+            with pytest.raises(DiskFailed):
+                await a.commit(3, 20, is_relayed=True)
+            for _ in ("once", "again"):
+                with pytest.raises(StaleCursor, match="Input/output error"):
+                    await a.tell(3, token=2)
+            told = a.keeper.get(LINK.key, SubscriptionId(3))
+            assert told == CursorRecord(SubscriptionId(3), Generation(0), Token(2), Index(10))
+            cursors.check_reader(told, Generation(0), Token(2))
+            with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
+                cursors.check_reader(told, Generation(0), Token(1))
 
     asyncio.run(scenario())

@@ -65,6 +65,7 @@ from seriatim.protocol.errors import (
     NotElected,
     OlderGeneration,
     OlderVersion,
+    StaleCursor,
     UnknownQueue,
     Unreachable,
     Waiting,
@@ -777,6 +778,14 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == [_note(world, "b")]
+
+
+def test_a_member_whose_disk_failed_keeps_no_reader_waiting_and_is_noted_as_stale(world):
+    """It remembers who reads, as long as its process lives; what it has of cursors is older than the other one's."""
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", StaleCursor("its disk failed")))
     assert trace.orders == [_note(world, "b")]
 
 

@@ -54,6 +54,7 @@ from seriatim.protocol.errors import (
     OlderGeneration,
     OlderVersion,
     SeriatimError,
+    StaleCursor,
     UnknownLink,
     UnknownSubscription,
 )
@@ -61,6 +62,8 @@ from seriatim.protocol.names import ChainVersion, Index, Token
 
 MAX_ROUNDS = 40
 OLDER_PAUSE_MS = 5
+_NO_HINDRANCE = UnknownLink, StaleCursor
+"""Of a member that serves nobody older: it has nothing of the link, or its disk failed and it only remembers who reads."""
 
 
 class Phase(StrEnum):
@@ -278,7 +281,7 @@ def _tellings(state: AcquireRead, link: Link, sides: Iterable[ChainMember], curs
 def _answered(state: AcquireRead) -> Step:
     if len(state.told) + len(state.failed) < len(state.asked):
         return state, ()
-    if any(not isinstance(error, UnknownLink) for error in state.failed.values()):
+    if any(not isinstance(error, _NO_HINDRANCE) for error in state.failed.values()):
         return replace(state, phase=Phase.CHECKING), (LookUpSessions(_head(state).group),)
     return _with_cursors(state)
 
@@ -289,7 +292,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
     reasons = {}
     for side in (link.master, link.slave):
         error = state.failed.get(side.name.member)
-        if error is not None and not isinstance(error, UnknownLink) and registry.member(side.name) is not None:
+        if error is not None and not isinstance(error, _NO_HINDRANCE) and registry.member(side.name) is not None:
             reasons[str(side.name)] = f"it is registered, but can't be told who reads: {error.message}"
     if reasons:
         return state, (_wait(state, reasons),)
