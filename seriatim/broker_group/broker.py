@@ -74,6 +74,7 @@ class Broker:
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
         self._epochs: dict[QueueId, set[Epoch]] = {}
         self._first_kept: dict[QueueId, Epoch] = {}
+        self._leaving: set[LinkKey] = set()  # forgotten here; the disk may still have them
         for record in store.links():
             self._add(record.key, record)
             self.maybe_drained.add(record.key)
@@ -188,8 +189,13 @@ class Broker:
         """Links of the queue before this epoch are kept no longer, and not made again; `drop` forgets each."""
         self._first_kept[queue_id] = max(below, self._first_kept.get(queue_id, below))
 
+    def to_drop(self, queue_id: QueueId, below: Epoch) -> list[LinkKey]:
+        """Links of the queue before this epoch, and those that somebody began to drop who gave up, or met a disk that failed."""
+        known = {record.key for record in self.links_of(queue_id)} | self._leaving
+        return sorted(key for key in known if key[0] == queue_id and key[1] < below)
+
     async def drop(self, key: LinkKey) -> None:
-        """Forget a link for good, the earlier ones before it."""
+        """Forget a link for good, the earlier ones before it. Raises DiskFailed."""
         self.lets_go(key[0], Epoch(key[1] + 1))
         link = self._links.pop(key, None)
         self._locks.pop(key, None)
@@ -202,8 +208,10 @@ class Broker:
         self.cache.forget(key)
         if isinstance(link, LinkRunner):
             link.apply_drop()
-        if link is not None:
+        if link is not None or key in self._leaving:
+            self._leaving.add(key)
             await self.store.drop(key)
+            self._leaving.discard(key)
             _log.info("link dropped", queue_id=key[0], epoch=key[1])
 
     # ---- chains
@@ -233,8 +241,9 @@ class Broker:
 
     async def forget_chain(self, queue_id: QueueId) -> None:
         """The queue is deleted. Raises DiskFailed."""
-        if self._kept_chains.pop(queue_id, None) is not None:
+        if queue_id in self._kept_chains:
             await self.store.forget_chain(queue_id)
+            self._kept_chains.pop(queue_id, None)
 
     def found_set_back(self, queue_id: QueueId, what: str) -> ChainSetBack:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""

@@ -195,10 +195,9 @@ class BrokerService(BrokerServicer):
         queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch or EVERY_EPOCH)
         broker.check_not_set_back(queue_id)
         broker.lets_go(queue_id, below)
-        for record in broker.links_of(queue_id):
-            if record.epoch < below:
-                await broker.drop(record.key)
-                self._keeper.forget(record.key)
+        for key in broker.to_drop(queue_id, below):
+            await broker.drop(key)
+            self._keeper.forget(key)
         if below == EVERY_EPOCH:
             await broker.forget_chain(queue_id)
         return pb.DropLinksReply()

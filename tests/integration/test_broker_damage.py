@@ -25,6 +25,7 @@ from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
+from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
@@ -38,6 +39,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     UnknownLink,
     Unreachable,
+    from_wire,
 )
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import (
@@ -488,6 +490,34 @@ def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Call
             await resyncer._copy(runner, Index(0), Index(50))
         assert broker.store.links()[0] == runner.record == abandoned
         assert broker.store.last_position(RECORD.key).position.index == 50
+
+    with_links(scenario)
+
+
+class Caller:
+    """Gets the error as it would have come to it."""
+
+    async def abort(self, _: object, details: str) -> None:
+        raise from_wire(details)
+
+
+def test_a_queue_is_said_to_be_let_go_only_where_the_disk_has_let_it_go(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try found nothing left in memory. With that the queue's nodes went, and its links came back with the disk."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        _, keeper = resyncer_of(broker)
+        service = BrokerService(broker, keeper, cast("Membership", None))
+        me = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
+        monkeypatch.setattr(os, "fdatasync", failing)
+        for _ in (RECORD, OTHER, "and once more"):
+            with pytest.raises(DiskFailed):
+                await service.DropLinks(pb.DropLinksRequest(cluster="c", to=me, queue_id=RECORD.queue_id), Caller())
+        await service.DropLinks(pb.DropLinksRequest(cluster="c", to=me, queue_id=9), Caller())  # it has nothing of that
 
     with_links(scenario)
 
