@@ -42,6 +42,11 @@ class Present(NamedTuple):
     direct: str
 
 
+def of_peer(error: SeriatimError) -> SeriatimError:
+    """What the peer answered, as this member tells it: whoever reads that is to look at the other one's disk, and not to replace this one's."""
+    return type(error)(f"the other member says: {error.message}", **error.details)
+
+
 class Peer:
     """See the module. `changed` is called when `connected` changed."""
 
@@ -75,8 +80,11 @@ class Peer:
         return present
 
     async def call(self, to: Present, method: Callable[[Any], Any], request: object, timeout_s: float) -> Any:
-        """A unary call, by the stub's method where it isn't taken directly. Raises SeriatimErrors."""
-        return await self._calls.call(to.direct, lambda: method(to.stub), request, timeout_s)
+        """A unary call, by the stub's method where it isn't taken directly. Raises SeriatimErrors, `of_peer`."""
+        try:
+            return await self._calls.call(to.direct, lambda: method(to.stub), request, timeout_s)
+        except SeriatimError as error:
+            raise of_peer(error) from error
 
     def register(self, registered: Registered | None) -> None:
         """Follow what ZooKeeper says of the peer; None: it isn't registered."""

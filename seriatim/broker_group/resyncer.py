@@ -20,6 +20,7 @@ from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import of_peer
 from seriatim.broker_group.replication import link_name
 from seriatim.protocol import chain_json, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -302,7 +303,7 @@ class Resyncer:
 
 
 def _translated(error: Exception) -> Exception:
-    return rpc.translated(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    return of_peer(rpc.translated(error)) if isinstance(error, grpc.aio.AioRpcError) else error
 
 
 def _after(position: Position, encoded: EncodedBatch) -> Position:

@@ -272,7 +272,7 @@ class DiskFailed(WorldError):
     code = "disk-failed"
     asks_route = True
     grpc_status = "DATA_LOSS"
-    next_step = "start this member again, on a disk that works; with an empty directory where files are damaged: the other member fills it"
+    next_step = "start the member whose disk it is again, on one that works; with an empty directory where files are damaged: its peer fills it"
 
 
 class PeerLost(WorldError):

@@ -22,7 +22,7 @@ from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
-from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.peer import Peer, Registered
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
@@ -490,6 +490,34 @@ def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Call
             await resyncer._copy(runner, Index(0), Index(50))
         assert broker.store.links()[0] == runner.record == abandoned
         assert broker.store.last_position(RECORD.key).position.index == 50
+
+    with_links(scenario)
+
+
+def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Callable[[Scenario], None]) -> None:
+    """It said of itself that its disk failed, and what to do then: to start with an empty directory. It was the good copy."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        resyncer, keeper = resyncer_of(broker)
+        runner.changed_record(replace(RECORD, lacks=()))
+        await keeper.commit(runner, pb.CommitCursorRequest(subscription_id=5, token=1, index=50, is_relayed=True))
+        keeper.found_stale(RECORD.key)
+
+        async def failed(*_: object) -> None:
+            raise DiskFailed("the disk failed: [Errno 5] Input/output error", epoch=2)
+
+        peer = broker.peer
+        peer.registered = Registered(Incarnation("b", 1), "")
+        peer.connected = peer.registered.incarnation
+        peer.stub = lambda _: None  # type: ignore[method-assign]
+        peer._calls.call = failed  # type: ignore[method-assign]
+        with pytest.raises(DiskFailed) as told:
+            await resyncer._pass()
+        assert str(told.value).startswith(
+            "the other member says: the disk failed: [Errno 5] Input/output error (start the"
+        )
+        assert "this member" not in str(told.value)
+        assert told.value.details == {"epoch": 2}
 
     with_links(scenario)
 
