@@ -316,14 +316,18 @@ class Membership:
             durability=link.durability.value,
             cause_id=log.new_cause_id("self-seal"),
         )
-        reply = await self.seal(request)
-        path = self._paths.seal(document.queue_id, link.epoch, self._broker.name.member)
-        try:
-            await self._session.create(path, reply.SerializeToString(), parents=True)
-        except NodeExists:
-            await self._session.set(path, reply.SerializeToString())
+        data = (await self.seal(request)).SerializeToString()
+        keys = {"queue": document.name, "epoch": link.epoch, "cause_id": request.cause_id}
+        if len(data) > chain_json.MAX_BYTES:  # of hundreds of sources, whose marks are told behind each batch in flight
+            _log.warning("seal is too long to be written beside the chain", size_bytes=len(data), **keys)
+        else:
+            path = self._paths.seal(document.queue_id, link.epoch, self._broker.name.member)
+            try:
+                await self._session.create(path, data, parents=True)
+            except NodeExists:
+                await self._session.set(path, data)
+            _log.info("seal written beside the chain", **keys)
         self._seals_written.add((document.queue_id, link.epoch))
-        _log.info("seal written beside the chain", queue=document.name, epoch=link.epoch, cause_id=request.cause_id)
 
     async def is_first_disk(self, key: LinkKey) -> bool:
         """Whether the chain names this disk for a link, so that every cursor commit of it came here, or was noted. Raises Unreachable."""

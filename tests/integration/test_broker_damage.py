@@ -494,6 +494,28 @@ def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Call
     with_links(scenario)
 
 
+def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Callable[[Scenario], None]) -> None:
+    """Of a queue with hundreds of sources: ZooKeeper broke the connection, and with it what else was asked, again and again."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        session = ZooKeeperWithALink()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        asked = []
+
+        async def sealed(request: pb.SealRequest) -> pb.SealReply:
+            asked.append(request)
+            return pb.SealReply(reason="x" * chain_json.MAX_BYTES)
+
+        membership.seal = sealed
+        runner.changed_record(replace(RECORD, end=None))
+        for _ in range(3):  # the first time it isn't late
+            await membership._look_at(RECORD.queue_id)
+        assert len(asked) == 1
+        assert session.created == []
+
+    with_links(scenario)
+
+
 def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Callable[[Scenario], None]) -> None:
     """It said of itself that its disk failed, and what to do then: to start with an empty directory. It was the good copy."""
 
