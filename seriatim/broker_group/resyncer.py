@@ -59,11 +59,13 @@ class Resyncer:
         self.changed: Callable[[], None] = lambda: None
         self.is_in_sync = False
         self.problem = "not compared with the chain yet"
+        self._found = ""  # since the pass began
         broker.found_lacking = self._found_lacking
 
     def _found_lacking(self, problem: str) -> None:
         """Said at once, not only when the next pass ends: nobody may take this member for one in sync meanwhile."""
         self.is_in_sync, self.problem = False, problem
+        self._found = problem
         self.changed()
 
     async def run(self) -> None:
@@ -72,9 +74,10 @@ class Resyncer:
         while True:
             await asyncio.sleep(SETTLE_S)
             wanted.clear()
+            self._found = ""
             began_s = boottime_s()
             try:
-                problem = await self._pass()
+                problem = await self._pass() or self._found
             except (SeriatimError, grpc.aio.AioRpcError) as error:
                 problem = str(error)
             if problem != self.problem or (not problem) != self.is_in_sync:

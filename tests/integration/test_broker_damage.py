@@ -494,6 +494,34 @@ def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Call
     with_links(scenario)
 
 
+def test_what_is_found_lacking_while_a_pass_runs_is_not_unsaid_by_it(with_links: Callable[[Scenario], None]) -> None:
+    """Damage that a reader met just then: the member was in sync until the next pass, and its group could come back."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        for one in (runner, broker.link(OTHER.key)):
+            one.changed_record(replace(one.record, end=None))
+        resyncer, _ = resyncer_of(broker)
+        passes = 0
+        said: list[bool] = []
+
+        async def brought_up(_: object) -> None:
+            nonlocal passes
+            passes += 1
+            broker.note_damage(RECORD.key, Index(0))
+
+        resyncer._bring_up_peer = brought_up  # type: ignore[method-assign]
+        resyncer.changed = lambda: said.append(resyncer.is_in_sync)
+        running = asyncio.create_task(resyncer.run())
+        async with asyncio.timeout(60):
+            while passes < 2:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+        running.cancel()
+        assert said
+        assert not any(said)
+
+    with_links(scenario)
+
+
 def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Callable[[Scenario], None]) -> None:
     """Of a queue with hundreds of sources: ZooKeeper broke the connection, and with it what else was asked, again and again."""
 
