@@ -153,7 +153,7 @@ class Membership:
         if room.has_room != self._told_room:
             self._is_dirty.set()
             _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
-        broker.store.make_room(is_short=not room.has_room and disk.has_room_to_copy(room))
+        broker.store.make_room(is_short=not room.has_room, is_enough_to_copy=disk.has_room_to_copy(room))
 
     async def _renew(self, session_id: int, *, is_first: bool) -> None:
         path = self._paths.lease(self._broker.name.group, self._broker.name.member)

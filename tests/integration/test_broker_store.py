@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -697,6 +698,32 @@ def test_what_rocksdb_notes_of_itself_doesn_t_grow_with_all_that_is_ever_written
     notes = list((tmp_path / "data").glob("LOG*"))
     assert len(notes) > 1, "it had more to say than goes into one"
     assert sum(path.stat().st_size for path in notes) < 4 * 64 * 1024
+
+
+def test_what_was_forgotten_is_cleared_away_also_where_little_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links come and go for months, and each read goes through what RocksDB notes of those that went."""
+    monkeypatch.setattr(store_module, "MOST_FORGOTTEN", 5)
+
+    def noted(store: Store) -> int:
+        tables = re.search(
+            r"# range deletions=(\d+)", store._database.property_value("rocksdb.aggregated-table-properties")
+        )
+        assert tables is not None
+        return int(store._database.property_value("rocksdb.num-entries-active-mem-table")) + int(tables[1])
+
+    async def scenario(store: Store) -> None:
+        for number in range(80):
+            await store.drop((RECORD.queue_id, Epoch(100 + number)))
+            store.make_room(is_short=False, is_enough_to_copy=False)
+        assert noted(store) >= 80 * 5
+        async with asyncio.timeout(60):
+            while noted(store) >= 80 * 5 // 2:
+                await store.drop((RECORD.queue_id, Epoch(200)))
+                store.make_room(is_short=False, is_enough_to_copy=True)
+
+    in_the_database(scenario, tmp_path)
 
 
 def test_a_power_failure_while_a_log_has_a_successor_leaves_no_hole(

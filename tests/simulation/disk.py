@@ -286,13 +286,14 @@ class SimulatedStore(Store):
         self._disk = disk
         self._database = disk  # type: ignore[assignment]
         self._segment_bytes = sys.maxsize  # all batches are in the database
+        self._forgotten = 0
         self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
 
     def free_bytes(self) -> int:
         room_bytes = 1 << 40 if self._disk.room_bytes is None else self._disk.room_bytes
         return 0 if self._disk.is_full or self.failure is not None else room_bytes
 
-    def make_room(self, *, is_short: bool) -> None:
+    def make_room(self, *, is_short: bool, is_enough_to_copy: bool) -> None:
         """Nothing: what is forgotten takes no room."""
 
     def forget_cached(self) -> None:
