@@ -65,6 +65,23 @@ def test_a_restarted_child_comes_back_and_pids_json_knows(tmp_path):
         assert supervisor.pids() == {}
 
 
+def test_what_can_t_be_written_or_started_ends_no_other_child(tmp_path, caplog):
+    """As on a full disk. Children end with the thread that starts them."""
+    with Supervisor(tmp_path) as supervisor:
+        other = supervisor.start(ProcessSpec("other", SLEEPER))
+        one = supervisor.start(ProcessSpec("one", SLEEPER, is_restarted=True))
+        supervisor.logs.rename(tmp_path / "aside")  # so it can't be started again
+        (tmp_path / "pids.partial").mkdir()
+        os.kill(one, signal.SIGKILL)
+        wait_until(lambda: "process can't be started name=one" in caplog.text or not runs(other))
+        assert runs(other)
+        (tmp_path / "aside").rename(supervisor.logs)
+        (tmp_path / "pids.partial").rmdir()
+        wait_until(lambda: written_pids(tmp_path).get("one", one) != one)
+        assert written_pids(tmp_path)["other"] == other
+    assert caplog.text.count("pids.json can't be written") == 1
+
+
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
     with Supervisor(tmp_path) as supervisor:
         supervisor.start(ProcessSpec("one", STUBBORN, stop_timeout_s=0.2))

@@ -87,6 +87,7 @@ class Supervisor:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closed = False
         self._written = ""  # what pids.json holds
+        self._unwritten = ""  # why it isn't what it should be
         self._write_pids()
         self._thread = threading.Thread(target=self._run, name=f"supervisor {self.directory.name}", daemon=True)
         self._thread.start()
@@ -280,8 +281,18 @@ class Supervisor:
                     )  # fmt: skip
                     _kill_group(child.process.pid)
                 elif child.restart_at_s is not None and now_s >= child.restart_at_s and not self._is_closed:
-                    self._spawn(child.spec, min(child.backoff_s * 2, _BACKOFF_MAX_S))
+                    self._start_again(child, now_s)
             self._write_pids()
+
+    def _start_again(self, child: _Child, now_s: float) -> None:
+        child.backoff_s = min(child.backoff_s * 2, _BACKOFF_MAX_S)
+        try:
+            self._spawn(child.spec, child.backoff_s)
+        except OSError as error:  # nothing may end this thread: all children would end with it
+            child.restart_at_s = now_s + child.backoff_s
+            _log.warning(
+                "process can't be started name=%s retry_in_s=%.1f error=%s", child.spec.name, child.backoff_s, error
+            )
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -297,14 +308,21 @@ class Supervisor:
             os.killpg(child.process.pid, with_signal)
 
     def _write_pids(self) -> None:
-        """Replace pids.json if it isn't true any more."""
+        """Replace pids.json if it isn't true any more. Where that fails, as on a full disk, it is tried again at the next look."""
         path = self.directory / "pids.json"
         text = json.dumps(self.pids(), indent=1) + "\n"
-        if text != self._written:
-            partial = path.with_suffix(".partial")
+        if text == self._written:
+            return
+        partial = path.with_suffix(".partial")
+        try:
             partial.write_text(text)
             partial.replace(path)
-            self._written = text
+        except OSError as error:
+            if self._unwritten != (reason := str(error)):
+                self._unwritten = reason
+                _log.warning("pids.json can't be written error=%s", reason)
+        else:
+            self._written, self._unwritten = text, ""
 
     def _log_end(self, name: str) -> str:
         path = self.log_path(name)
