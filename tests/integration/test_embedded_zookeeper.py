@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 from seriatim.cli import class_archive as class_archive_command
 from seriatim.cli.embedded import zookeeper as zookeeper_module
 from seriatim.cli.embedded.errors import EmbeddedError, Missing, PortInUse
+from seriatim.cli.embedded.ports import PortBook, free_port
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
 from seriatim.consumer.spark import class_archive
 
@@ -113,6 +114,16 @@ def test_ports_that_can_t_be_read_are_told(tmp_path, content):
     (tmp_path / "ports.json").write_bytes(content)
     with pytest.raises(EmbeddedError, match=r"ports\.json is damaged: remove it"):
         EmbeddedZooKeeper(tmp_path).start()
+
+
+def test_a_port_that_another_name_was_given_is_not_given_twice(tmp_path):
+    """As after `up --port P`, and an `up --port P+1` that was refused because a later port of it was in use."""
+    port = free_port()
+    PortBook(tmp_path).port("coordinator-2", wanted=port)
+    PortBook(tmp_path).port("coordinator-1", wanted=port)
+    book = PortBook(tmp_path)
+    assert book.port("coordinator-1") == port
+    assert book.port("coordinator-2") != port
 
 
 def test_an_address_of_no_machine_is_not_called_a_port_in_use(tmp_path):

@@ -77,8 +77,10 @@ class PortBook:
         else:
             remembered = self._ports.get(name)
             port = remembered if remembered and is_free(remembered) else free_port(self._ports.values())
-        if self._ports.get(name) != port:
-            self._ports[name] = port
+        # A start that was refused half-way may have left it to another name.
+        ports = {other: at for other, at in self._ports.items() if at != port} | {name: port}
+        if self._ports != ports:
+            self._ports = ports
             partial = self._path.with_suffix(".partial")
             partial.write_text(json.dumps(self._ports, indent=1) + "\n")
             partial.replace(self._path)
