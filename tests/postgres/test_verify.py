@@ -78,6 +78,16 @@ def test_each_harm_is_found(pair, chunk_rows, harm, table, counts, example) -> N
     assert all(result.is_identical for result in results.values())
 
 
+@pytest.mark.parametrize("key", ["PRIMARY KEY", ""])
+def test_names_are_what_they_are(pair, key) -> None:
+    for dsn in pair:
+        run(dsn, f'CREATE TABLE "sh%are" ("of 100%" text {key}, "%s {{}}" text)')
+        run(dsn, """INSERT INTO "sh%are" SELECT '%' || i || E'\\n\\'', '%s' FROM generate_series(1, 20) i""")
+    run(pair[1], """UPDATE "sh%are" SET "%s {}" = '' WHERE "of 100%" LIKE '%12%'""")
+    [table] = compare(*pair, ["sh%are"], chunk_rows=5).tables
+    assert (table.rows, table.different + table.missing) == (20, 1)
+
+
 def test_a_chunk_has_as_many_rows_as_it_should_also_where_keys_as_text_have_another_order(pair) -> None:
     told: list[Progress] = []
     compare(*pair, ["numbers"], chunk_rows=40, on_progress=told.append)

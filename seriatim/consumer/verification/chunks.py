@@ -110,19 +110,21 @@ def _chunks(side: Connection, table: Table, between: Between, chunk_rows: int) -
 
 def _end_of_chunk(side: Connection, table: Table, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
-    where, values = _between(table, *between)
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
-        _texts(table.key_columns), sql.Identifier(*table.name), where, _keyed(table), sql.Literal(chunk_rows - 1)
+        _texts(table.key_columns),
+        sql.Identifier(*table.name),
+        _between(table, *between),
+        _keyed(table),
+        sql.Literal(chunk_rows - 1),
     )
-    return cast("Key | None", side.execute(query, values).fetchone())
+    return cast("Key | None", side.execute(query).fetchone())
 
 
 def _sum(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
-    where, values = _between(table, *between)
     query = sql.SQL(
         "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
-    ).format(_texts(columns), sql.Identifier(*table.name), where)
-    row = side.execute(query, values).fetchone()
+    ).format(_texts(columns), sql.Identifier(*table.name), _between(table, *between))
+    row = side.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
@@ -149,25 +151,32 @@ def _compare_rows(
 
 
 def _rows(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
-    where, values = _between(table, *between)
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
-        _texts(table.key_columns), _texts(columns), sql.Identifier(*table.name), where, _keyed(table)
+        _texts(table.key_columns),
+        _texts(columns),
+        sql.Identifier(*table.name),
+        _between(table, *between),
+        _keyed(table),
     )
-    return _streamed(side, query, values)
+    return _streamed(side, query)
 
 
-def _between(table: Table, lower: Key | None, upper: Key | None) -> tuple[Fragment, list[str]]:
-    """WHERE lower < key <= upper, and its parameters. Keys come as text; the server makes their types of it."""
+def _between(table: Table, lower: Key | None, upper: Key | None) -> Fragment:
+    """WHERE lower < key <= upper. Keys come as text; the server makes their types of it.
+
+    As literals: where a statement has parameters, a name with a % in it is taken for one more.
+    """
     key = sql.SQL("({})").format(_keyed(table))
     # format_type's own spelling of a type, which is SQL already
     types = [sql.SQL(table.columns[name]) for name in table.key_columns]
-    casts = [sql.SQL("CAST({} AS {})").format(sql.Placeholder(), type_name) for type_name in types]
-    bound = sql.SQL("({})").format(sql.SQL(", ").join(casts))
-    parts: list[Fragment] = [sql.SQL("{} > {}").format(key, bound)] if lower is not None else []
-    parts += [sql.SQL("{} <= {}").format(key, bound)] if upper is not None else []
-    if not parts:
-        return sql.SQL(""), []
-    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts), [*(lower or ()), *(upper or ())]
+
+    def bound(values: Key) -> Fragment:
+        casts = (sql.SQL("CAST({} AS {})").format(sql.Literal(v), kind) for v, kind in zip(values, types, strict=True))
+        return sql.SQL("({})").format(sql.SQL(", ").join(casts))
+
+    parts: list[Fragment] = [sql.SQL("{} > {}").format(key, bound(lower))] if lower is not None else []
+    parts += [sql.SQL("{} <= {}").format(key, bound(upper))] if upper is not None else []
+    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts) if parts else sql.SQL("")
 
 
 def _keyed(table: Table) -> Fragment:
@@ -218,11 +227,11 @@ def _counted(side: Connection, table: Table, columns: tuple[str, ...]) -> Iterat
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
     ).format(_texts(columns), sql.Identifier(*table.name))
-    for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query, [])):
+    for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query)):
         yield row, tuple(values), number
 
 
-def _streamed(side: Connection, query: Fragment, values: list[str]) -> Iterator[Texts]:
+def _streamed(side: Connection, query: Fragment) -> Iterator[Texts]:
     with side.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
         cursor.itersize = _FETCHED
-        yield from cursor.execute(query, values)
+        yield from cursor.execute(query)
