@@ -8,19 +8,22 @@ in `exits`.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
 from seriatim import __version__
 from seriatim.cli import exits
 from seriatim.cli.options import TEXT
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class Entry(NamedTuple):
@@ -125,30 +128,30 @@ def seriatim() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's); answers the exit code. Messages go to standard error."""
     stdout, stderr = sys.stdout, sys.stderr
+    code = exits.DONE
     # A command tells a person in its own words that ZooKeeper is away; a log, once it is started, tells it too.
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()
+        sys.stdout.flush()
+        code = result if isinstance(result, int) else exits.DONE
     except BrokenPipeError:
-        return _without_reader()
+        # The reader of our output has gone (`| head`). Nothing is wrong.
+        _discard_output()
     except SystemExit:
         if sys.stdout is stdout:
             raise
         # click found that nobody reads our output, put a wrapper around it, and ends with 1, which means "no" here.
         sys.stdout, sys.stderr = stdout, stderr
-        return _without_reader()
+        _discard_output()
     except (KeyboardInterrupt, click.Abort) as error:
         return exits.exit_code(error)
     except Exception as error:
         code = exits.exit_code(error)
-        with suppress(OSError):  # where nothing can be said, the exit code still tells
-            _say(error, code)
+        _say(error, code)
         if isinstance(error, OSError):
             _discard_output()
-        return code
-    return result if isinstance(result, int) else exits.DONE
+    return code
 
 
 def _say(error: Exception, code: int) -> None:
@@ -164,20 +167,41 @@ def _say(error: Exception, code: int) -> None:
         click.echo(f"Error: {error}", err=True)
 
 
-def _without_reader() -> int:
-    """The reader of our output has gone (`| head`). Nothing is wrong."""
-    _discard_output()
-    return exits.DONE
-
-
 def _discard_output() -> None:
     """Keep the interpreter's own last flush quiet."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Told(io.FileIO):
+    """Where a person is told what goes on: that nobody takes it ends no command."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _prepare_streams() -> None:
+    """What whoever started us has closed leads nowhere.
+
+    Else the next file to be opened, such as a broker's data, would take its number, and be written into by libraries that tell a
+    person something.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    told = io.BufferedWriter(_Told(2, "wb", closefd=False))
+    sys.stderr = io.TextIOWrapper(told, encoding=sys.stdout.encoding, errors="backslashreplace", line_buffering=True)
 
 
 def main() -> NoReturn:
     """Entry point of the installed command."""
+    _prepare_streams()
     sys.exit(run())
 
 

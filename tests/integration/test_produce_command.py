@@ -73,6 +73,15 @@ def test_a_separator_is_what_its_bytes_are(cluster: SmallCluster, tmp_path: Path
     assert cluster.values() == [b"v", b"k\xc3\xbfw"]
 
 
+def test_sending_goes_on_where_nobody_takes_what_it_says(cluster: SmallCluster) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, "--coordinator", cluster.address]
+    with os.fdopen(writing) as said:
+        done = subprocess.run(command, input=b"1\n2\n", stderr=said, timeout=100, check=False)
+    assert (done.returncode, cluster.values()) == (exits.DONE, [b"1", b"2"])
+
+
 def test_a_log_on_a_full_disk_ends_the_command_with_what_was_acknowledged(cluster: SmallCluster) -> None:
     with start(cluster, "--ack-log", "/dev/full", "--json", given=subprocess.PIPE) as process:
         assert process.stdin is not None

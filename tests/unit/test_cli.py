@@ -285,6 +285,18 @@ def test_output_that_nobody_takes_is_no_defect(output, code, said):
     assert ended.stderr.splitlines() == [*([said] if said else []), f"ends with {code}"]
 
 
+def test_no_file_takes_the_place_of_a_stream_that_is_closed():
+    """Libraries would tell a person something in there: in a broker's data, say."""
+    script = "import os; from seriatim.cli import main; main.run = lambda: os.open('/dev/null', os.O_RDWR); main.main()"
+    ended = subprocess.run(["bash", "-c", f'{sys.executable} -c "{script}" <&- >&- 2>&-'], check=False)
+    assert ended.returncode == 3  # the first number behind theirs
+
+
+def test_a_command_says_what_is_wrong_by_its_exit_code_where_it_can_say_nothing_else():
+    command = f"{sys.executable} -m seriatim.cli.main verify --source password=\\'x --target dbname=b 2>&-"
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == exits.WRONG_USE
+
+
 @pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
 def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
     command = (sys.executable, "-m", "seriatim.cli.main", *server, "--zookeeper", "127.0.0.1:1", "--cluster", "c")
