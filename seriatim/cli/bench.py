@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from seriatim.cli import exits
+from seriatim.cli.foreground import interruptible
 from seriatim.cli.options import Finite, coordinator_option, json_option
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def bench() -> None:
     Example:
       seriatim bench produce --queue load --size 100 --count 1000000
     """
+    # A subscription that nobody reads, or a broker that stays paused, would harm the cluster for good.
+    click.get_current_context().with_resource(interruptible())
 
 
 @bench.command(short_help="How fast records are taken.")
@@ -136,7 +139,7 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
     from seriatim.consumer import Consumer
     from seriatim.consumer.views import chain_view
     from seriatim.protocol import seriatim_pb2 as pb
-    from seriatim.protocol.errors import Unreachable
+    from seriatim.protocol.errors import UnknownSubscription, Unreachable
 
     def is_at_end(offset: int) -> bool:
         """Whether nothing is left behind `offset`; a path so slow that nobody can be asked isn't the end."""
@@ -170,7 +173,10 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
                 advance(len(records))
     finally:
         if subscription is None:
-            coordinators.call(coordinator, "DeleteSubscription", pb.SubscriptionRequest(queue=queue, subscription=name))
+            with suppress(UnknownSubscription):  # what failed did so before it was made, and is what is to be told
+                coordinators.call(
+                    coordinator, "DeleteSubscription", pb.SubscriptionRequest(queue=queue, subscription=name)
+                )
     figures = throughput(done, 0, last_s - started_s, waits_s)
     figures["mb_per_s"] = round(size_bytes / max(last_s - started_s, 1e-9) / 1e6, 3)
     _show({"bench": "consume", "queue": queue, "size": round(size_bytes / max(done, 1)), **figures}, is_json=is_json)

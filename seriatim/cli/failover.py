@@ -23,7 +23,7 @@ from seriatim.cli.measurement import milliseconds, percentile, standstill, throu
 from seriatim.cli.views import open_link
 from seriatim.cli.workload import Instance, Workload
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Waiting, WorldError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, UnknownSubscription, Waiting, WorldError
 
 _LOOK_EVERY_S = 0.1
 _SETTLE_S = 1.0
@@ -106,7 +106,10 @@ class FailoverRun:
             for instance in (*self.senders, *self.readers):
                 instance.close()
             request = pb.SubscriptionRequest(queue=self.workload.queue, subscription=self.workload.subscription)
-            coordinators.call(self.workload.addresses, "DeleteSubscription", request)
+            with suppress(
+                UnknownSubscription
+            ):  # what failed did so before there was a reader, and is what is to be told
+                coordinators.call(self.workload.addresses, "DeleteSubscription", request)
         return self._figures(time.monotonic() - started_s)
 
     def _figures(self, seconds: float) -> dict[str, object]:

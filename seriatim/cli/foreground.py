@@ -9,10 +9,19 @@ import logging
 import resource
 import signal
 from collections.abc import Coroutine, Iterator
-from types import FrameType
 from typing import Any
 
 from seriatim.protocol import values
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that what it has begun is undone."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -23,17 +32,8 @@ def until_signalled() -> Iterator[None]:
     ends its children (see `embedded.processes`).
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), interruptible():
         yield
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_server(main: Coroutine[Any, Any, object]) -> None:

@@ -1,14 +1,49 @@
-"""The sender of `seriatim bench failover`."""
+"""`seriatim bench failover`: its sender, and how it ends."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from typing import NoReturn
 
 import pytest
 
-from seriatim.cli import workload
+from seriatim.cli import coordinators, exits, failover, main, workload
+from seriatim.cli.failover import FailoverRun, Fault
 from seriatim.cli.workload import Workload
 from seriatim.protocol import errors
+
+
+def test_what_fails_before_there_is_a_reader_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def instance(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    def call(*_: object) -> NoReturn:
+        raise errors.UnknownSubscription("it has none")
+
+    monkeypatch.setattr(failover, "Instance", instance)
+    monkeypatch.setattr(coordinators, "call", call)
+    load = Workload("127.0.0.1:1", "q", 100, 10.0, 4.0, "bench-1")
+    with pytest.raises(KeyboardInterrupt):
+        FailoverRun(Fault.ROTATE, load, 1, None, lambda *_: None).measure()
+
+
+def test_sigterm_ends_it_as_ctrl_c_does_so_that_what_it_has_made_or_harmed_is_put_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(*_: object) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise errors.Unreachable("it was told to end before")
+
+    monkeypatch.setattr(coordinators, "call", call)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        code = main.run(["bench", "latency", "--queue", "q", "--coordinator", "127.0.0.1:1"])
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == exits.INTERRUPTED
 
 
 @pytest.mark.parametrize(
