@@ -133,10 +133,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
-        sys.stdout.flush()
         code = result if isinstance(result, int) else exits.DONE
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Nothing is wrong.
+        # The reader of our output has gone (`| head`). Nothing is wrong, and an answer that was found stands.
         _discard_output()
     except SystemExit:
         if sys.stdout is stdout:

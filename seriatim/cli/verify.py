@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -34,8 +34,9 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
     wanted = [name for part in tables for name in part.split(",") if name]
     with _progress() if sys.stderr.isatty() and not is_json else nullcontext(lambda _progress: None) as on_progress:
         comparison = compare(source, target, wanted, on_progress=on_progress)
-    for line in _json(comparison) if is_json else _text(comparison):
-        click.echo(line)
+    with suppress(BrokenPipeError):  # who reads no further is told by the exit code
+        for line in _json(comparison) if is_json else _text(comparison):
+            click.echo(line)
     if not comparison.is_identical or not comparison.tables:
         context.exit(exits.ANSWER_IS_NO)
 

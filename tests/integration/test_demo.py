@@ -91,6 +91,18 @@ def test_without_java_it_says_what_to_install_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_nobody_reads_on_it_says_no_and_leaves_nothing(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = (sys.executable, "-m", "seriatim.cli.main", "demo")
+    with os.fdopen(writing) as output:
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        demo = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, check=False)
+    assert demo.returncode == 1
+    assert b"without a verdict" in demo.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_values_and_a_directory_in_use_are_refused(tmp_path, capsys):
     assert run(["demo", "--seconds", "1"]) == 2
     with Supervisor(tmp_path):

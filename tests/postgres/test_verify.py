@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -172,6 +175,15 @@ def test_a_side_that_hides_rows_is_never_found_identical(pair, side) -> None:
         assert not compare(*asked).is_identical
     finally:
         run(pair[place], f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_who_reads_no_further_is_told_by_the_exit_code(pair) -> None:
+    run(pair[1], "DELETE FROM numbers WHERE id = 5")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "seriatim.cli.main", "verify", "--source", pair[0], "--target", pair[1]]
+    with os.fdopen(writing) as output:
+        assert subprocess.run(command, stdout=output, timeout=100, check=False).returncode == exits.ANSWER_IS_NO
 
 
 def test_the_command(pair) -> None:

@@ -285,6 +285,13 @@ def test_output_that_nobody_takes_is_no_defect(output, code, said):
     assert ended.stderr.splitlines() == [*([said] if said else []), f"ends with {code}"]
 
 
+def test_an_answer_stands_where_nobody_reads_it():
+    script = "from seriatim.cli import main; main.seriatim.main = lambda **_: print('no') or 1; main.main()"
+    shell = f'(sleep 0.2; env -u PYTHONUNBUFFERED {sys.executable} -c "{script}"; echo "ends with $?" >&2) | true'
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert ended.stderr == "ends with 1\n"
+
+
 def test_no_file_takes_the_place_of_a_stream_that_is_closed():
     """Libraries would tell a person something in there: in a broker's data, say."""
     script = "import os; from seriatim.cli import main; main.run = lambda: os.open('/dev/null', os.O_RDWR); main.main()"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +16,7 @@ from seriatim.cli import exits
 from seriatim.cli.demo import plan, verdict
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.cli.foreground import interruptible
 from seriatim.protocol.errors import SeriatimError
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def demo(
     began_s = time.monotonic()
     faults = plan.planned(seconds) if has_faults else ()
     report: dict[str, object]
-    with _interruptible(), Stage(directory, is_kept=is_kept) as stage, _logging_to(stage.supervisor.log_path("demo")):
+    with interruptible(), Stage(directory, is_kept=is_kept) as stage, _logging_to(stage.supervisor.log_path("demo")):
         try:
             with chosen_view(began_s, is_json=is_json) as view:
                 figures = Demo(stage, view, Load(seconds, clients, scale, rate), faults, began_s).run()
@@ -90,6 +88,10 @@ def demo(
             stage.keeps_logs = False
             click.echo("interrupted: stopping everything", err=True)
             raise
+        except BrokenPipeError:
+            stage.keeps_logs = False
+            click.echo("nobody reads on: stopping everything, without a verdict", err=True)
+            return exits.ANSWER_IS_NO
         is_good = report["verdict"] == verdict.IDENTICAL
         stage.keeps_logs = not is_good
         if not is_good:
@@ -97,7 +99,8 @@ def demo(
         if is_kept:
             _keep(stage)
     if is_json:
-        click.echo(json.dumps(report))
+        with suppress(BrokenPipeError):
+            click.echo(json.dumps(report))
     return exits.DONE if is_good else exits.ANSWER_IS_NO
 
 
@@ -130,20 +133,6 @@ def _keep(stage: Stage) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that everything is cleaned up."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
     """What the library logs goes beside the children's logs: the terminal shows the demo."""
     handler = logging.FileHandler(path)
@@ -155,4 +144,3 @@ def _logging_to(path: Path) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         handler.close()
-        sys.stdout.flush()
