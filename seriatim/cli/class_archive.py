@@ -64,6 +64,10 @@ def _make(path: Path, make: Callable[[Path, Path], None]) -> None:
             with new.open("rb") as file:
                 os.fsync(file.fileno())  # Java maps what it finds there: a part of it would end a process
             new.replace(path)
+    except ModuleNotFoundError as error:
+        raise EmbeddedError(
+            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[spark]'"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise EmbeddedError(f"Java didn't end within {error.timeout:.0f} s") from error
     except OSError as error:

@@ -29,7 +29,12 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
 
     The databases should be at rest: each side is read in a snapshot of its own.
     """
-    from seriatim.consumer.verification.comparison import compare
+    try:
+        from seriatim.consumer.verification.comparison import compare
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[postgres]'"
+        ) from error
 
     wanted = [name for part in tables for name in part.split(",") if name]
     with _progress() if sys.stderr.isatty() and not is_json else nullcontext(lambda _progress: None) as on_progress:

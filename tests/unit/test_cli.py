@@ -304,6 +304,17 @@ def test_a_command_says_what_is_wrong_by_its_exit_code_where_it_can_say_nothing_
     assert subprocess.run(["bash", "-c", command], check=False).returncode == exits.WRONG_USE
 
 
+@pytest.mark.parametrize(("arguments", "missing", "extra"), [
+    (("verify", "--source", "x", "--target", "x"), "psycopg", "[postgres]"),
+    (("class-archive",), "pyspark", "[spark]"),
+])  # fmt: skip
+def test_what_is_not_installed_is_named(arguments, missing, extra):
+    script = f"import sys; sys.modules[{missing!r}] = None; from seriatim.cli import main; main.main()"
+    ended = subprocess.run((sys.executable, "-c", script, *arguments), capture_output=True, text=True, check=False)
+    assert ended.returncode == exits.REFUSED
+    assert f"{missing} is missing: install seriatim with its extra, pip install 'seriatim{extra}'" in ended.stderr
+
+
 @pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
 def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
     command = (sys.executable, "-m", "seriatim.cli.main", *server, "--zookeeper", "127.0.0.1:1", "--cluster", "c")
