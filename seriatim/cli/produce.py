@@ -16,6 +16,7 @@ from typing import IO, TypeGuard
 import click
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from seriatim.cli import exits
 from seriatim.cli.acknowledgements import Acknowledgements
@@ -65,14 +66,18 @@ class _Run:
         self.read = 0
         self.is_at_end = False
         self.is_stopping = False
-        self.console = Console(stderr=True)
         self.status: Status | None = None
+        self._said = ""
 
     def say(self, text: str) -> None:
+        """Tell it, unless it is what was told last."""
+        if text == self._said:
+            return
+        self._said = text
         if self.status is not None:
-            self.status.update(text)
+            self.status.update(Text(text))
         else:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            click.echo(text, err=True)
 
     def may_go_on(self) -> bool:
         """False where the command is to stop. Raises WorldError where acknowledgements can't be logged."""
@@ -83,16 +88,13 @@ class _Run:
     def wait_until_elected(self) -> bool:
         """False where the command is to stop instead. Raises Unreachable where nobody answers for too long."""
         started_s = time.monotonic()
-        said = ""
         while self.may_go_on():
             try:
                 elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
             except (NotElected, Waiting, Unreachable) as problem:
                 if isinstance(problem, Unreachable) and time.monotonic() - started_s > self.connect_timeout_s:
                     raise
-                if problem.message != said:
-                    said = problem.message
-                    self.say(f"waiting to be elected: {said}")
+                self.say(f"waiting to be elected: {problem.message}")
                 continue
             self.say(f"elected with token {elected.token}")
             return True
@@ -112,6 +114,7 @@ class _Run:
                 self.say(problem.message)
             else:
                 self.acknowledgements.add(handle, line)
+                self._said = ""
                 return True
         return False
 
@@ -202,7 +205,7 @@ def produce(
     failure = failure or acknowledgements.failure
     _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
     if failure is not None:
-        run.console.print(f"Error: {failure}", style="red", highlight=False, soft_wrap=True)
+        click.secho(f"Error: {failure}", fg="red", err=True)
         context.exit(exits.exit_code(failure))
     if _is_file(file) and not run.is_at_end:
         run.say(f"Stopped before the end of {file}: {run.read:,} lines of it were read")
@@ -242,7 +245,7 @@ def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | N
             if not run.send(line):
                 return
         if run.status is not None:
-            run.status.update(f"{run.read:,} sent, {run.acknowledgements.acknowledged:,} acknowledged")
+            run.say(f"{run.read:,} sent, {run.acknowledgements.acknowledged:,} acknowledged")
     run.is_at_end = True
 
 
@@ -252,6 +255,8 @@ def _finish(run: _Run) -> None:
         try:
             run.producer.flush(_LOOK_EVERY_S)
         except DeadlineOver:
+            if reason := run.producer.waiting_for:
+                run.say(f"waiting for the last acknowledgements: {reason}")
             continue
         except OutcomeUnknown:
             if not run.go_on():
@@ -308,10 +313,11 @@ def _stopping(run: _Run) -> Iterator[None]:
 
 @contextmanager
 def _showing(run: _Run) -> Iterator[None]:
-    if not run.console.is_terminal:
+    console = Console(stderr=True)
+    if not console.is_terminal:
         yield
         return
-    with run.console.status("connecting") as status:
+    with console.status("connecting") as status:
         run.status = status
         try:
             yield
@@ -338,5 +344,5 @@ def _summarise(run: _Run, queue_name: str, name: str, seconds: float, *, as_json
     if done.stored_before:
         text += f", {done.stored_before:,} of them stored before"
     if done.unknown:
-        text += f"; of {len(done.unknown):,} nobody can tell: {done.why_unknown}"
-    run.console.print(text, highlight=False, soft_wrap=True)
+        text += f"; {len(done.unknown):,} may have been stored or not: {done.why_unknown}"
+    click.echo(text, err=True)

@@ -26,7 +26,7 @@ from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
 
 _log = log.logger("producer")
 
@@ -250,6 +250,12 @@ class Producer:
     def is_connected(self) -> bool:
         """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
         return self._loop.is_connected
+
+    @property
+    def waiting_for(self) -> str:
+        """What sending waits for; empty while it waits for nothing but acknowledgements. From any thread."""
+        problem = self._buffer.problem
+        return problem.message if not self.is_elected or isinstance(problem, Unreachable | Waiting) else ""
 
     def wait_until_elected(self, timeout: float | None = None) -> Elected:
         """Wait until this instance may send; its token and the resume point.
