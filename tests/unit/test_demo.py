@@ -10,8 +10,22 @@ import pytest
 from seriatim.cli.demo.offsets import OffsetCheck
 from seriatim.cli.demo.outage import outages_s
 from seriatim.cli.demo.plan import FaultKind, planned
+from seriatim.cli.demo.stage import Stage
 from seriatim.cli.demo.verdict import FaultFigures, Figures, as_text, problems, verdict
 from seriatim.cli.demo.view import Sight, one_line
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
+
+
+def test_what_is_set_for_the_caller_s_own_commands_is_not_for_the_demo_s(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERIATIM_TABLES", "public.orders")
+    started = []
+    with Stage(tmp_path, is_kept=True) as stage:
+        stage.cluster._choose_ports()
+        monkeypatch.setattr(stage.supervisor, "start", started.append)
+        monkeypatch.setattr(EmbeddedPostgres, "port", 5432)
+        stage.start_capture("capture-1")
+        stage.start_replay()
+    assert [spec.environment["SERIATIM_TABLES"] for spec in started] == [None, None]
 
 
 @pytest.mark.parametrize("seconds", [5, 30, 3600])

@@ -57,7 +57,9 @@ class Stage:
         self.supervisor = self.cluster.supervisor
         scratch = self.directory / "scratch"  # of children: what a killed one leaves behind goes with the directory
         scratch.mkdir(exist_ok=True)
-        self._environment = {"TMPDIR": str(scratch)}
+        # What is set for captures and replays of the caller's own isn't meant for these.
+        own = (name for name in os.environ if name.startswith("SERIATIM_"))
+        self._environment: dict[str, str | None] = {**dict.fromkeys(own), "TMPDIR": str(scratch)}
         self.east, self.west = (
             EmbeddedPostgres(self.directory / name, name=name, supervisor=self.supervisor) for name in ("east", "west")
         )
