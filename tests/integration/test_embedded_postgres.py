@@ -30,6 +30,14 @@ def test_it_decodes_logically_survives_a_kill_and_keeps_port_and_data(tmp_path):
             assert connection.execute("select slot_name from pg_replication_slots").fetchall() == [("s",)]
 
 
+def test_a_program_that_takes_too_long_is_named(tmp_path):
+    with (
+        EmbeddedPostgres(tmp_path, settings={"fsync": "off"}) as server,
+        pytest.raises(StartFailed, match=r"psql didn't end within 0\.1 s"),
+    ):
+        server.run("psql", "-c", "SELECT pg_sleep(60)", timeout_s=0.1)
+
+
 def test_two_run_under_one_supervisor_and_pgbench_works(tmp_path):
     with Supervisor(tmp_path) as supervisor:
         east, west = (

@@ -18,10 +18,10 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from seriatim.cli.embedded.errors import Missing, StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook
@@ -143,13 +143,10 @@ class EmbeddedPostgres:
     def run(self, program: str, *arguments: str, database: str = "postgres", timeout_s: float = 60.0) -> str:
         """Run `psql`, `pgbench`, … against this server; answers its standard output.
 
-        Raises `StartFailed`, with what it wrote to standard error, when it ends with an error.
+        Raises `StartFailed`, with what it wrote to standard error, when it ends with an error, or not in time.
         """
-        done = subprocess.run(
-            (binary(program), *arguments),
-            check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL,
-            env={**os.environ, **self.environment(database)},
-        )  # fmt: skip
+        environment = {**os.environ, **self.environment(database)}
+        done = _ended(program, (binary(program), *arguments), timeout_s, stdin=subprocess.DEVNULL, env=environment)
         if done.returncode:
             raise StartFailed(f"{program} failed (exit status {done.returncode}): {done.stderr.strip()}")
         return done.stdout
@@ -186,7 +183,7 @@ class EmbeddedPostgres:
         command = (*_as_unprivileged(), binary("initdb"), "--pgdata", str(partial), "--username", USER,
                    "--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync")  # fmt: skip
         # In a directory that anybody may enter: initdb insists on being able to come back to where it began.
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd="/")
+        done = _ended("initdb", command, 120.0, cwd="/")
         if done.returncode:
             raise StartFailed(f"initdb failed in {partial}: {done.stderr.strip() or done.stdout.strip()}")
         partial.rename(self._data)
@@ -201,6 +198,13 @@ class EmbeddedPostgres:
             death_signal=signal.SIGINT,
             stop_timeout_s=20.0,
         )
+
+
+def _ended(program: str, command: Sequence[str], timeout_s: float, **settings: Any) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s, **settings)
+    except subprocess.TimeoutExpired as error:
+        raise StartFailed(f"{program} didn't end within {timeout_s:g} s") from error
 
 
 def _as_unprivileged() -> tuple[str, ...]:
