@@ -348,18 +348,19 @@ def test_a_second_signal_kills_a_capture_that_does_not_stop():
             process.kill()
 
 
-def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch, capsys):
+def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch):
     """The queue took nothing for a while, and nothing is sent since."""
+    told = []
     monkeypatch.setattr(capture_module, "_REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(capture_module, "print", lambda text, **_: told.append(json.loads(text)), raising=False)
     sender = SimpleNamespace(sent=4, unacknowledged=4)
     report = capture_module._Report("q", "slot", is_json=True, is_log=False)
-    told = []
 
     def wait_for(unacknowledged):
         deadline_s = time.monotonic() + 60
         while [event["unacknowledged"] for event in told][-1:] != [unacknowledged]:
             assert time.monotonic() < deadline_s
-            told.extend(json.loads(line) for line in capsys.readouterr().out.splitlines())
+            time.sleep(0.005)
 
     with report.regularly(sender):
         wait_for(4)
