@@ -62,9 +62,10 @@ def broker(config: Path | None, directory: Path | None, log_level: str, log_to: 
 
 async def _run(settings: BrokerSettings) -> None:
     from seriatim.broker_group.process import serve
+    from seriatim.protocol import log
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(settings, lambda name, address: click.echo(f"ready {name} {address}"), stop)
+    await serve(settings, log.say_ready, stop)

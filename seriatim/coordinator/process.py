@@ -229,5 +229,5 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 async def _work(process: CoordinatorProcess) -> None:
     await process.start()
-    print(f"ready {process.name} {process.address}", flush=True)  # noqa: T201 - whoever started it waits for this line
+    log.say_ready(process.name, process.address)
     await process.run()

@@ -7,6 +7,7 @@ A `cause_id` starts with the event and rides on every effect and RPC it causes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -51,6 +52,12 @@ class KeyValueLogger:
 def logger(name: str) -> KeyValueLogger:
     """The logger of a part of Seriatim, under `seriatim.` in Python's own logging."""
     return KeyValueLogger(logging.getLogger(f"seriatim.{name}"))
+
+
+def say_ready(name: str, address: str) -> None:
+    """Tell whoever started this server, and waits for the line, that it serves. That nobody takes it ends no server."""
+    with contextlib.suppress(OSError):
+        print(f"ready {name} {address}", flush=True)  # noqa: T201
 
 
 def _line(event: str, keys: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import errno
+import io
 import json
 import logging
 import os
@@ -15,12 +17,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from seriatim.cli import broker as broker_module
 from seriatim.cli import capture as capture_module
 from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, main, views
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.status import with_members_knowledge
+from seriatim.coordinator import process as coordinator_process
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (
     BugError,
@@ -313,6 +317,29 @@ def test_what_is_not_installed_is_named(arguments, missing, extra):
     ended = subprocess.run((sys.executable, "-c", script, *arguments), capture_output=True, text=True, check=False)
     assert ended.returncode == exits.REFUSED
     assert f"{missing} is missing: install seriatim with its extra, pip install 'seriatim{extra}'" in ended.stderr
+
+
+def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def serves(_, ready, __):
+        ready("g1-a", "127.0.0.1:1")
+        ran.append("broker")
+
+    async def started():
+        pass
+
+    async def runs():
+        ran.append("coordinator")
+
+    ran = []
+    monkeypatch.setattr("seriatim.broker_group.process.serve", serves)
+    monkeypatch.setattr(sys, "stdout", Full())
+    asyncio.run(broker_module._run(None))
+    asyncio.run(coordinator_process._work(SimpleNamespace(name="c", address="c:1", start=started, run=runs)))
+    assert ran == ["broker", "coordinator"]
 
 
 @pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
