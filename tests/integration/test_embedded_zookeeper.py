@@ -33,14 +33,16 @@ def test_each_test_has_an_empty_tree_and_short_sessions_are_granted(zookeeper):
 
 
 def test_a_second_start_keeps_port_and_data(tmp_path):
-    with EmbeddedZooKeeper(tmp_path) as server:
+    directory = tmp_path / "Größe \\1"
+    with EmbeddedZooKeeper(directory) as server:
         address = server.address
         client = KazooClient(address)
         client.start(timeout=60)
         client.create("/kept", b"yes")
         client.stop()
         client.close()
-    with EmbeddedZooKeeper(tmp_path) as server:
+    assert [path.name for path in tmp_path.iterdir()] == [directory.name]
+    with EmbeddedZooKeeper(directory) as server:
         assert server.address == address
         client = KazooClient(address)
         client.start(timeout=60)

@@ -7,6 +7,7 @@ expired one is noticed soon.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -151,7 +152,9 @@ def server_command(
     if archive_options is None:
         archive_options = class_archive.using(class_archive.ZOOKEEPER)
     java, jars = java_path(), class_path()
-    (directory / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in configuration.items()))
+    # Java reads it as Latin-1, so that data of a folder Größe lay elsewhere, but knows the escapes that JSON has.
+    lines = (f"{key}={json.dumps(str(value))[1:-1]}\n" for key, value in configuration.items())
+    (directory / "zoo.cfg").write_text("".join(lines))
     (directory / "log4j2.properties").write_text(_LOG_SETTINGS)
     return (
         java, "-cp", jars, f"-Xmx{heap_mb}m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
