@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from seriatim.cli.embedded.cluster import COMMAND
 from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 
@@ -112,6 +113,13 @@ def test_a_child_that_dies_early_shows_the_end_of_its_log(tmp_path):
         supervisor.start(ProcessSpec("one", (sys.executable, "-c", "print('no disk'); raise SystemExit(7)")))
         with pytest.raises(StartFailed, match=r"(?s)exit status 7.*no disk"):
             supervisor.wait_for_line("one")
+
+
+def test_no_file_of_the_directory_is_taken_for_a_module(tmp_path):
+    (tmp_path / "click.py").write_text("raise SystemExit('it was')")
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", (*COMMAND, "--version")))
+        assert supervisor.wait_for_line("one", "seriatim, version")
 
 
 def test_a_program_that_is_missing_says_so(tmp_path):

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.demo.plan import FaultKind
-from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
+from seriatim.cli.embedded.cluster import COMMAND, ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.postgres import EmbeddedPostgres, binary
 from seriatim.cli.embedded.processes import ProcessSpec
 
@@ -24,7 +23,6 @@ CAPTURES = ("capture-1", "capture-2")
 REPLAY = "replay"
 PGBENCH = "pgbench"
 ROWS_PER_SCALE = 100_000 + 10 + 1  # accounts, tellers, branches
-_COMMAND = (sys.executable, "-m", "seriatim.cli.main")
 _CALL_TIMEOUT_S = 10.0
 _REPLICA_IDENTITY = "ALTER TABLE pgbench_history REPLICA IDENTITY FULL"  # it has no key
 
@@ -154,7 +152,7 @@ class Stage:
     # ------------------------------------------------------------------------------------------------------- parts
 
     def _start(self, name: str, *arguments: str) -> None:
-        command = (*_COMMAND, *arguments, "--coordinator", self.cluster.coordinators)
+        command = (*COMMAND, *arguments, "--coordinator", self.cluster.coordinators)
         self.supervisor.start(ProcessSpec(name, command, environment=self._environment))
 
     async def _call(self, method: str, request: Any) -> Any:

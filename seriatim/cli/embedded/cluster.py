@@ -22,7 +22,8 @@ from seriatim.cli.embedded.zookeeper import ZooKeeperSettings, start_zookeeper
 
 DEFAULT_GROUPS = 3
 MEMBERS = ("a", "b")
-_COMMAND = (sys.executable, "-m", "seriatim.cli.main")
+COMMAND = (sys.executable, "-P", "-m", "seriatim.cli.main")
+"""`seriatim`, for a supervisor's child: no module is looked for in its directory, where users may have files of any name."""
 _OF_ONE_SERVER = (
     "SERIATIM_NAME", "SERIATIM_ADVERTISE", "SERIATIM_ADVERTISE_OUTSIDE", "SERIATIM_LISTEN_OUTSIDE",
     "SERIATIM_ZOOKEEPER_OUTSIDE", "SERIATIM_DIRECT_PORT", "SERIATIM_CONFIG",
@@ -176,7 +177,7 @@ class DevelopmentCluster:
             own = ("broker", "--group", group, "--member", member, "--dir", str(self.supervisor.directory / name))
         return ProcessSpec(
             name,
-            (*_COMMAND, *own, *common),
+            (*COMMAND, *own, *common),
             environment={**dict.fromkeys(_OF_ONE_SERVER), **self.settings.environment},
             is_restarted=self.settings.is_restarted,
         )
