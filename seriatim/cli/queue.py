@@ -217,7 +217,7 @@ def delete(*, name: str, yes: bool, coordinator: str, is_json: bool) -> int:
     from seriatim.protocol import seriatim_pb2 as pb
 
     if not yes:
-        if not sys.stdin.isatty():
+        if not _can_ask():
             raise click.UsageError("nobody can be asked here: give --yes to delete the queue")
         if not click.confirm(f"Delete queue {name} with all its records?", err=True):
             click.echo("nothing was deleted", err=True)
@@ -327,10 +327,14 @@ def _check_confirmed(name: str, confirm: str | None, done: str) -> None:
         raise click.UsageError(f"--confirm says {confirm!r}, but the queue is {name!r}; nothing was {done}")
 
 
+def _can_ask() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _is_confirmed(name: str, what: str, to_do: str, done: str) -> bool:
     """Show what would be done, and ask for the queue's name. Raises UsageError where nobody can be asked."""
     click.echo(what, err=True)
-    if not sys.stdin.isatty():
+    if not _can_ask():
         raise click.UsageError(f"nobody can be asked here: give --confirm {name} to {to_do}")
     if click.prompt(f"Type the queue's name to {to_do}", default="", show_default=False, err=True) != name:
         click.echo(f"nothing was {done}", err=True)

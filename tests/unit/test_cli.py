@@ -303,8 +303,12 @@ def test_no_file_takes_the_place_of_a_stream_that_is_closed():
     assert ended.returncode == 3  # the first number behind theirs
 
 
-def test_a_command_says_what_is_wrong_by_its_exit_code_where_it_can_say_nothing_else():
-    command = f"{sys.executable} -m seriatim.cli.main verify --source password=\\'x --target dbname=b 2>&-"
+@pytest.mark.parametrize(
+    "arguments",
+    ["verify --source password=\\'x --target dbname=b 2>&-", "queue delete q --coordinator 127.0.0.1:1 <&-"],
+)
+def test_wrong_use_is_no_defect_where_a_stream_is_closed(arguments):
+    command = f"{sys.executable} -m seriatim.cli.main {arguments}"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == exits.WRONG_USE
 
 
