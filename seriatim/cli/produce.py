@@ -31,6 +31,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     Unreachable,
     Waiting,
+    WorldError,
 )
 
 _LOOK_EVERY_S = 0.5
@@ -224,6 +225,8 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
                 _finish(run)
     except SeriatimError as error:
         failure = error
+    except OSError as error:
+        failure = WorldError(f"can't read {file if _is_file(file) else 'standard input'}: {error.strerror}")
     if run.producer.is_elected:
         try:
             run.producer.flush(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from seriatim.cli import acknowledgements, exits, main
+from seriatim.cli import acknowledgements, exits, main, produce
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.integration.test_producer_client import SmallCluster, new, until
 
@@ -120,6 +121,22 @@ def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallClus
     code, _, rest = ended(process)
     assert (code, cluster.values()) == (exits.DONE, [b"1", b"2"])
     assert said not in rest
+
+
+def test_what_was_read_before_a_disk_failed_is_sent(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*_: int) -> Iterator[list[bytes]]:
+        yield [b"1", b"2"]
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(produce, "chunks", read)
+    arguments = ["produce", "--queue", "q", "--coordinator", cluster.address, "--session-timeout-ms", "20000", __file__]
+    assert main.run(arguments) == exits.REFUSED
+    assert cluster.values() == [b"1", b"2"]
+    said = capsys.readouterr().err
+    assert "2 of 2 records acknowledged" in said
+    assert f"Error: can't read {__file__}: Input/output error" in said
 
 
 def test_a_log_on_a_full_disk_ends_the_command_with_what_was_acknowledged(cluster: SmallCluster) -> None:
