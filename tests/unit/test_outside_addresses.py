@@ -66,7 +66,7 @@ def test_no_reply_has_a_text_that_nobody_decided_about() -> None:
     no_address = {
         "cluster", "root", "version", "queue", "group", "member", "disk_id", "state", "durability", "sender",
         "send_list", "reason", "what", "problem", "reader", "subscription", "readmit", "groups", "sending_queues",
-        "backlog_queues", "deleted_queues", "answered",
+        "backlog_queues", "deleted_queues", "lost_queues", "answered",
     }  # fmt: skip
     addresses = {"address", "coordinators", "elected_coordinator", "next_master", "zookeeper", "direct"}
     found = {
