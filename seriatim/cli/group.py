@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
 
 _LOOK_EVERY_S = 0.3
+_TOLD = 6
 
 
 @click.group(short_help="Look at groups; take one out of service, put it back or remove it.")
@@ -179,12 +181,18 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
 def _left(view: pb.GroupView, until: str) -> str:
     """What the draining still waits for; empty when it is done."""
     if view.sending_queues:
-        return f"{view.group} still takes records of {', '.join(view.sending_queues)}"
+        return f"{view.group} still takes records of {_some(view.sending_queues)}"
     if view.lost_queues:
-        return f"only a member of {view.group} can tell where a lost link of {', '.join(view.lost_queues)} ends"
+        return f"only a member of {view.group} can tell where a lost link of {_some(view.lost_queues)} ends"
     if until == "drained" and view.backlog_queues:
-        return f"{view.group} still has unread records of {', '.join(view.backlog_queues)}"
+        return f"{view.group} still has unread records of {_some(view.backlog_queues)}"
     return ""
+
+
+def _some(queues: Sequence[str]) -> str:
+    """The first of them: there may be a thousand, and this is said again whenever it changes."""
+    told = list(queues[:_TOLD])
+    return ", ".join([*told, f"{len(queues) - _TOLD} more"] if len(queues) > _TOLD else told)
 
 
 def _groups(coordinator: str) -> list[pb.GroupView]:

@@ -39,6 +39,8 @@ _log = log.logger("coordinator")
 MAX_CONFLICTS = 50
 POSITION_PATIENCE_S, POSITION_PAUSE_S = 1.0, 0.05
 """So long a position is looked for while it can't be told, and how often: longer than a switch takes, shorter than callers wait."""
+DRAINING_S = 5.0
+"""So long links are closed by the call that drains their group: who asked is answered, however many there are."""
 ANY_VERSION = ChainVersion(0)
 """A queue's first, in which it has no links yet."""
 _Put = TypeVar("_Put")
@@ -241,7 +243,7 @@ class Operations:
     async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
         """Mark the group, and close what is open on it at once. Raises UnknownGroup.
 
-        What can't be closed now is left to the elected coordinator, with what comes behind it: the group is drained all the same.
+        What can't be closed now, or soon, is left to the elected coordinator: the group is drained all the same.
         """
         checked_name(request.group, "group")
         await self._store.set_draining(request.group, is_draining=is_draining)
@@ -250,7 +252,10 @@ class Operations:
             raise unknown_group(request.group)
         _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
         if is_draining:
+            until_s = boottime_s() + DRAINING_S
             for document in list(self._queues()):
+                if boottime_s() > until_s:
+                    break
                 last = document.last_link
                 if last is None or not views.is_serving(document, request.group):
                     continue

@@ -604,6 +604,12 @@ def test_drain_says_no_when_somebody_puts_the_group_back_into_service(asked, mon
         assert result.stderr.splitlines()[-1] == "g1 was put back into service meanwhile"
 
 
+def test_drain_tells_the_first_of_many_queues(asked):
+    asked.replies["DrainGroup"] = a_group([f"q{number}" for number in range(1000)])
+    result = invoke("group", "drain", "g1", "--timeout", "0")
+    assert "g1 still takes records of q0, q1, q2, q3, q4, q5, 994 more\n" in result.stderr
+
+
 def test_drain_says_no_when_the_time_is_over(asked):
     asked.replies["DrainGroup"] = a_group(["orders"])
     result = invoke("group", "drain", "g1", "--timeout", "0", "--json")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.coordinator import execution
+from seriatim.coordinator import administration, execution
 from seriatim.coordinator import store as store_module
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
@@ -227,6 +227,18 @@ def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> Non
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
     assert store.closed == [world.document.queue_id]
     assert "another" in view.sending_queues
+
+
+def test_who_drains_a_group_is_answered_however_many_queues_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand links take longer than a command waits for an answer."""
+    world = World()
+    send_call(world).finish()
+    store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    monkeypatch.setattr(administration, "DRAINING_S", -1.0)
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    assert store.closed == []
+    assert list(view.sending_queues) == ["orders", "another"]
 
 
 def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
