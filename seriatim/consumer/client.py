@@ -96,6 +96,7 @@ class Consumer:
         self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
+        self._lapse: asyncio.TimerHandle | None = None
 
     # ---- life
 
@@ -217,7 +218,12 @@ class Consumer:
 
     def _leased(self, valid_until_s: float) -> None:
         self._hand_over.renew(valid_until_s)
-        is_elected = valid_until_s > 0
+        if self._lapse is not None:
+            self._lapse.cancel()
+        left_s = valid_until_s - boottime_s()
+        is_elected = left_s > 0
+        if is_elected:  # where no write is answered, but pings are, nothing else tells the end (H10)
+            self._lapse = asyncio.get_running_loop().call_later(left_s, self._leased, 0.0)
         if is_elected is not self._is_elected:
             self._is_elected = is_elected
             call_back(_log, self._on_elected if is_elected else self._on_deposed)

@@ -173,6 +173,20 @@ def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None
     assert number > 10
 
 
+def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:
+    """ZooKeeper answers pings, and no write: nothing is handed out any more, and the next reader is elected, before the session is known to be lost."""
+
+    async def lapse() -> None:
+        deposed = asyncio.Event()
+        consumer = Consumer("127.0.0.1:1", "q", on_deposed=deposed.set)
+        consumer._leased(boottime_s() + 60)
+        consumer._leased(boottime_s() + 0.01)
+        async with asyncio.timeout(60):
+            await deposed.wait()
+
+    asyncio.run(lapse())
+
+
 class Threads(ThreadPoolExecutor):
     """A loop's threads, counted as often as one is asked for."""
 
