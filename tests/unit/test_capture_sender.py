@@ -236,6 +236,18 @@ def test_stopping_ends_a_send_that_blocks() -> None:
         sender.send(b"v" * 60, None, 3, "s")
 
 
+def test_what_is_acknowledged_is_told_once_it_is_stopped() -> None:
+    producer, sender = new()
+    sender.send(b"v", None, 1, "s")
+    producer.take()
+    producer.acknowledge(1)
+    sender.stop()
+    assert sender.acknowledged("s") == 1
+    producer.depose()
+    with pytest.raises(Deposed):
+        sender.acknowledged("s")
+
+
 def test_memory_is_an_entry_for_each_batch_in_flight() -> None:
     producer, sender = new(batch_bytes=10_000)
     for seq in range(1, 1001):

@@ -95,10 +95,13 @@ class CaptureSender:
         return True
 
     def is_elected(self) -> bool:
-        """See OrderedSender. In the term that `wait_until_elected` told of last: of a later one this instance knows nothing yet."""
+        """See OrderedSender."""
+        return self._is_same_term() and not self._stopped.is_set()
+
+    def _is_same_term(self) -> bool:
+        """Whether the term goes on that `wait_until_elected` told of last: of a later one this instance knows nothing yet."""
         known, present = self._elected, self._producer.elected
-        is_same = known is not None and present is not None and known.token == present.token
-        return is_same and not self._stopped.is_set()
+        return known is not None and present is not None and known.token == present.token
 
     def stop(self) -> None:
         """See OrderedSender."""
@@ -150,8 +153,9 @@ class CaptureSender:
                 return handle
 
     def acknowledged(self, source: str) -> int:
-        """See OrderedSender."""
-        self._present()
+        """See OrderedSender. Also once it is stopped: what a capture has confirmed then, the next one needn't read again."""
+        if not self._is_same_term():
+            raise Deposed
         self._take_acknowledged(0)
         return self._acknowledged.get(source, 0)
 
