@@ -53,6 +53,9 @@ class Sender:
     def is_elected(self) -> bool:
         return not self.is_over
 
+    def stand_again(self) -> None:
+        pass
+
     def stop(self) -> None:
         pass
 

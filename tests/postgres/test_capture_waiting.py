@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
+from seriatim.producer.sources.postgres import capture as module
+from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.capture import PostgresCapture
+from seriatim.producer.sources.postgres.errors import SourceLost
 from tests.postgres.test_capture import (
     SLOT,
     Queue,
@@ -94,6 +99,43 @@ def test_who_holds_up_the_start_is_told_and_a_stop_doesn_t_wait_for_them(dsn: st
     with told(dsn) as capture:
         wait_for(lambda: streaming(capture.queue))
     assert replayed(capture.queue) == table_rows(dsn, "a")
+
+
+class Aside(Sender):
+    stood_again = 0
+
+    def stand_again(self) -> None:
+        self.stood_again += 1
+
+
+def test_who_doesn_t_reach_the_database_for_long_lets_another_go_first(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be this machine's own path that is cut."""
+    now_s = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s, time_ns=time.time_ns))
+    connect, is_cut = catalog.connect, Event()
+    stood_again: list[int] = []
+
+    def connect_or_fail(dsn: str) -> object:
+        nonlocal now_s
+        if not is_cut.is_set():
+            return connect(dsn)
+        now_s += 10
+        stood_again.append(capture.sender.stood_again)
+        raise SourceLost("no route to host")
+
+    monkeypatch.setattr(catalog, "connect", connect_or_fail)
+    with told(dsn, Aside) as capture:
+        wait_for(lambda: streaming(capture.queue))
+        now_s += 1000
+        is_cut.set()
+        sql(dsn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        wait_for(lambda: len(stood_again) > 8)
+        assert stood_again[:9] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+        is_cut.clear()
+        sql(dsn, "INSERT INTO a VALUES (7, 7)")
+        wait_for(lambda: last_commit_of(capture.queue, 7))
 
 
 def test_who_is_deposed_doesn_t_hold_the_slots_name_up(dsn: str) -> None:

@@ -1,7 +1,8 @@
 """The loop of a capture: stand by, and when elected go on where the queue says, snapshot if needed, stream.
 
 The loop decides nothing about order or repeats: `core.resume` says how a term starts, `core.assembler` what each
-message gives and what may be confirmed. A lost database or a busy slot is waited for; a gap ends the capture.
+message gives and what may be confirmed. A lost database or a busy slot is waited for, a lost database after half a minute by the next
+instance, where one stands by; a gap ends the capture.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from seriatim.protocol.postgres import in_a_line
 
 _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
+_PATIENCE_S: Final = 30.0
+"""Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class PostgresCapture:
         self._reason = ""
         self._stopped = threading.Event()
         self._timeline: tuple[str, int] | None = None
+        self._connected_at_s = 0.0
 
     def stop(self) -> None:
         """End `run` soon, from any thread or a signal handler. Records in flight stay unconfirmed until a later start."""
@@ -121,8 +125,10 @@ class PostgresCapture:
 
     def _run(self) -> None:
         self._check_at_start()
+        self._connected_at_s = time.monotonic()
         while not self._stopped.is_set():
             if not self._sender.wait_until_elected(_POLL_S * 5):
+                self._connected_at_s = time.monotonic()  # as far as anybody asked
                 continue
             try:
                 self._serve()
@@ -133,6 +139,9 @@ class PostgresCapture:
             except (SlotBusy, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
                 self._wait_for(in_a_line(error))
                 self._stopped.wait(self._retry_s)
+                if time.monotonic() - self._connected_at_s > _PATIENCE_S:
+                    self._connected_at_s = time.monotonic()
+                    self._sender.stand_again()
 
     def _wait_for(self, reason: str) -> None:
         if reason == self._reason:
@@ -170,9 +179,12 @@ class PostgresCapture:
             closing(catalog.connect(self._dsn)) as connection,
             closing(ReplicationConnection(self._dsn)) as replication,
         ):
-            with self._attending(connection, replication.session) as attendant:
-                step, db = self._prepare(connection, replication, attendant)
-            self._stream(connection, replication, step, db)
+            try:
+                with self._attending(connection, replication.session) as attendant:
+                    step, db = self._prepare(connection, replication, attendant)
+                self._stream(connection, replication, step, db)
+            finally:
+                self._connected_at_s = time.monotonic()
 
     @contextmanager
     def _attending(self, *connections: Connection) -> Iterator[Attendant]:

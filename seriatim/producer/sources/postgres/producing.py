@@ -103,6 +103,10 @@ class CaptureSender:
         known, present = self._elected, self._producer.elected
         return known is not None and present is not None and known.token == present.token
 
+    def stand_again(self) -> None:
+        """See OrderedSender."""
+        self._producer.stand_again()
+
     def stop(self) -> None:
         """See OrderedSender."""
         self._stopped.set()

@@ -22,6 +22,10 @@ class OrderedSender(Protocol):
         """Whether this instance may still send."""
         ...
 
+    def stand_again(self) -> None:
+        """Let another instance be elected where one stands by; else it will be this one, in another term."""
+        ...
+
     def stop(self) -> None:
         """Make every call that waits, now or later, raise Deposed soon. From any thread or a signal handler."""
         ...
