@@ -206,6 +206,21 @@ def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending:
     ]
 
 
+def test_resends_of_a_long_past_cost_no_group(sending: Trace) -> None:
+    """Where the resume point is unknown an application sends all again that it has: the master refuses it window by window."""
+    sending(events.Refused(1, errors.Resend("again", marks={"s": 7})))
+    for number in range(5, 5 + 3 * SETTINGS.tries_on_link):
+        stream = sending.state.stream + 1
+        assert sending.granted(grant(1, 0, known=False)) == [f"open stream {stream} token 7 epoch 1 from 0"]
+        last = 2 * number - 1
+        sending(events.BatchClosed(number, batch(last - 1, 2)))
+        assert sending(events.Refused(stream, errors.Resend("again", marks={"s": last}))) == [
+            f"close stream {stream}",
+            f"resume {number} whole",
+            f"acquire {sending.state.request} token 7 failed 0",
+        ]
+
+
 def test_a_partial_resend_is_cut_by_the_marks_that_come_with_it(sending: Trace) -> None:
     assert sending(events.Refused(1, errors.PartlyResend("part", marks={"s": 0})))[:2] == [
         "close stream 1",

@@ -309,6 +309,8 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
     state = replace(state, in_flight=0, in_flight_bytes=0, refusals=refusals)
     if isinstance(error, Resend | PartlyResend):
         state = cut(state, marks_of(error), effects)
+        if len(effects) > 1:  # something is complete by it, as by an acknowledgement
+            state = replace(state, refusals=0)
     state, more = _asked(state)
     return state, effects + more
 
