@@ -188,6 +188,7 @@ class CursorKeeper:
             return
         await self._note(runner, record.whose)
         self._noted.setdefault(runner.key, set()).add(record.whose)
+        self._broker.resync_wanted.set()  # a peer that only stood still for a moment is brought up soon
 
     async def _note(self, runner: LinkRunner, whose: Whose | None, *, version: int = 0) -> None:
         """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's."""

@@ -22,7 +22,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import DiskFailed, Fenced, StaleCursor
+from seriatim.protocol.errors import DeadlineOver, DiskFailed, Fenced, StaleCursor
 from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
@@ -35,6 +35,7 @@ class Member:
 
     def __init__(self, broker: Broker, may_pass: Callable[[], Awaitable[object]]) -> None:
         self.other = self
+        self.broker = broker
         self.keeper = CursorKeeper(broker, cast("Coordinators", None))
         self.runner = broker.link(LINK.key)
         self._may_pass = may_pass
@@ -130,5 +131,21 @@ def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
             cursors.check_reader(told, Generation(0), Token(2))
             with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
                 cursors.check_reader(told, Generation(0), Token(1))
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_missed_a_commit_is_brought_up_soon(tmp_path: Path) -> None:
+    """It stood still for half a second. Until the next look at all chains, half a minute later, readers had one member's cursors only."""
+
+    async def scenario() -> None:
+        async def late() -> None:
+            raise DeadlineOver("no answer in time")
+
+        async with pair(tmp_path, late) as (a, _):
+            await a.tell(3)
+            await a.commit(3, 10)
+            assert a.notes == [(3, 0)]
+            assert a.broker.resync_wanted.is_set()
 
     asyncio.run(scenario())
