@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli import exits
+from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import (
     Names,
@@ -113,7 +113,7 @@ def postgres(
         )  # fmt: skip
         answers = answering(health_listen, is_ready=lambda: producer.is_connected, is_elected=sender.is_elected)
         report.on_failure = running.stop
-        with _on_signals(running.stop), report.regularly(sender), answers:
+        with on_signals(running.stop), report.regularly(sender), answers:
             running.run()
     finally:
         # What isn't acknowledged is found by the next capture's resume point.
@@ -202,19 +202,3 @@ class _Report:
         finally:
             ended.set()
             watcher.join()
-
-
-@contextmanager
-def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C stop. A second one kills, which does no harm: a server that stands still may never let go."""
-
-    def told(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop()
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

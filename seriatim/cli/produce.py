@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from seriatim.cli import exits
 from seriatim.cli.acknowledgements import Acknowledgements
+from seriatim.cli.foreground import on_signals
 from seriatim.cli.options import connect_timeout_option, coordinator_option, session_timeout_option
 from seriatim.producer import Producer
 from seriatim.producer.sources.lines import Line, chunks, parsed
@@ -69,6 +69,11 @@ class _Run:
         self.is_stopping = False
         self.status: Status | None = None
         self._said = ""
+
+    def stop(self) -> None:
+        """Read no more, flush. In a signal's handler."""
+        self.is_stopping = True
+        self.news.tell()
 
     def say(self, text: str) -> None:
         """Tell it, unless it is what was told last."""
@@ -219,7 +224,7 @@ def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: 
     """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
     failure: SeriatimError | None = None
     try:
-        with _stopping(run), _showing(run), _opened(file) as descriptor:
+        with on_signals(run.stop), _showing(run), _opened(file) as descriptor:
             if run.wait_until_elected():
                 _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
                 _finish(run)
@@ -295,23 +300,6 @@ def _opened(file: Path | None) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _stopping(run: _Run) -> Iterator[None]:
-    """SIGTERM and Ctrl-C: read no more, flush. A second one kills."""
-
-    def stop(number: int, _frame: object) -> None:
-        run.is_stopping = True
-        run.news.tell()
-        signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

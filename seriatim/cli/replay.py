@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from seriatim.cli import exits
+from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import Finite, Setting, coordinator_option, service_options, session_timeout_option
 
@@ -103,7 +103,7 @@ def replay(
     """Apply a queue of captured changes to a PostgreSQL database, transaction by transaction, each exactly once.
 
     Goes on from the position that the target holds. Several may run: one is elected, the others stand by. Ends with 0
-    on Ctrl-C or SIGTERM, after the micro-batch under way; needs Java 17 or newer.
+    on Ctrl-C or SIGTERM, after the micro-batch under way (a second one kills it); needs Java 17 or newer.
     """
     try:
         from seriatim.consumer.spark.apply.errors import BrokenStream, UnfitTarget
@@ -140,18 +140,12 @@ def replay(
 
     running = Replay(settings, _logged if log_to else reporter(is_json=is_json), answers)
 
-    def stop(_number: int, _frame: Any) -> None:
-        running.stop()
-
-    signals = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        running.run()
+        with on_signals(running.stop):
+            running.run()
     except (UnfitTarget, ApplyFailed, OtherQueue, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
         raise click.ClickException(str(error)) from error
-    finally:
-        for number, before in signals.items():
-            signal.signal(number, before)
     return exits.DONE
 
 

@@ -359,13 +359,19 @@ def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
     assert "Traceback" not in said
 
 
-def test_a_second_signal_kills_a_capture_that_does_not_stop():
-    script = (
-        "import signal\nfrom seriatim.cli import capture\n"
-        "with capture._on_signals(lambda: print('told', flush=True)):\n"
-        "    print('runs', flush=True)\n"
-        "    while True: signal.pause()"
-    )
+def test_a_second_signal_kills_a_replay_that_does_not_stop():
+    script = """
+import signal
+from seriatim.cli import main
+from seriatim.consumer.spark.replay import Replay
+def run(self):
+    print("runs", flush=True)
+    while True:
+        signal.pause()
+Replay.run = run
+Replay.stop = lambda self: print("told", flush=True)
+main.run(["replay", "--queue", "q", "--target", "dbname=x", "--coordinator", "127.0.0.1:1"])
+"""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
