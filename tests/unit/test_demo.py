@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from seriatim.cli import exits, main
 from seriatim.cli.demo.offsets import OffsetCheck
 from seriatim.cli.demo.outage import outages_s
 from seriatim.cli.demo.plan import FaultKind, planned
@@ -26,6 +29,17 @@ def test_what_is_set_for_the_caller_s_own_commands_is_not_for_the_demo_s(tmp_pat
         stage.start_capture("capture-1")
         stage.start_replay()
     assert [spec.environment["SERIATIM_TABLES"] for spec in started] == [None, None]
+
+
+def test_a_demo_on_a_full_disk_has_a_verdict_too_and_a_server_that_ended_is_named(tmp_path, monkeypatch, capsys):
+    def start_cluster(stage):
+        monkeypatch.setattr(stage.supervisor, "pids", dict)
+        raise OSError(errno.ENOSPC, "No space left on device", f"without {stage.ended()}")
+
+    monkeypatch.setattr(Stage, "start_cluster", start_cluster)
+    assert main.run(["demo", "--dir", str(tmp_path), "--json"]) == exits.ANSWER_IS_NO
+    report = json.loads(capsys.readouterr().out)
+    assert "No space left on device: 'without zookeeper'" in report["verdict"]
 
 
 @pytest.mark.parametrize("seconds", [5, 30, 3600])

@@ -81,9 +81,6 @@ def demo(
                 figures = Demo(stage, view, Load(seconds, clients, scale, rate), faults, began_s).run()
             report = figures.as_json()
             click.echo(verdict.as_text(figures), err=is_json)
-        except (DemoFailed, EmbeddedError, SeriatimError, psycopg.Error) as error:
-            report = verdict.failed(str(error))
-            click.echo(f"the demo failed: {error}", err=True)
         except KeyboardInterrupt:
             stage.keeps_logs = False
             click.echo("interrupted: stopping everything", err=True)
@@ -92,6 +89,9 @@ def demo(
             stage.keeps_logs = False
             click.echo("nobody reads on: stopping everything, without a verdict", err=True)
             return exits.ANSWER_IS_NO
+        except (DemoFailed, EmbeddedError, SeriatimError, psycopg.Error, OSError) as error:
+            report = verdict.failed(str(error))
+            click.echo(f"the demo failed: {error}", err=True)
         is_good = report["verdict"] == verdict.IDENTICAL
         stage.keeps_logs = not is_good
         if not is_good:

@@ -142,8 +142,8 @@ class Stage:
     def ended(self) -> str | None:
         """Which process runs no more and should; None while all do. pgbench isn't looked at, it ends by itself."""
         running = self.supervisor.pids()
-        names = (*self.cluster.coordinator_names, *self.cluster.member_names, "east", "west", *CAPTURES, REPLAY)
-        return next((name for name in names if name not in running), None)
+        cluster = ("zookeeper", *self.cluster.coordinator_names, *self.cluster.member_names)
+        return next((name for name in (*cluster, "east", "west", *CAPTURES, REPLAY) if name not in running), None)
 
     def last_words(self, name: str) -> str:
         """The end of a process's log."""
