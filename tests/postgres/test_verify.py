@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import psycopg
 import pytest
@@ -140,6 +141,12 @@ def test_only_the_tables_asked_for(pair) -> None:
     ]
     with pytest.raises(UnknownTable):
         compare(*pair, ["nowhere"])
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_time_outs_of_a_database_end_no_comparison(pair, setting) -> None:
+    run(pair[1], f"ALTER DATABASE {pair[1].rpartition('/')[2]} SET {setting} = 100")
+    assert compare(*pair, ["numbers"], chunk_rows=40, on_progress=lambda _: time.sleep(0.3)).is_identical
 
 
 def test_the_side_that_fails_is_named(pair) -> None:
