@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
@@ -176,10 +177,10 @@ class _Told(io.FileIO):
     """Where a person is told what goes on: that nobody takes it ends no command."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
+        written: int | None = None
+        with suppress(OSError):
+            written = super().write(data)  # None as well where it would have to wait, and may not
+        return memoryview(data).nbytes if written is None else written
 
 
 def _prepare_streams() -> None:

@@ -303,6 +303,16 @@ def test_no_file_takes_the_place_of_a_stream_that_is_closed():
     assert ended.returncode == 3  # the first number behind theirs
 
 
+def test_a_standard_error_that_takes_nothing_just_now_ends_no_command():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    script = (
+        "import sys; from seriatim.cli import main; main.run = lambda: print('x' * 10**6, file=sys.stderr); main.main()"
+    )
+    with os.fdopen(reading), os.fdopen(writing) as said:
+        assert subprocess.run((sys.executable, "-c", script), stderr=said, check=False).returncode == exits.DONE
+
+
 @pytest.mark.parametrize(
     "arguments",
     ["verify --source password=\\'x --target dbname=b 2>&-", "queue delete q --coordinator 127.0.0.1:1 <&-"],
