@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -57,13 +58,10 @@ class _News:
 class _Run:
     """One run of the command."""
 
-    def __init__(
-        self, producer: Producer, acknowledgements: Acknowledgements, news: _News, connect_timeout_s: float
-    ) -> None:
+    def __init__(self, producer: Producer, acknowledgements: Acknowledgements, news: _News) -> None:
         self.producer = producer
         self.acknowledgements = acknowledgements
         self.news = news
-        self.connect_timeout_s = connect_timeout_s
         self.read = 0
         self.is_at_end = False
         self.is_stopping = False
@@ -91,14 +89,14 @@ class _Run:
             raise self.acknowledgements.failure
         return not self.is_stopping
 
-    def wait_until_elected(self) -> bool:
-        """False where the command is to stop instead. Raises Unreachable where nobody answers for too long."""
+    def wait_until_elected(self, connect_timeout_s: float = math.inf) -> bool:
+        """False where the command is to stop instead. Raises Unreachable where nobody answers for so long."""
         started_s = time.monotonic()
         while self.may_go_on():
             try:
                 elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
             except (NotElected, Waiting, Unreachable) as problem:
-                if isinstance(problem, Unreachable) and time.monotonic() - started_s > self.connect_timeout_s:
+                if isinstance(problem, Unreachable) and time.monotonic() - started_s > connect_timeout_s:
                     raise
                 self.say(f"waiting to be elected: {problem.message}")
                 continue
@@ -206,8 +204,8 @@ def produce(
             max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout_ms / 1000, on_deposed=lambda _: news.tell(),
         )  # fmt: skip
         stack.callback(producer.abort)
-        run = _Run(producer, acknowledgements, news, connect_timeout)
-        failure = _produce(run, file, separator, has_seq=with_seq)
+        run = _Run(producer, acknowledgements, news)
+        failure = _produce(run, file, separator, connect_timeout, has_seq=with_seq)
     failure = failure or acknowledgements.failure
     _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
     if failure is not None:
@@ -220,12 +218,14 @@ def produce(
         context.exit(exits.REFUSED)
 
 
-def _produce(run: _Run, file: Path | None, separator: bytes | None, *, has_seq: bool) -> SeriatimError | None:
+def _produce(
+    run: _Run, file: Path | None, separator: bytes | None, connect_timeout_s: float, *, has_seq: bool
+) -> SeriatimError | None:
     """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
     failure: SeriatimError | None = None
     try:
         with on_signals(run.stop), _showing(run), _opened(file) as descriptor:
-            if run.wait_until_elected():
+            if run.wait_until_elected(connect_timeout_s):
                 _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
                 _finish(run)
     except SeriatimError as error:

@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 
 from seriatim.cli import acknowledgements, exits, main, produce
+from seriatim.protocol import errors
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.integration.test_producer_client import SmallCluster, new, until
 
@@ -82,6 +83,26 @@ def test_sending_goes_on_where_nobody_takes_what_it_says(cluster: SmallCluster) 
     with os.fdopen(writing) as said:
         done = subprocess.run(command, input=b"1\n2\n", stderr=said, timeout=100, check=False)
     assert (done.returncode, cluster.values()) == (exits.DONE, [b"1", b"2"])
+
+
+def test_coordinators_may_be_away_for_longer_than_at_the_start(cluster: SmallCluster) -> None:
+    arguments = ("--name", "n", "--with-seq", "--connect-timeout", "0.5")
+    with start(cluster, *arguments, given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("1\tv\n")
+        process.stdin.flush()
+        until(lambda: cluster.end() == 1)
+        cluster.token += 1
+        cluster.reply_with += [errors.Fenced("another one was elected")]
+        cluster.reply_with += [errors.Unreachable("it is being restarted")] * 10_000
+        cluster.break_streams()
+        process.stdin.write("2\tw\n")
+        process.stdin.flush()
+        assert any("waiting to be elected: " in line and "it is being restarted" in line for line in process.stderr)
+        cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
+        assert ended(process)[0] == exits.DONE
+    assert cluster.values() == [b"v", b"w"]
 
 
 def test_why_it_ends_is_said_where_nobody_can_tell_what_was_stored(cluster: SmallCluster) -> None:
