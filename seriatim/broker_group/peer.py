@@ -44,7 +44,9 @@ class Present(NamedTuple):
 
 def of_peer(error: SeriatimError) -> SeriatimError:
     """What the peer answered, as this member tells it: whoever reads that is to look at the other one's disk, and not to replace this one's."""
-    return type(error)(f"the other member says: {error.message}", **error.details)
+    found = type(error)(f"the other member says: {error.message}")
+    found.details = error.details
+    return found
 
 
 class Peer:
