@@ -86,10 +86,15 @@ class Resyncer:
                 self.changed()
             await asyncio.sleep(min(boottime_s() - began_s, REST_S))
             try:
-                async with asyncio.timeout(BUSY_S if problem or self._keeper.has_noted else IDLE_S):
+                async with asyncio.timeout(self._pause_s()):
                     await wanted.wait()
             except TimeoutError:
                 pass
+
+    def _pause_s(self) -> float:
+        """How long nothing is done unasked. A peer that isn't there can't be brought up, and when it comes that asks for a pass."""
+        can_bring_up = self._keeper.has_noted and self._broker.peer.connected is not None
+        return BUSY_S if self.problem or can_bring_up else IDLE_S
 
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""

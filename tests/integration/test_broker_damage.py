@@ -23,7 +23,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer, Registered
-from seriatim.broker_group.resyncer import Resyncer
+from seriatim.broker_group.resyncer import BUSY_S, IDLE_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import open_store
@@ -568,6 +568,20 @@ def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Ca
         )
         assert "this member" not in str(told.value)
         assert told.value.details == {"epoch": 2}
+
+    with_links(scenario)
+
+
+def test_the_chains_are_not_read_over_and_over_for_a_peer_that_is_away(with_links: Callable[[Scenario], None]) -> None:
+    """All of them, three times a second, for as long as it was: of ZooKeeper and of this member, some percent of a processor."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, keeper = resyncer_of(broker)
+        resyncer.problem = ""
+        keeper.found_stale(RECORD.key)
+        assert resyncer._pause_s() == IDLE_S
+        broker.peer.connected = Incarnation("b", 1)
+        assert resyncer._pause_s() == BUSY_S
 
     with_links(scenario)
 
