@@ -183,7 +183,8 @@ def _left(view: pb.GroupView, until: str) -> str:
     if view.sending_queues:
         return f"{view.group} still takes records of {_some(view.sending_queues)}"
     if view.lost_queues:
-        return f"only a member of {view.group} can tell where a lost link of {_some(view.lost_queues)} ends"
+        queues = _some(view.lost_queues)
+        return f"a link of {queues} is lost on {view.group}: start its members, or `seriatim queue abandon-link`"
     if until == "drained" and view.backlog_queues:
         return f"{view.group} still has unread records of {_some(view.backlog_queues)}"
     return ""
