@@ -24,7 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import QueueExists, UnknownQueue, Waiting, WorldError
+from seriatim.protocol.errors import QueueExists, UnknownQueue, Unreachable, Waiting, WorldError
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -96,17 +96,22 @@ class Store:
         session.on_state(self._session_changed)
 
     async def start(self) -> None:
-        """Make the cluster's nodes where they aren't there, and read everything once."""
+        """Make the cluster's nodes where they aren't there, and read everything once. Raises Unreachable."""
         paths = self.paths
-        for path in (
-            paths.groups,
-            paths.coordinators,
-            paths.coordinator_election,
-            paths.names,
-            paths.ids,
-            paths.queues,
-        ):
-            await self.session.ensure(path)
+        try:
+            for path in (
+                paths.groups,
+                paths.coordinators,
+                paths.coordinator_election,
+                paths.names,
+                paths.ids,
+                paths.queues,
+            ):
+                await self.session.ensure(path)
+        except NoNode as error:
+            if "/" not in (where := self.session.hosts):
+                raise
+            raise Unreachable(f"ZooKeeper has no such node as {where} names behind the slash: make it first") from error
         await self._refresh()
 
     async def run(self) -> None:

@@ -214,6 +214,15 @@ def test_chains_change_by_compare_and_set_only(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_path_behind_zookeeper_s_address_has_to_be_there(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(f"{zookeeper}/not/there") as own:
+            with pytest.raises(Unreachable, match=r"no such node as .*/not/there names"):
+                await Store(own, CLUSTER).start()
+
+    asyncio.run(scenario())
+
+
 def test_a_queue_that_was_cleared_away_while_it_was_made_gets_no_name(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
