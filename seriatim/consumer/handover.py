@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
@@ -53,68 +53,71 @@ class Chunk:
 
 
 class HandOver:
-    """See the module. The loop's side: begin, put, end, renew, fail. The application's: wait, take."""
+    """See the module. The loop's side: begin, put, end, renew, fail. The application's, one thread at a time: wait, take.
+
+    There is no lock: a signal's handler that closes the consumer runs in the middle of what the application's thread does here, and
+    waits for the loop's thread, which must not wait for that one. So a term's deliveries have a queue of their own, and whatever is
+    written is written in one step.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[Delivery] = deque()
+        self._now: tuple[int, deque[Delivery]] = 0, deque()  # the term, and what lies here of it
         self._first: tuple[Delivery, Chunk] | None = None
-        self._awaited: list[Callable[[], None]] = []
-        self.term = 0
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._awaited: deque[Callable[[], None]] = deque()
         self.is_reading = False
         self.valid_until_s = 0.0
         self.dropped = 0
         self.error: SeriatimError | None = None
         self.is_closed = False
 
+    @property
+    def term(self) -> int:
+        """Its number."""
+        return self._now[0]
+
     def _tell(self) -> None:
-        """Something has changed; to be called with the lock."""
-        self._changed.notify_all()
+        """Something has changed: whoever waits looks again."""
+        if self._woken.empty():
+            self._woken.put(None)
         while self._awaited:
-            self._awaited.pop()()
+            with contextlib.suppress(IndexError):  # somebody else was quicker
+                self._awaited.popleft()()
 
     # ---- the loop's side
 
     def begin(self) -> int:
         """A term starts; what lies here is void. Returns its number."""
-        with self._changed:
-            self.term += 1
-            self.is_reading = True
-            self._waiting.clear()
-            self._tell()
-            return self.term
+        self._now = self.term + 1, deque()
+        self.is_reading = True
+        self._tell()
+        return self.term
 
     def end(self) -> None:
         """The term is over: nothing of it is handed out any more."""
-        with self._changed:
-            self.term += 1
-            self.is_reading = False
-            self._waiting.clear()
-            self._tell()
+        self.is_reading = False
+        self._now = self.term + 1, deque()
+        self._tell()
 
     def put(self, delivery: Delivery) -> None:
-        with self._changed:
-            self._waiting.append(delivery)
-            self._tell()
+        self._now[1].append(delivery)
+        self._tell()
 
     def renew(self, valid_until_s: float) -> None:
         """Handing out is allowed until then, by `boottime_s`; 0: not at all."""
-        with self._changed:
-            was_open = boottime_s() < self.valid_until_s
-            self.valid_until_s = valid_until_s
-            if not was_open:
-                self._tell()
+        was_open = boottime_s() < self.valid_until_s
+        self.valid_until_s = valid_until_s
+        if not was_open:
+            self._tell()
 
     def fail(self, error: SeriatimError) -> None:
         """What can't be mended by waiting: whoever takes gets it."""
-        with self._changed:
-            self.error = error
-            self._tell()
+        self.error = error
+        self._tell()
 
     def close(self) -> None:
-        with self._changed:
-            self.is_closed = True
-            self._tell()
+        self.is_closed = True
+        self._tell()
 
     # ---- the application's side
 
@@ -124,29 +127,33 @@ class HandOver:
         return self.is_reading and not self.is_closed and boottime_s() < self.valid_until_s
 
     def _is_ready(self) -> bool:
-        return self.is_closed or self.error is not None or (bool(self._waiting) and self.is_open)
+        return self.is_closed or self.error is not None or (bool(self._now[1]) and self.is_open)
 
-    def wait(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait for something to take, or the end of it all. False where nothing came within `timeout_s`."""
-        with self._changed:
-            return self._changed.wait_for(self._is_ready, timeout_s)
+        until_s = boottime_s() + timeout_s
+        while not self._is_ready():
+            left_s = until_s - boottime_s()
+            if left_s <= 0:
+                return False
+            with contextlib.suppress(Empty):
+                self._woken.get(timeout=left_s)
+        return True
 
     async def wait_async(self, timeout_s: float) -> None:
         """As `wait`, but for any change, and on a loop of the application's: without one of the few threads that it has for all else."""
         woken = asyncio.Event()
         wake = partial(_wake, asyncio.get_running_loop(), woken)
-        with self._changed:
-            if self._is_ready():
-                return
-            self._awaited.append(wake)
+        self._awaited.append(wake)
         try:
-            async with asyncio.timeout(timeout_s):
-                await woken.wait()
+            if not self._is_ready():
+                async with asyncio.timeout(timeout_s):
+                    await woken.wait()
         except TimeoutError:
             pass
         finally:
-            with self._changed:
-                self._awaited = [one for one in self._awaited if one is not wake]
+            with contextlib.suppress(ValueError):
+                self._awaited.remove(wake)
 
     def check(self) -> None:
         """Raise what the loop failed with."""
@@ -163,22 +170,21 @@ class HandOver:
         one, because nothing may pass it.
         """
         self.check()
-        with self._changed:
-            first = self._first
-            if first is not None and first[1] is done and self._waiting and self._waiting[0] is first[0]:
-                self._waiting.popleft()
-            if not self._waiting or not self.is_open:
-                return None
-            term, delivery = self.term, self._waiting[0]
-            if first is not None and first[0] is delivery:
-                return first[1], delivery.size_bytes
+        term, waiting = self._now
+        first = self._first
+        if first is not None and first[1] is done and waiting and waiting[0] is first[0]:
+            waiting.popleft()
+        if not waiting or not self.is_open:
+            return None
+        delivery = waiting[0]
+        if first is not None and first[0] is delivery:
+            return first[1], delivery.size_bytes
         rows = decoded(delivery)
         chunk = Chunk(term, rows, queue, Place(delivery.epoch, delivery.start))
-        with self._changed:
-            if term != self.term:
-                return None
-            self._first = delivery, chunk
-            self.dropped += rows.dropped
+        if term != self.term:
+            return None
+        self._first = delivery, chunk
+        self.dropped += rows.dropped
         return chunk, delivery.size_bytes
 
 

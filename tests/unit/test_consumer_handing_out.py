@@ -173,6 +173,43 @@ def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None
     assert number > 10
 
 
+class Handler:
+    """Runs at the line of this number of the hand-over, as a signal's handler may, and waits for what the loop's thread does there."""
+
+    def __init__(self, consumer: Consumer, number: int) -> None:
+        self.left = number
+        self.loop_s = threading.Thread(target=consumer._hand_over.renew, args=(boottime_s() + 60,), daemon=True)
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != handover.__file__:
+            return None
+        self.left -= event == "line"
+        if self.left == 0:
+            self.left -= 1
+            self.loop_s.start()
+            self.loop_s.join(60)
+        return self
+
+
+def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_interrupted() -> None:
+    """Else a handler of SIGTERM that closes the consumer, under load, would wait for ever: for the loop, which waited for a lock."""
+    number = 0
+    while True:
+        number += 1
+        consumer = elected(delivery(1, 0, 0, 2), delivery(1, 2, 2, 2))
+        before, handler = sys.gettrace(), Handler(consumer, number)
+        sys.settrace(handler)
+        try:
+            while consumer.poll(3, 0.001):
+                pass
+        finally:
+            sys.settrace(before)
+        assert not handler.loop_s.is_alive(), f"interrupted at {number}"
+        if handler.left > 0:
+            break
+    assert number > 20
+
+
 def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:
     """ZooKeeper answers pings, and no write: nothing is handed out any more, and the next reader is elected, before the session is known to be lost."""
 
