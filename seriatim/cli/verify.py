@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -13,9 +13,9 @@ import click
 from seriatim.cli import exits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from seriatim.consumer.verification.result import Comparison, Progress, TableResult
+
+_WIPE = "\r\x1b[K"
 
 
 @click.command(short_help="Compare two databases row by row.")
@@ -37,36 +37,58 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
         ) from error
 
     wanted = [name for part in tables for name in part.split(",") if name]
-    with _progress() if sys.stderr.isatty() and not is_json else nullcontext(lambda _progress: None) as on_progress:
-        comparison = compare(source, target, wanted, on_progress=on_progress)
-    with suppress(BrokenPipeError):  # who reads no further is told by the exit code
-        for line in _json(comparison) if is_json else _text(comparison):
-            click.echo(line)
+    output = _Output(is_json=is_json)
+    try:
+        comparison = compare(source, target, wanted, on_progress=output.progress, on_table=output.table)
+    finally:
+        output.wipe()
+    output.verdict(comparison)
     if not comparison.is_identical or not comparison.tables:
         context.exit(exits.ANSWER_IS_NO)
 
 
-def _json(comparison: Comparison) -> Iterator[str]:
-    for table in comparison.tables:
-        yield json.dumps(table.as_json())
-    yield json.dumps({"verdict": _verdict(comparison), "tables": len(comparison.tables), "rows": comparison.rows})
+class _Output:
+    """Tells each table's result as soon as there is one, and on a terminal how far it is, in a line that is written over."""
 
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._has_head = is_json
+        self._has_progress = sys.stderr.isatty() and not is_json
 
-def _verdict(comparison: Comparison) -> str:
-    if not comparison.tables:
-        return "nothing to compare"
-    return "identical" if comparison.is_identical else "different"
+    def progress(self, progress: Progress) -> None:
+        if self._has_progress:
+            where = f"{progress.tables_done + 1}/{progress.tables} {progress.table} {progress.rows:,} rows"
+            click.echo(f"{_WIPE}{where}", nl=False, err=True)
 
+    def wipe(self) -> None:
+        if self._has_progress:
+            click.echo(_WIPE, nl=False, err=True)
 
-def _text(comparison: Comparison) -> Iterator[str]:
-    width = max([5, *(len(table.table) for table in comparison.tables)])
-    yield f"{'table':<{width}}  {'rows':>12}  {'missing':>9}  {'extra':>9}  {'different':>9}"
-    for table in comparison.tables:
-        yield (
-            f"{table.table:<{width}}  {table.rows:>12,}  {table.missing:>9,}  {table.extra:>9,}  {table.different:>9,}"
-        )
-        yield from _details(table)
-    yield f"{_verdict(comparison)}: {comparison.rows:,} rows of {len(comparison.tables)} tables"
+    def table(self, table: TableResult) -> None:
+        self.wipe()
+        if self._is_json:
+            self._print(json.dumps(table.as_json()))
+            return
+        if not self._has_head:
+            self._has_head = True
+            self._print(f"{'rows':>12}  {'missing':>9}  {'extra':>9}  {'different':>9}  table")
+        self._print(f"{table.rows:>12,}  {table.missing:>9,}  {table.extra:>9,}  {table.different:>9,}  {table.table}")
+        for line in _details(table):
+            self._print(line)
+
+    def verdict(self, comparison: Comparison) -> None:
+        verdict = "identical" if comparison.is_identical else "different"
+        if not comparison.tables:
+            verdict = "nothing to compare"
+        if self._is_json:
+            found = {"verdict": verdict, "tables": len(comparison.tables), "rows": comparison.rows}
+            self._print(json.dumps(found))
+        else:
+            self._print(f"{verdict}: {comparison.rows:,} rows of {len(comparison.tables)} tables")
+
+    def _print(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # who reads no further is told by the exit code
+            click.echo(line)
 
 
 def _details(table: TableResult) -> Iterator[str]:
@@ -75,19 +97,3 @@ def _details(table: TableResult) -> Iterator[str]:
     for example in table.examples:
         columns = f" in {', '.join(example.columns)}" if example.columns else ""
         yield f"    {example.kind}: {', '.join('null' if v is None else str(v) for v in example.key)}{columns}"
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A line on standard error that is written over, and wiped at the end."""
-
-    def show(progress: Progress) -> None:
-        click.echo(
-            f"\r\x1b[K{progress.tables_done + 1}/{progress.tables} {progress.table} {progress.rows:,} rows",
-            nl=False, err=True,
-        )  # fmt: skip
-
-    try:
-        yield show
-    finally:
-        click.echo("\r\x1b[K", nl=False, err=True)

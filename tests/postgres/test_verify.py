@@ -193,6 +193,22 @@ def test_who_reads_no_further_is_told_by_the_exit_code(pair) -> None:
         assert subprocess.run(command, stdout=output, timeout=100, check=False).returncode == exits.ANSWER_IS_NO
 
 
+def test_what_was_found_before_a_side_fails_is_told(pair) -> None:
+    role = f"reader_{pair[0].rsplit('_', 1)[1]}"
+    run(
+        pair[1],
+        f"CREATE ROLE {role} LOGIN; GRANT SELECT ON keyless, numbers TO {role}; DELETE FROM numbers WHERE id = 5",
+    )
+    try:
+        arguments = ["--source", pair[0], "--target", pair[1].replace("postgres@", f"{role}@"), "--json"]
+        done = CliRunner().invoke(verify, arguments)
+        assert isinstance(done.exception, ReadRefused)
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(table["table"], table["missing"]) for table in found] == [("public.keyless", 0), ("public.numbers", 1)]
+    finally:
+        run(pair[1], f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_the_command(pair) -> None:
     arguments = ["--source", pair[0], "--target", pair[1]]
     done = CliRunner().invoke(verify, arguments)

@@ -30,11 +30,13 @@ def compare(
     chunk_rows: int = CHUNK_ROWS,
     examples: int = 5,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_table: Callable[[TableResult], None] = lambda _table: None,
 ) -> Comparison:
     """Compare all tables of two databases, or those named (`table` or `schema.table`).
 
     Each side is read in one REPEATABLE READ snapshot; the two are taken one after the other, so a source that is still
     written to has changed in between. Values are compared as text under the settings the capture writes them with.
+    `on_table` is told of each table as soon as it is compared: with large ones the end comes hours later, or never.
 
     Raises:
         DatabaseUnreachable: a side can't be reached, or was lost.
@@ -46,7 +48,7 @@ def compare(
         try:
             for connection in (ours, theirs):
                 _take_snapshot(connection)
-            return _compare((ours, theirs), tables, chunk_rows, examples, on_progress)
+            return _compare((ours, theirs), tables, chunk_rows, examples, on_progress, on_table)
         except psycopg.Error as error:
             is_source = ours.closed or ours.info.transaction_status == TransactionStatus.INERROR
             side = "source" if is_source else "target"
@@ -61,6 +63,7 @@ def _compare(
     chunk_rows: int,
     examples: int,
     on_progress: Callable[[Progress], None],
+    on_table: Callable[[TableResult], None],
 ) -> Comparison:
     ours, theirs = (read_tables(side) for side in sides)
     names, unknown = chosen(ours.keys() | theirs.keys(), wanted)
@@ -77,9 +80,11 @@ def _compare(
 
         mine, other = ours.get(name), theirs.get(name)
         if mine is None or other is None:
-            results.append(TableResult(text, 0, 0, 0, 0, schema_differences(mine, other), ()))
+            result = TableResult(text, 0, 0, 0, 0, schema_differences(mine, other), ())
         else:
-            results.append(compare_table(sides, mine, other, chunk_rows=chunk_rows, examples=examples, on_rows=on_rows))
+            result = compare_table(sides, mine, other, chunk_rows=chunk_rows, examples=examples, on_rows=on_rows)
+        results.append(result)
+        on_table(result)
     return Comparison(tuple(results))
 
 
