@@ -17,12 +17,16 @@ from seriatim.protocol import values
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what it has begun is undone."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM, and a terminal that is closed, end the block as Ctrl-C does, so that what it has begun is undone."""
+    ends = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        ends.append(signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -43,7 +47,7 @@ def on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_signalled() -> Iterator[None]:
-    """Around a foreground command: SIGTERM and Ctrl-C end the block like a normal return, at any point in it.
+    """Around a foreground command: SIGTERM, SIGHUP and Ctrl-C end the block like a normal return, at any point in it.
 
     The block's own `finally` and `with` run first. A second signal while they do ends the process at once, and the kernel
     ends its children (see `embedded.processes`).

@@ -369,6 +369,24 @@ def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_what_has_something_to_undo_unless_it_is_to_go_on(nohup):
+    script = """
+import os, signal, sys
+from seriatim.cli.foreground import interruptible
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+try:
+    with interruptible():
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("goes on")
+except KeyboardInterrupt:
+    print("undone")
+"""
+    command = (sys.executable, "-c", script, "SIG_IGN" if nohup else "SIG_DFL")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n" if nohup else "undone\n")
+
+
 def test_a_second_signal_kills_a_replay_that_does_not_stop():
     script = """
 import signal
