@@ -26,7 +26,7 @@ from seriatim.protocol.direct_calls import CallServer
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName, check_served, checked_address, checked_name
-from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession, check_hosts
 
 _log = log.logger("broker.process")
 
@@ -60,6 +60,7 @@ class BrokerSettings:
 
     def check(self) -> None:
         """Raises InvalidArgument."""
+        check_hosts(self.zookeeper, "zookeeper")
         checked_name(self.cluster, "cluster")
         checked_name(self.group, "group")
         if self.member not in ("a", "b"):

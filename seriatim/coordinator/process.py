@@ -33,6 +33,7 @@ from seriatim.protocol.zookeeper import (
     NoNode,
     SessionState,
     ZooKeeperSession,
+    check_hosts,
 )
 
 _log = log.logger("coordinator")
@@ -69,6 +70,7 @@ class CoordinatorSettings:
         for key in ("session_timeout_ms", "member_timeout_ms", "call_timeout_ms"):
             if not 0 < getattr(self, key) <= MILLISECONDS_MAX:
                 raise InvalidArgument(f"{key} has to be more than 0, and {MILLISECONDS_MAX} at most")
+        check_hosts(self.zookeeper, "zookeeper")
         checked_name(self.cluster, "cluster")
         if self.name:
             checked_name(self.name, "coordinator")
@@ -77,6 +79,8 @@ class CoordinatorSettings:
             checked_address(self.listen_outside, "listen_outside", least_port=0)
         if self.advertise_outside:
             checked_address(self.advertise_outside, "advertise_outside")
+        if self.zookeeper_outside:
+            check_hosts(self.zookeeper_outside, "zookeeper_outside")
         if self.listen_outside and not (self.advertise_outside and self.zookeeper_outside):
             raise InvalidArgument(
                 "listen_outside needs advertise_outside and zookeeper_outside: what callers there are told"

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import kazoo.exceptions
 from kazoo.client import KazooClient
+from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
-from seriatim.protocol.errors import InvariantBroken, Unreachable, WorldError
+from seriatim.protocol.errors import InvalidArgument, InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
 from seriatim.protocol.zookeeper_threads import Connection, Handler
 
@@ -46,6 +47,14 @@ class BadVersion(Exception):
 
 class NotEmpty(Exception):
     """The node has children; it was not deleted."""
+
+
+def check_hosts(hosts: str, what: str) -> None:
+    """Raises InvalidArgument for what kazoo can't connect to, whoever answers."""
+    try:
+        collect_hosts(hosts)
+    except ValueError as error:
+        raise InvalidArgument(f"{what} has to be HOST:PORT[,HOST:PORT…], not {hosts!r}") from error
 
 
 class SessionExpired(WorldError):

@@ -231,6 +231,13 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["coordinator", "--zookeeper", "z:1", "--listen", ":7000"], 2, "listen has to be HOST:PORT"),
         (["coordinator", "--zookeeper", "z:1", "--advertise", "h:0"], 2, "advertise has to be HOST:PORT"),
         (["coordinator", "--zookeeper", "z:1", "--listen", "[::]:0"], 2, "has to be given advertise"),
+        (["coordinator", "--zookeeper", "z:1,"], 2, "zookeeper has to be HOST:PORT[,HOST:PORT…], not 'z:1,'"),
+        (
+            ["coordinator", "--zookeeper", "z:1", "--zookeeper-outside", "z:a"],
+            2,
+            "zookeeper_outside has to be HOST:PORT",
+        ),
+        ([*BROKER, "--zookeeper", "z:99999"], 2, "zookeeper has to be HOST:PORT"),
         ([*BROKER, "--session-timeout-ms", "-1"], 2, "session_timeout_ms has to be more than 0"),
         ([*BROKER, "--reserve-mb", "-1"], 2, "reserve_mb has to be 0 or more"),
     ],
