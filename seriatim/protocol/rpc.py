@@ -38,6 +38,9 @@ _SMALL = [("grpc.http2.ping_timeout_ms", 2000)]
 """Where the other machine is there and its process stands still, after 5 s, too."""
 _BATCHES = [("grpc.http2.ping_timeout_ms", int(patience.MAX_S * 1000))]
 """Behind a slow path an answer waits for the batches before it; whoever sends or reads them has a patience of its own."""
+_STATUS_BYTES = 4096
+"""gRPC refuses what a call ends with where that is some 8 KiB long, and writes what isn't a letter with up to three."""
+_STATUS_CHARACTERS = 500
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
     # A restarted process is found again within half a second.
@@ -199,8 +202,13 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimError) -> None:
-    """End a call with `error`."""
-    await context.abort(grpc.StatusCode[error.grpc_status], errors.to_wire(error))
+    """End a call with `error`; where that is too long, without its details, and without the end of a long message."""
+    said = errors.to_wire(error)
+    if len(said) > _STATUS_BYTES:
+        message = error.message
+        is_cut = len(message) > _STATUS_CHARACTERS
+        said = errors.to_wire(type(error)(f"{message[:_STATUS_CHARACTERS]}…" if is_cut else message))
+    await context.abort(grpc.StatusCode[error.grpc_status], said)
 
 
 def ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

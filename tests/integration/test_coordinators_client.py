@@ -10,7 +10,7 @@ from seriatim.protocol import coordinators as coordinators_module
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import SILENCE_S, Coordinators, may_overlap
-from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable, Waiting
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 
 DEADLINE_S = 60
@@ -59,6 +59,13 @@ class Coordinator(CoordinatorServicer):
             await self._silence()
         return pb.AcquireSendReply(token=7, grant=pb.SendGrant(epoch=self.version))
 
+    @rpc.answers_errors
+    async def RemoveGroup(self, request, context):  # noqa: N802 - gRPC's name
+        reasons = {f"queue orders-{number}": "3 of its links are there" for number in range(1000)}
+        if request.group == "g1":
+            raise Waiting("group g1 can't be removed now", reasons=reasons)
+        raise InvalidArgument(f"{request.group!r} can't name a group")
+
     async def CreateQueue(self, request, context):  # noqa: N802 - gRPC's name
         return await self._answer(request)
 
@@ -96,6 +103,29 @@ def test_an_answer_that_is_an_error_is_final():
         async with Coordinators(address) as coordinators:
             with pytest.raises(UnknownQueue):
                 await coordinators.call("DescribeQueue", pb.QueueRequest(queue="none"))
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "said"),
+    [
+        ("g1", Waiting, "group g1 can't be removed now"),
+        ("x" * 50_000, InvalidArgument, "'" + "x" * 499 + "…"),
+        ("%é" * 9_000, InvalidArgument, "'" + "%é" * 249 + "%…"),
+    ],
+    ids=["details", "message", "escaped"],
+)
+def test_an_error_that_is_too_long_for_grpc_is_told_all_the_same(group, error, said):
+    """A thousand queues stand against it, or somebody's input is in its message."""
+
+    async def scenario():
+        server, address = await start(Coordinator())
+        async with Coordinators(address) as coordinators:
+            with pytest.raises(error) as caught:
+                await coordinators.call("RemoveGroup", pb.GroupRequest(group=group))
+        assert caught.value.message == said
         await server.stop(None)
 
     asyncio.run(scenario())

@@ -34,7 +34,7 @@ def without(document: ChainDocument, group: str) -> ChainDocument:
 
 
 def refused(group: str, reasons: Mapping[str, str]) -> Waiting:
-    """The error: for a person the first few reasons, for a program all of them."""
+    """The error: for a person the first few reasons, for a program all of them, unless a call can't end with so many."""
     told = [f"{what}: {reason}" for what, reason in reasons.items()]
     if len(told) > TOLD:
         told[TOLD:] = [f"and {len(told) - TOLD} more"]
