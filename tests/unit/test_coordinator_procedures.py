@@ -751,6 +751,15 @@ def test_of_readers_too_only_the_first_in_line_gets_a_token(world):
     assert trace.orders == ["write 3: reader node-1 of s elected token=1"]
 
 
+def test_who_names_no_election_node_is_not_elected_where_nobody_stands(world):
+    """A reader of no name even seemed to have been given its token before: 0, which is none."""
+    for begun, step in (
+        (acquire_send.start(SendRequest("")), acquire_send.step),
+        (acquire_read.start(ReadRequest("s", "")), acquire_read.step),
+    ):
+        assert Trace(begun, step).tell(read(world), ElectionSeen("")).orders == ["refused not-elected"]
+
+
 def test_h4_who_was_deposed_by_its_own_clock_gets_a_new_token_though_its_node_is_still_first(world):
     assert world.document.sender_node == "node-1"
     trace = sending(token=0).tell(read(world), ElectionSeen("node-1"))

@@ -221,8 +221,8 @@ def _with_token(state: AcquireRead) -> Step:
 
 def _elected(state: AcquireRead, first: str) -> Step:
     document, node, found = state.document, state.request.election_node, state.subscription
-    if first != node:
-        error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
+    if not node or first != node:
+        error = NotElected(f"{first or 'nobody'} is first in line, not {node!r}", queue=document.name)
         return state, (Answer(Refused(error)),)
     if found.reader_node == node:  # it has its token, but the answer that brought it was lost
         return _look(_with_own_token(state))

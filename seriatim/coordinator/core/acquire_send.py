@@ -228,8 +228,8 @@ def _fenced(document: ChainDocument, token: Token) -> Fenced:
 
 def _elected(state: AcquireSend, first: str) -> Step:
     document, node = state.document, state.request.election_node
-    if first != node:
-        error = NotElected(f"{first or 'nobody'} is first in line, not {node}", queue=document.name)
+    if not node or first != node:
+        error = NotElected(f"{first or 'nobody'} is first in line, not {node!r}", queue=document.name)
         return state, (Answer(Refused(error)),)
     # Also the node that got the latest token: who asks without one has been deposed by its own clock meanwhile, and
     # what it sent under that token is never to be taken for what it sends from now on (H4).
