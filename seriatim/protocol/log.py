@@ -66,7 +66,8 @@ def _line(event: str, keys: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     text = str(value)
-    return repr(text) if not text or any(character in text for character in ' "=\n') else text
+    is_plain = text.isprintable() and not any(character in text for character in ' "=')
+    return text if text and is_plain else repr(text)
 
 
 class _Formatter(logging.Formatter):

@@ -39,6 +39,13 @@ def test_an_event_of_ours_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    log.start_logging(to="stdout")
+    log.logger("coordinator").info("granted", queue="orders\r", cause_id="\x1b[2J", failure="\u2028", what="ordené")
+    line = capsys.readouterr().out
+    assert line.endswith(r" granted queue='orders\r' cause_id='\x1b[2J' failure='\u2028' what=ordené" + "\n")
+
+
 def test_what_a_library_says_is_the_value_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     log.start_logging()
     logging.getLogger("kazoo.client").warning("AUTH_FAILED closing: %s", "refused")
