@@ -116,6 +116,7 @@ class RangeReader:
         self.close()
 
     async def _stop(self) -> None:
+        await self._end()
         await self._members.close()
         await self._coordinators.close()
 
@@ -137,7 +138,7 @@ class RangeReader:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.
 
         `Rows.dropped` counts those per batch, `duplicates_dropped` in all. One read at a time. Raises InvalidArgument
-        where the start isn't kept, or what follows was let go meanwhile, DeadlineOver where nothing comes, Fenced.
+        where the start isn't kept, what follows was let go meanwhile, or this was closed, DeadlineOver where nothing comes, Fenced.
         """
         if not 0 <= start_offset <= end_offset:
             raise InvalidArgument(f"no range of offsets: {start_offset} to {end_offset}")
@@ -147,14 +148,15 @@ class RangeReader:
             raise InvalidArgument("this reader is reading already; finish or close that iterator first")
         fetcher = self._thread.run(self._begin(Offset(start_offset), Offset(end_offset)))
         try:
-            while (delivery := self._next()) is not None:
+            while (delivery := self._next(fetcher)) is not None:
                 rows = decoded(delivery)
                 self.duplicates_dropped += rows.dropped
                 if fetcher.taken(delivery.size_bytes):
                     self._thread.tell(self._tell_taken, fetcher)
                 yield rows
         finally:
-            self._thread.run(self._end())
+            if self._is_current(fetcher):
+                self._thread.run(self._end())
 
     def read(self, start_offset: int, end_offset: int) -> Iterator[Record]:
         """As `read_columns`, record by record."""
@@ -188,6 +190,8 @@ class RangeReader:
         if fetcher is not None:
             self._patience = fetcher.state.patience
             await fetcher.stop()
+        with self._changed:
+            self._changed.notify_all()
 
     async def _watch(self, fetcher: Fetcher) -> None:
         try:
@@ -207,8 +211,11 @@ class RangeReader:
             self._changed.notify_all()
 
     def _tell_taken(self, fetcher: Fetcher) -> None:
-        if self._fetcher is fetcher:  # what is read no more asks for nothing more
+        if self._is_current(fetcher):  # what is read no more asks for nothing more
             fetcher.tell_taken()
+
+    def _is_current(self, fetcher: Fetcher) -> bool:
+        return self._fetcher is fetcher
 
     def _fail(self, error: SeriatimError) -> None:
         with self._changed:
@@ -217,12 +224,13 @@ class RangeReader:
 
     # ---- on the caller's thread
 
-    def _next(self) -> Delivery | None:
+    def _next(self, fetcher: Fetcher) -> Delivery | None:
         """The next batch; None when all that was asked for is read."""
         deadline_s = boottime_s() + self._timeout_s
-        fetcher = self._fetcher
         with self._changed:
-            while fetcher is not None:
+            while True:
+                if not self._is_current(fetcher):
+                    raise InvalidArgument("the reader was closed before all was read")
                 if self._waiting:
                     return self._waiting.popleft()
                 if self._error is not None:
@@ -236,7 +244,6 @@ class RangeReader:
                     waiting_for = fetcher.state.waiting_for or "records to be committed"
                     raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
                 self._changed.wait(min(left_s, 0.2))
-        return None
 
 
 def _gone(queue: str, state: Reading) -> InvalidArgument:

@@ -247,6 +247,21 @@ def test_a_range_drops_the_same_resends(cluster: FakeCluster) -> None:
         assert rows[0].columns.values == numbered(11, 4)
 
 
+def test_a_range_whose_reader_was_closed_does_not_end_as_if_all_were_read(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    with RangeReader(cluster.coordinator, "q") as reader:
+        left, going_on = reader.read(0, 20), reader.read(5, 20)
+        assert next(left).offset == 0
+        with pytest.raises(InvalidArgument, match="reading already"):
+            next(going_on)
+    with pytest.raises(InvalidArgument, match="closed before all"):
+        list(left)
+    with RangeReader(cluster.coordinator, "q") as reader:
+        left = reader.read(0, 20)
+        assert next(left).offset == 0
+    left.close()
+
+
 def test_a_range_behind_links_that_were_all_dropped_is_waited_for(cluster: FakeCluster) -> None:
     cluster.append(numbered(0, 10), 0)
     cluster.drop_all()
