@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
@@ -49,19 +48,36 @@ class LoopThread:
         except InvalidArgument:
             coroutine.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        # A concurrent.futures.Future has a lock, for which the loop would wait where a signal's handler has interrupted who holds it.
+        ended: SimpleQueue[asyncio.Task[Result]] = SimpleQueue()
+        begun: list[asyncio.Task[Result]] = []
+
+        def begin() -> None:
+            begun.append(self._loop.create_task(coroutine))
+            begun[0].add_done_callback(end)
+
+        def end(task: asyncio.Task[Result]) -> None:
+            if not task.cancelled():
+                task.exception()  # which may interest nobody any more
+            ended.put(task)
+
+        def give_up() -> None:
+            for task in begun:
+                task.cancel()
+
         try:
-            return future.result(timeout_s)
-        except FutureTimeoutError as error:
-            if future.done():
-                raise
-            future.cancel()
-            raise DeadlineOver(f"not done within {timeout_s} s") from error
-        except FutureCancelledError as error:
-            raise InvalidArgument("it was closed meanwhile") from error
+            self._loop.call_soon_threadsafe(begin)
+            task = ended.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except Empty:
+            self.tell(give_up)
+            raise DeadlineOver(f"not done within {timeout_s} s") from None
         except BaseException:
-            future.cancel()
+            self.tell(give_up)
             raise
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            raise InvalidArgument("it was closed meanwhile") from error
 
     async def elsewhere(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run there, awaited from another loop. Raises InvalidArgument where this is closed first."""
@@ -98,7 +114,7 @@ class LoopThread:
 
 async def _nothing_left() -> None:
     """What still runs is cancelled, and comes to its end."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
