@@ -67,6 +67,8 @@ class _Run:
         self.is_stopping = False
         self.status: Status | None = None
         self._said = ""
+        self._told: set[object] = set()
+        self._told_at = -1
 
     def stop(self) -> None:
         """Read no more, flush. In a signal's handler."""
@@ -82,6 +84,15 @@ class _Run:
             self.status.update(Text(text))
         else:
             click.echo(text, err=True)
+
+    def waits(self, reason: object) -> None:
+        """Tell why, once of each reason until more is acknowledged."""
+        if self._told_at != self.acknowledgements.acknowledged:
+            self._told_at, self._said = self.acknowledgements.acknowledged, ""
+            self._told.clear()
+        if reason not in self._told:
+            self._told.add(reason)
+            self.say(f"waiting: {reason}")
 
     def may_go_on(self) -> bool:
         """False where the command is to stop. Raises WorldError where acknowledgements can't be logged."""
@@ -115,10 +126,9 @@ class _Run:
                 if not self.go_on():
                     return False
             except (Waiting, Unreachable, DeadlineOver) as problem:
-                self.say(problem.message)
+                self.waits(problem.message)
             else:
                 self.acknowledgements.add(handle, line)
-                self._said = ""
                 return True
         return False
 
@@ -262,9 +272,9 @@ def _finish(run: _Run) -> None:
     while not run.is_stopping:
         try:
             run.producer.flush(_LOOK_EVERY_S)
-        except DeadlineOver:
-            if reason := run.producer.waiting_for:
-                run.say(f"waiting for the last acknowledgements: {reason}")
+        except DeadlineOver as error:
+            if "reason" in error.details:
+                run.waits(error.details["reason"])
             continue
         except OutcomeUnknown:
             if not run.go_on():

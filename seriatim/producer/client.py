@@ -209,15 +209,22 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before is at its end.
 
-        Raises DeadlineOver where that takes longer than `timeout` seconds, OutcomeUnknown where some record's end
+        Raises DeadlineOver where that takes longer than `timeout` seconds (`details["reason"]`: where it is known), OutcomeUnknown where some record's end
         was that, and no flush has told of it before this one was called.
         """
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
         incomplete, told = self._buffer.flush()
         for shared in incomplete:
             if not shared.wait(None if give_up_at_s is None else max(0.0, give_up_at_s - time.monotonic())):
-                raise DeadlineOver(f"not everything was acknowledged within {timeout} s; it still may be")
+                raise self._overdue(timeout)
         self._raise_failure(told)
+
+    def _overdue(self, timeout: float | None) -> DeadlineOver:
+        problem = self._buffer.problem
+        message = f"not everything was acknowledged within {timeout} s; it still may be"
+        if not isinstance(problem, Unreachable | Waiting):
+            return DeadlineOver(message)
+        return DeadlineOver(f"{message}; {problem.message}", reason=problem.message)
 
     async def flush_async(self) -> None:
         """As `flush`, without blocking the caller's loop."""
@@ -250,12 +257,6 @@ class Producer:
     def is_connected(self) -> bool:
         """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
         return self._loop.is_connected
-
-    @property
-    def waiting_for(self) -> str:
-        """What sending waits for; empty while it waits for nothing but acknowledgements. From any thread."""
-        problem = self._buffer.problem
-        return problem.message if not self.is_elected or isinstance(problem, Unreachable | Waiting) else ""
 
     def wait_until_elected(self, timeout: float | None = None) -> Elected:
         """Wait until this instance may send; its token and the resume point.

@@ -26,6 +26,7 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     NotElected,
     SeriatimError,
+    Unreachable,
     Waiting,
     WorldError,
 )
@@ -101,6 +102,9 @@ class SendingLoop:
         self._session: ZooKeeperSession | None = None
         self._election_task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._master = ""
+        self._failure: Unreachable | None = None
+        """Of the last link, as long as nothing has ended as stored since."""
         self._cluster = ""
         self._queue_id = QueueId(0)
         self._loop = asyncio.new_event_loop()
@@ -366,6 +370,7 @@ class SendingLoop:
                 assert_never(effect)
 
     def _end_term(self, reason: str) -> None:
+        self._failure = None
         if self._asking is not None:
             self._asking.cancel()  # its token, which nobody waits for any more, would fence the next term's
         failed = [self._batches[number] for number in sorted(self._batches)]
@@ -373,6 +378,9 @@ class SendingLoop:
         self._buffer.depose(reason, failed)
 
     def _end_records(self, effect: events.Complete | events.Resume) -> None:
+        if self._failure is not None:
+            self._failure = None
+            self._buffer.note(_full())
         shared = self._batches[effect.number]
         if isinstance(effect, events.Complete):
             shared.epoch, shared.first_index, shared.base = effect.epoch, effect.first_index, effect.base
@@ -410,6 +418,8 @@ class SendingLoop:
                 "link failed", queue=self._settings.queue, epoch=effect.failed_epoch, failure=effect.failure,
                 cause_id=request.cause_id,
             )  # fmt: skip
+            self._failure = Unreachable(f"the master at {self._master} failed: {effect.failure}")
+            self._buffer.note(self._failure)
         try:
             reply: AcquireSendReply = await self._coordinators.call("AcquireSend", request, ACQUIRE_TIMEOUT_S)
         except SeriatimError as error:
@@ -426,7 +436,8 @@ class SendingLoop:
         self._buffer.set_record_limit(grant.max_record_bytes)
         _log.info("granted", queue=self._settings.queue, epoch=grant.epoch, master=grant.master.address,
                   next_index=grant.next_index, cause_id=request.cause_id)  # fmt: skip
-        self._buffer.note(DeadlineOver("the buffer is full: records come faster than they are stored"))
+        self._master = grant.master.address
+        self._buffer.note(self._failure or _full())
         self._handle(
             events.Granted(
                 effect.request,
@@ -443,6 +454,11 @@ class SendingLoop:
                 ),
             )
         )
+
+
+def _full() -> SeriatimError:
+    """What is waited for where nothing is wrong."""
+    return DeadlineOver("the buffer is full: records come faster than they are stored")
 
 
 def _as_ours(error: BaseException) -> SeriatimError:

@@ -205,6 +205,17 @@ def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -
     assert code == exits.DONE, said
 
 
+def test_what_the_last_lines_wait_for_is_told(cluster: SmallCluster, tmp_path: Path) -> None:
+    cluster.wrong_address = "127.0.0.1:1"
+    file = tmp_path / "lines"
+    file.write_text("1\n")
+    with start(cluster, str(file)) as process:
+        assert process.stderr is not None
+        assert any("waiting: the master at 127.0.0.1:1 failed" in line for line in process.stderr)
+        cluster.wrong_address = ""
+        assert ended(process)[0] == exits.DONE
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
