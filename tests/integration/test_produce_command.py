@@ -134,7 +134,7 @@ def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallClus
     cluster.reply_with += [wait] * 10_000
     process.stdin.write("2\n")
     process.stdin.close()
-    said = "waiting for the last acknowledgements: no group can take records (g1: it is at [fd00::1]:7000)\n"
+    said = "waiting: no group can take records (g1: it is at [fd00::1]:7000)\n"
     assert any(line == said for line in process.stderr)
     until(lambda: len(cluster.reply_with) < 9_960)  # some seconds
     cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
@@ -214,6 +214,24 @@ def test_what_the_last_lines_wait_for_is_told(cluster: SmallCluster, tmp_path: P
         assert any("waiting: the master at 127.0.0.1:1 failed" in line for line in process.stderr)
         cluster.wrong_address = ""
         assert ended(process)[0] == exits.DONE
+
+
+def test_what_the_next_line_waits_for_is_told_once(cluster: SmallCluster, tmp_path: Path) -> None:
+    cluster.silent_epochs = {1}
+    file = tmp_path / "lines"
+    file.write_text(f"{'x' * 900}\n" * 40_000)  # more than waits in the buffer
+    reasons = [pb.WaitReason(what="g1", reason="not there")]
+    with start(cluster, str(file)) as process:
+        until(lambda: cluster.end() > 0)
+        asked = len(cluster.acquired)
+        cluster.reply_with += [pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=10, reasons=reasons), token=1)] * 10_000
+        cluster.break_streams()
+        until(lambda: len(cluster.acquired) > asked + 100)
+        cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
+        cluster.silent_epochs = set()
+        code, _, said = ended(process)
+    assert code == exits.DONE
+    assert said.count("waiting: waited 0.5 s; no group can take records (g1: not there)") == 1
 
 
 @pytest.mark.parametrize(

@@ -288,15 +288,15 @@ def test_who_watches_is_told_once_of_each_reason_and_of_each_term() -> None:
 
 
 class Stalling(FakeProducer):
-    """The queue takes nothing where the script says so, one entry for each try."""
+    """The queue takes nothing where the script says why, one entry for each try."""
 
-    script = (True, True, False, False, True, False)
+    script = ("no group is eligible", "g1 failed", "no group is eligible", "", "", "no group is eligible", "")
     tries = 0
 
     def send(self, value: bytes, key: bytes | None, *, seq: int, source: str) -> Handle:
         self.tries += 1
         if self.script[self.tries - 1]:
-            raise errors.Waiting("no group is eligible")
+            raise errors.Waiting(self.script[self.tries - 1])
         return super().send(value, key, seq=seq, source=source)
 
 
@@ -309,7 +309,7 @@ def test_a_second_stand_still_for_the_same_reason_is_told_too() -> None:
     for seq in (1, 2, 3):
         sender.send(b"v", None, seq, "s")
     assert producer.tries == len(producer.script)
-    assert told == ["no group is eligible"] * 2
+    assert told == ["no group is eligible", "g1 failed", "no group is eligible"]
 
 
 def test_a_part_that_was_kept_of_a_failed_batch_acknowledges_nothing_behind_it() -> None:

@@ -226,7 +226,7 @@ def _tick(state: SenderState, now_s: float, settings: SenderSettings) -> Step:
         # This process slept. What the master said meanwhile hasn't been read yet: no group is given up for that.
         return replace(state, progress_at_s=now_s, is_excused=True), []
     state = replace(state, patience=state.patience.left())
-    return _failed(state, f"nothing was acknowledged within {now_s - state.progress_at_s:.3f} s")
+    return _failed(state, f"nothing was acknowledged within {now_s - state.progress_at_s:.1f} s")
 
 
 def _asked(state: SenderState) -> Step:

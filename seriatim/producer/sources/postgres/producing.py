@@ -58,7 +58,7 @@ class CaptureSender:
         self._on_elected = on_elected
         self._on_waiting = on_waiting
         self._give_up_at_s = None if connect_timeout_s is None else time.monotonic() + connect_timeout_s
-        self._reason = ""
+        self._reasons: set[str] = set()
         self._ended = 0
         self._elected: Elected | None = None
         self._sent: deque[_Sent] = deque()
@@ -90,7 +90,7 @@ class CaptureSender:
             self._ended = self.sent
             self._sent.clear()
             self._acknowledged.clear()
-            self._reason = ""
+            self._reasons.clear()
             self._on_elected(elected.token)
         return True
 
@@ -153,7 +153,7 @@ class CaptureSender:
             except (DeadlineOver, Waiting, Unreachable) as error:
                 self._tell(error.message)
             else:
-                self._reason = ""  # the same is news again
+                self._reasons.clear()  # the same is news again
                 return handle
 
     def acknowledged(self, source: str) -> int:
@@ -169,8 +169,8 @@ class CaptureSender:
         return self.sent - self._ended
 
     def _tell(self, reason: str) -> None:
-        if reason != self._reason:
-            self._reason = reason
+        if reason not in self._reasons:
+            self._reasons.add(reason)
             _log.info("capture waits queue=%s reason=%s", self._producer.queue, reason)
             self._on_waiting(reason)
 
