@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from seriatim.cli.demo.outage import outages_s
 from seriatim.cli.demo.plan import FaultKind, planned
 from seriatim.cli.demo.stage import Stage
 from seriatim.cli.demo.verdict import FaultFigures, Figures, as_text, problems, verdict
-from seriatim.cli.demo.view import Sight, one_line
+from seriatim.cli.demo.view import LiveView, Sight, one_line
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 
 
@@ -149,6 +150,18 @@ def test_whatever_did_not_hold_is_in_the_verdict(harm, what):
     assert len(problems(figures)) == 1
     assert "NOT identical" in as_text(figures)
     assert figures.as_json()["verdict"] != "identical"
+
+
+def test_what_ends_a_demo_is_told_as_it_is_where_its_terminal_is_closed(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    view = LiveView(0.0)
+    view.__enter__()
+    view._console.file = Closed()
+    view.__exit__(KeyboardInterrupt, None, None)  # raises nothing in its place
 
 
 def test_a_sight_is_one_line_with_its_lag():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -109,7 +110,8 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        with suppress(OSError):  # a terminal that is closed
+            self._live.stop()
 
     def say(self, text: str) -> None:
         self._console.print(f"{time.monotonic() - self._began_s:7.1f} s  {text}", markup=False)
