@@ -111,7 +111,9 @@ def test_a_port_in_use_is_refused(tmp_path):
             EmbeddedZooKeeper(tmp_path, port=port).start()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"zookeeper":', b'{"zookeeper": null}', b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"zookeeper":', b'{"zookeeper": null}', b'{"zookeeper": 70000}', b"[]", b"\xff"]
+)
 def test_ports_that_can_t_be_read_are_told(tmp_path, content):
     (tmp_path / "ports.json").write_bytes(content)
     with pytest.raises(EmbeddedError, match=r"ports\.json is damaged: remove it"):

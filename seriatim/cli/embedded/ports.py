@@ -59,7 +59,10 @@ class PortBook:
         self._ports: dict[str, int] = {}
         if self._path.exists():
             try:
-                self._ports = {str(name): int(port) for name, port in json.loads(self._path.read_text()).items()}
+                found = json.loads(self._path.read_text()).items()
+                self._ports = {
+                    name: range(65_536).index(port) for name, port in found
+                }  # ValueError for what is no port
             except (ValueError, TypeError, AttributeError) as error:
                 raise EmbeddedError(f"{self._path} is damaged: remove it, then other ports are taken") from error
 
