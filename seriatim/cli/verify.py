@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli import exits
+from seriatim.cli.foreground import interruptible
 
 if TYPE_CHECKING:
     from seriatim.consumer.verification.result import Comparison, Progress, TableResult
@@ -39,7 +40,8 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
     wanted = [name for part in tables for name in part.split(",") if name]
     output = _Output(is_json=is_json)
     try:
-        comparison = compare(source, target, wanted, on_progress=output.progress, on_table=output.table)
+        with interruptible():  # psycopg cancels the query under way then; else the server would go on with it
+            comparison = compare(source, target, wanted, on_progress=output.progress, on_table=output.table)
     finally:
         output.wipe()
     output.verdict(comparison)

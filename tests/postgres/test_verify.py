@@ -193,6 +193,25 @@ def test_who_reads_no_further_is_told_by_the_exit_code(pair) -> None:
         assert subprocess.run(command, stdout=output, timeout=100, check=False).returncode == exits.ANSWER_IS_NO
 
 
+def test_sigterm_ends_the_query_under_way_too(pair) -> None:
+    command = [sys.executable, "-m", "seriatim.cli.main", "verify", "--source", pair[0], "--target", pair[1]]
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(pair[1]) as holding, psycopg.connect(pair[1], autocommit=True) as looking:
+
+        def wait_until(number: int) -> None:
+            deadline_s = time.monotonic() + 30
+            while looking.execute(waiting).fetchone() != (number,):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+
+        holding.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            wait_until(1)
+            process.terminate()
+            assert process.wait(60) == exits.INTERRUPTED
+        wait_until(0)
+
+
 def test_what_was_found_before_a_side_fails_is_told(pair) -> None:
     role = f"reader_{pair[0].rsplit('_', 1)[1]}"
     run(
