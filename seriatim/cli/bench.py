@@ -173,7 +173,7 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
                 advance(len(records))
     finally:
         if subscription is None:
-            with suppress(UnknownSubscription):  # what failed did so before it was made, and is what is to be told
+            with suppress(UnknownSubscription):  # what failed before it was made is what is to be told
                 coordinators.call(
                     coordinator, "DeleteSubscription", pb.SubscriptionRequest(queue=queue, subscription=name)
                 )

@@ -106,9 +106,7 @@ class FailoverRun:
             for instance in (*self.senders, *self.readers):
                 instance.close()
             request = pb.SubscriptionRequest(queue=self.workload.queue, subscription=self.workload.subscription)
-            with suppress(
-                UnknownSubscription
-            ):  # what failed did so before there was a reader, and is what is to be told
+            with suppress(UnknownSubscription):  # what failed before there was a reader is what is to be told
                 coordinators.call(self.workload.addresses, "DeleteSubscription", request)
         return self._figures(time.monotonic() - started_s)
 

@@ -60,9 +60,7 @@ class PortBook:
         if self._path.exists():
             try:
                 found = json.loads(self._path.read_text()).items()
-                self._ports = {
-                    name: range(65_536).index(port) for name, port in found
-                }  # ValueError for what is no port
+                self._ports = {name: range(65_536).index(port) for name, port in found}  # raises for what is no port
             except (ValueError, TypeError, AttributeError) as error:
                 raise EmbeddedError(f"{self._path} is damaged: remove it, then other ports are taken") from error
 
