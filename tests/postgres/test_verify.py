@@ -145,8 +145,13 @@ def test_only_the_tables_asked_for(pair) -> None:
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
 def test_time_outs_of_a_database_end_no_comparison(pair, setting) -> None:
-    run(pair[1], f"ALTER DATABASE {pair[1].rpartition('/')[2]} SET {setting} = 100")
-    assert compare(*pair, ["numbers"], chunk_rows=40, on_progress=lambda _: time.sleep(0.3)).is_identical
+    run(pair[1], f"ALTER DATABASE {pair[1].rpartition('/')[2]} SET {setting} = 1000")
+
+    def wait_once(progress: Progress) -> None:
+        if progress.rows == 40:
+            time.sleep(1.2)
+
+    assert compare(*pair, ["numbers"], chunk_rows=40, on_progress=wait_once).is_identical
 
 
 def test_the_side_that_fails_is_named(pair) -> None:

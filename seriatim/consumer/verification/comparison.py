@@ -106,10 +106,10 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
-    for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
-        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     names = [f"{name}_timeout" for name in _TIMEOUTS]  # of which an older server has fewer
     connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (names,))
+    for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
+        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     connection.execute("SET row_security = off")  # a read that policies would take rows from fails
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute("SELECT 1 FROM pg_class LIMIT 1")  # the first query takes the snapshot
