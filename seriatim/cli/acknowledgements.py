@@ -56,11 +56,11 @@ class Acknowledgements:
         self._part_bytes += _RECORD_BYTES + len(line.value)
         self._sent.put((handle, line))
 
-    def settle(self) -> None:
-        """Wait until every record added before is at its end."""
+    def settling(self) -> threading.Event:
+        """Set once every record added before is at its end."""
         settled = threading.Event()
         self._sent.put(settled)
-        settled.wait()
+        return settled
 
     def close(self) -> None:
         """Follow what was added to its end, and close the log."""

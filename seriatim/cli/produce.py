@@ -134,7 +134,10 @@ class _Run:
 
     def go_on(self) -> bool:
         """After a deposal: seqs of the user's go on from the resume point. False where nothing can go on."""
-        self.acknowledgements.settle()
+        settled = self.acknowledgements.settling()
+        while not settled.wait(_LOOK_EVERY_S):  # elected again meanwhile, with records on their way of that term
+            if not self.may_go_on():
+                return False
         unknown = self.acknowledgements.unknown
         if unknown and unknown[0].seq is None:
             return False

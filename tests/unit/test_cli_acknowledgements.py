@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from seriatim.cli import acknowledgements as module
+from seriatim.cli import produce
 from seriatim.cli.acknowledgements import Acknowledgements
 from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.sources.lines import Line
@@ -44,6 +47,22 @@ def test_what_is_sent_and_not_followed_is_bounded_and_its_room_comes_back(monkey
     assert acknowledgements.acknowledged == added
 
 
+def test_who_is_to_stop_does_not_wait_for_records_of_a_later_term() -> None:
+    batch = sent()
+    acknowledgements = Acknowledgements(None, lambda: None)
+    acknowledgements.add(Handle(batch, 0), Line(b"v", None, 7))
+    run = produce._Run(SimpleNamespace(), acknowledgements, SimpleNamespace(tell=lambda: None))  # type: ignore[arg-type]
+    run.stop()
+    went_on: list[bool] = []
+    going_on = threading.Thread(target=lambda: went_on.append(run.go_on()), daemon=True)
+    going_on.start()
+    going_on.join(20)
+    found = list(went_on)
+    batch.finish()
+    acknowledgements.close()
+    assert found == [False]
+
+
 def test_a_log_that_cannot_be_written_is_told_once_and_what_was_sent_is_followed_to_its_end() -> None:
     told: list[None] = []
     batch, lost = sent(), sent()
@@ -54,7 +73,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_what_was_sent_is_followed
         until(lambda: acknowledgements.failure is not None)
         acknowledgements.add(Handle(lost, 0), Line(b"w", None, 8))
         lost.finish(errors.OutcomeUnknown("deposed"))
-        acknowledgements.settle()
+        acknowledgements.settling().wait(60)
         assert list(acknowledgements.unknown) == [Line(b"w", None, 8)]
         acknowledgements.close()
     assert acknowledgements.acknowledged == 1
