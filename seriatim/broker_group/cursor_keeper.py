@@ -64,6 +64,9 @@ class CursorKeeper:
     def _lock(self, key: LinkKey) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
+    def _write_lock(self, key: LinkKey) -> asyncio.Lock:
+        return self._write_locks.setdefault(key, asyncio.Lock())
+
     def of_link(self, key: LinkKey) -> dict[SubscriptionId, CursorRecord]:
         records = self._records.get(key)
         if records is None:
@@ -85,7 +88,7 @@ class CursorKeeper:
 
     async def _changed(self, key: LinkKey, subscription_id: SubscriptionId, change: Change) -> CursorRecord:
         """The cursor as `change` makes it of the one here, on disk first. Nothing else is waited for under this lock."""
-        async with self._write_locks.setdefault(key, asyncio.Lock()):
+        async with self._write_lock(key):
             before = self.get(key, subscription_id)
             record = change(before)
             if record != before:
@@ -111,8 +114,9 @@ class CursorKeeper:
         async with self._lock(key):
             if (failed := self._broker.store.failure) is not None:
                 # It takes no commit any more, and nobody older reads here as long as this process lives (H8).
-                before = self.get(key, subscription_id) or CursorRecord(subscription_id)
-                self.of_link(key)[subscription_id] = cursors.told(before, generation, token)
+                async with self._write_lock(key):  # behind what was written just before it failed
+                    before = self.get(key, subscription_id) or CursorRecord(subscription_id)
+                    self.of_link(key)[subscription_id] = cursors.told(before, generation, token)
                 raise StaleCursor(f"this member keeps no cursor any more: {failed.message}", epoch=key[1])
             record = await self._changed(
                 key,
