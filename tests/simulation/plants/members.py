@@ -212,7 +212,7 @@ PLANTS: tuple[Plant, ...] = (
         "what lies beyond a link's end goes in two writes",
         changed(SimulatedWriter, "submit", _in_two(_is_cut, 0.5)),
         within=100,
-        shape=Shape(kinds=("split head", "kill at a write"), faults=(6, 8), lasts_s=(0.5,)),
+        shape=Shape(kinds=("split head", "kill at a write"), faults=(9, 12), lasts_s=(0.5,)),
         finds="3:",
     ),
     Plant(
