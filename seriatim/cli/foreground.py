@@ -8,11 +8,21 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from seriatim.protocol import values
+
+
+@contextlib.contextmanager
+def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager
@@ -21,12 +31,8 @@ def interruptible() -> Iterator[None]:
     ends = [signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
         ends.append(signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
-    try:
+    with _handled(ends, signal.default_int_handler):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -37,12 +43,8 @@ def on_signals(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         stop()
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _handled((signal.SIGTERM, signal.SIGINT), told):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,14 @@ def start(cluster: SmallCluster, *arguments: str, given: int | IO[str] = subproc
     return subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def stored(cluster: SmallCluster, process: subprocess.Popen[str], line: str) -> None:
+    """Give it its first line, and wait until that is stored."""
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    until(lambda: cluster.end() == 1)
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     output, said = process.communicate(timeout=100)
     return process.returncode, output, said
@@ -88,15 +96,13 @@ def test_sending_goes_on_where_nobody_takes_what_it_says(cluster: SmallCluster) 
 def test_coordinators_may_be_away_for_longer_than_at_the_start(cluster: SmallCluster) -> None:
     arguments = ("--name", "n", "--with-seq", "--connect-timeout", "0.5")
     with start(cluster, *arguments, given=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        process.stdin.write("1\tv\n")
-        process.stdin.flush()
-        until(lambda: cluster.end() == 1)
+        stored(cluster, process, "1\tv\n")
         cluster.token += 1
         cluster.reply_with += [errors.Fenced("another one was elected")]
         cluster.reply_with += [errors.Unreachable("it is being restarted")] * 10_000
         cluster.break_streams()
+        assert process.stdin is not None
+        assert process.stderr is not None
         process.stdin.write("2\tw\n")
         process.stdin.flush()
         assert any("waiting to be elected: " in line and "it is being restarted" in line for line in process.stderr)
@@ -108,10 +114,7 @@ def test_coordinators_may_be_away_for_longer_than_at_the_start(cluster: SmallClu
 def test_why_it_ends_is_said_where_nobody_can_tell_what_was_stored(cluster: SmallCluster) -> None:
     cluster.silent_epochs = {1}
     with start(cluster, given=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write("1\n")
-        process.stdin.flush()
-        until(lambda: cluster.end() == 1)
+        stored(cluster, process, "1\n")
         cluster.token += 1
         cluster.break_streams()
         code, _, said = ended(process)
@@ -127,9 +130,7 @@ def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallClus
     process = start(cluster, given=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stderr is not None
-    process.stdin.write("1\n")
-    process.stdin.flush()
-    until(lambda: cluster.end() == 1)
+    stored(cluster, process, "1\n")
     cluster.silent_epochs = {1}
     cluster.reply_with += [wait] * 10_000
     process.stdin.write("2\n")
@@ -176,10 +177,7 @@ def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluste
     cluster.silent_epochs = {1}
     arguments = ("--ack-log", "/dev/full", "--name", "n", "--with-seq")
     with start(cluster, *arguments, given=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write("1\tv\n")
-        process.stdin.flush()
-        until(lambda: cluster.end() == 1)
+        stored(cluster, process, "1\tv\n")
         cluster.silent_epochs = set()
         cluster.token += 1
         cluster.break_streams()  # deposed: the record's end is unknown, and in the next term it is found stored
@@ -189,13 +187,11 @@ def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluste
 def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -> None:
     cluster.silent_epochs = {1}
     with start(cluster, "--name", "n", "--with-seq", "--json", given=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write("1\tv\n")
-        process.stdin.flush()
-        until(lambda: cluster.end() == 1)
+        stored(cluster, process, "1\tv\n")
         cluster.silent_epochs = set()
         cluster.token += 1
         cluster.break_streams()
+        assert process.stdin is not None
         process.stdin.write("2\tw\n")
         process.stdin.flush()
         until(lambda: len(cluster.values()) == 2)
