@@ -7,15 +7,17 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from xdist.scheduler import LoadScopeScheduling
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 
 TESTS = Path(__file__).parent
 LATE = [TESTS / "simulation", TESTS / "compose"]
-BESIDE = [TESTS / "spark", TESTS / "postgres"]
+BESIDE = ["spark", "postgres"]
 """What waits for servers of its own most of the time: `make test` runs it beside all the rest, and behind it."""
 _NICENESS = 5
 _BEGUN = pytest.StashKey[bool]()
@@ -32,23 +34,27 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(Hooks)
 
 
-def _is_in(item: pytest.Item, folder: Path) -> bool:
-    return folder in item.path.parents
-
-
-def _is_beside(item: pytest.Item) -> bool:
-    return any(_is_in(item, folder) for folder in BESIDE)
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups when it is asked the same
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The simulator's tests come late: what they look at is made by what all others leave of the processors.
 
     Those in containers come last: they want both cores, and nothing of the others runs any more.
     """
-    items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if _is_in(item, folder)), 0))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("beside" if _is_beside(item) else "all the rest"))
+    items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if folder in item.path.parents), 0))
+
+
+def _is_beside(nodeid: str) -> bool:
+    return nodeid.startswith(tuple(f"tests/{folder}/" for folder in BESIDE))
+
+
+class _InTwo(LoadScopeScheduling):
+    """For `pytest -n 2`: which of the two processes runs a test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "beside" if _is_beside(nodeid) else "all the rest"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTwo:
+    return _InTwo(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if session.stash.setdefault(_BEGUN, False):
         return
     session.stash[_BEGUN] = True
-    if "PYTEST_XDIST_WORKER" not in os.environ or not _is_beside(item):
+    if "PYTEST_XDIST_WORKER" not in os.environ or not _is_beside(item.nodeid):
         item.config.hook.pytest_first_test(session=session)
     else:
         os.nice(_NICENESS)
