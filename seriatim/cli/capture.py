@@ -91,9 +91,7 @@ def postgres(
         from seriatim.producer.sources.postgres.core.naming import default_slot
         from seriatim.producer.sources.postgres.producing import CaptureSender
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[postgres]'"
-        ) from error
+        raise click.ClickException(exits.not_installed(error, "postgres")) from error
     from seriatim.producer import Producer
 
     slot = slot or default_slot(queue)

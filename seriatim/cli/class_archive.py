@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from seriatim.cli import exits
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer.spark import class_archive as archives
@@ -65,9 +66,7 @@ def _make(path: Path, make: Callable[[Path, Path], None]) -> None:
                 os.fsync(file.fileno())  # Java maps what it finds there: a part of it would end a process
             new.replace(path)
     except ModuleNotFoundError as error:
-        raise EmbeddedError(
-            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[spark]'"
-        ) from error
+        raise EmbeddedError(exits.not_installed(error, "spark")) from error
     except subprocess.TimeoutExpired as error:
         raise EmbeddedError(f"Java didn't end within {error.timeout:.0f} s") from error
     except OSError as error:

@@ -18,6 +18,12 @@ DEFECT = 70
 INTERRUPTED = 130
 
 
+def not_installed(error: ModuleNotFoundError, extras: str) -> str:
+    """What a person is told of a package that a command needs. `extras`: of ours, which have it, separated by commas."""
+    which = "extras" if "," in extras else "extra"
+    return f"{error.name} is missing: install seriatim with its {which}, pip install 'seriatim[{extras}]'"
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code that an exception means when it ends a command."""
     if isinstance(error, KeyboardInterrupt | click.Abort):

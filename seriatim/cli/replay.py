@@ -112,9 +112,7 @@ def replay(
         from seriatim.consumer.spark.run import ReplaySettings
         from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherQueue
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"{error.name} is missing: install seriatim with its extras, pip install 'seriatim[spark,postgres]'"
-        ) from error
+        raise click.ClickException(exits.not_installed(error, "spark,postgres")) from error
     from seriatim.protocol import log
     from seriatim.protocol.errors import Fenced
 

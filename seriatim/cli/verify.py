@@ -33,9 +33,7 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
     try:
         from seriatim.consumer.verification.comparison import compare
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[postgres]'"
-        ) from error
+        raise click.ClickException(exits.not_installed(error, "postgres")) from error
 
     wanted = [name for part in tables for name in part.split(",") if name]
     output = _Output(is_json=is_json)

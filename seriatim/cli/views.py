@@ -139,12 +139,16 @@ def _committed(link: pb.LinkView) -> int | None:
 
 def open_link(view: pb.QueueView) -> pb.LinkView | None:
     """The link that takes records now."""
-    return next((link for link in reversed(view.links) if link.state in {"open", "opening"}), None)
+    return _last_link(view, {"open", "opening"})
 
 
 def live_link(view: pb.QueueView) -> pb.LinkView | None:
     """The link that hasn't ended yet: it takes records, or is being closed."""
-    return next((link for link in reversed(view.links) if link.state in {"open", "opening", "closing"}), None)
+    return _last_link(view, {"open", "opening", "closing"})
+
+
+def _last_link(view: pb.QueueView, states: set[str]) -> pb.LinkView | None:
+    return next((link for link in reversed(view.links) if link.state in states), None)
 
 
 def one_copy_links(view: pb.QueueView) -> list[tuple[int, int]]:

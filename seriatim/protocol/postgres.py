@@ -32,6 +32,16 @@ SERVER_SETTINGS: Final[Mapping[str, str]] = {
 }
 """Settings of a session: a silent client is gone after 25 s, and with it its transaction and its locks. It may wait as long as it likes."""
 
+NO_TIMEOUTS: Final[Mapping[str, str]] = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+"""A role's or a database's may be for a web application; a snapshot takes hours, and would begin again for ever."""
+TRANSACTION_TIMEOUT: Final = "transaction_timeout"
+"""To be 0 as well, where a server knows it (PostgreSQL 17); older ones refuse it."""
+
 TARGET_SETTINGS: Final[Mapping[str, str]] = {
     **SERVER_SETTINGS,
     "tcp_user_timeout": "60000",

@@ -352,27 +352,29 @@ def test_what_disks_that_are_gone_said_of_their_copies_holds_nobody_up() -> None
     assert (certificate.end, certificate.is_abandoned) == (0, True)
 
 
-def test_no_more_is_given_up_than_was_shown() -> None:
-    """A damaged copy was there when the operator was asked for the queue's name, and is away when it has been typed."""
+def shown_with_a_damaged_copy() -> tuple[OneLinkStore, SealAnswer, str]:
+    """A lost link, what one of its members has of it, and what an operator was shown of that."""
     world = lost_disks()
     damaged = replace(whole(world, "a"), wholeness=Wholeness.PARTIAL)
     world.document = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
     store = OneLinkStore(world)
-    shown = given_up(store, confirmed="", a=damaged).what
+    return store, damaged, given_up(store, confirmed="", a=damaged).what
+
+
+def test_no_more_is_given_up_than_was_shown() -> None:
+    """A damaged copy was there when the operator was asked for the queue's name, and is away when it has been typed."""
+    store, damaged, shown = shown_with_a_damaged_copy()
+    before = store.document
     assert "from index 1 (offset 1) on; no answer from g1-b" in shown
     with pytest.raises(Waiting, match=r"nothing was given up, look again: .* from index 0 "):
         given_up(store, shown=shown)
-    assert store.document == world.document
+    assert store.document == before
     assert given_up(store, shown=shown, a=damaged).is_done
 
 
 def test_a_link_that_was_given_up_by_a_call_whose_answer_was_lost_is_given_up() -> None:
     """The next coordinator is asked the same, and would find nothing left to give up, or give up the rest, too."""
-    world = lost_disks()
-    damaged = replace(whole(world, "a"), wholeness=Wholeness.PARTIAL)
-    world.document = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
-    store = OneLinkStore(world)
-    shown = given_up(store, confirmed="", a=damaged).what
+    store, damaged, shown = shown_with_a_damaged_copy()
     assert given_up(store, shown=shown, a=damaged).is_done
     done = store.document
     for there in ({"a": damaged}, {}):

@@ -68,9 +68,7 @@ def demo(
         from seriatim.cli.demo.view import chosen_view
         from seriatim.consumer.spark.engine import check_java
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"{error.name} is missing: install seriatim with its extra, pip install 'seriatim[demo]'"
-        ) from error
+        raise click.ClickException(exits.not_installed(error, "demo")) from error
     check_java()
     began_s = time.monotonic()
     faults = plan.planned(seconds) if has_faults else ()

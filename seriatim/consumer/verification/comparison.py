@@ -15,11 +15,9 @@ from seriatim.consumer.verification.result import Comparison, Progress, TableRes
 from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
+from seriatim.protocol.postgres import NO_TIMEOUTS, SERVER_SETTINGS, TRANSACTION_TIMEOUT, defaults_beside, in_a_line
 
 CHUNK_ROWS = 20_000
-_TIMEOUTS = ("statement", "lock", "idle_in_transaction_session", "idle_session", "transaction")
-"""A role's or a database's may be for a web application; while one side is read the other waits, for hours with large tables."""
 
 
 def compare(
@@ -106,7 +104,7 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
-    names = [f"{name}_timeout" for name in _TIMEOUTS]  # of which an older server has fewer
+    names = [*NO_TIMEOUTS, TRANSACTION_TIMEOUT]  # while one side is read the other waits
     connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (names,))
     for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
         connection.execute("SELECT set_config(%s, %s, false)", (name, value))

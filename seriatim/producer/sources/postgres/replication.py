@@ -25,7 +25,7 @@ from seriatim.producer.sources.postgres.core.rows import quote_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.postgres import SERVER_SETTINGS, defaults_beside, in_a_line
+from seriatim.protocol.postgres import NO_TIMEOUTS, SERVER_SETTINGS, TRANSACTION_TIMEOUT, defaults_beside, in_a_line
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _OBJECT_IN_USE: Final = "55006"
@@ -44,13 +44,6 @@ STATUS_INTERVAL_S: Final = 2.0
 """A status goes out at least this often."""
 _SENDER_TIMEOUT: Final = "20s"
 """A slot is free again so long after the machine of its capture died without a word; PostgreSQL's default is a minute."""
-_NO_TIMEOUTS: Final = {
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-}
-"""A role's or a database's may be for a web application; a snapshot takes hours, and would begin again for ever."""
 
 
 def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **more: str) -> str:
@@ -74,7 +67,7 @@ def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **mor
 
 def _options() -> dict[str, str]:
     settings = {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
-    return {**settings, **SERVER_SETTINGS, **_NO_TIMEOUTS, "wal_sender_timeout": _SENDER_TIMEOUT}
+    return {**settings, **SERVER_SETTINGS, **NO_TIMEOUTS, "wal_sender_timeout": _SENDER_TIMEOUT}
 
 
 def session(info: str) -> Connection:
@@ -82,7 +75,8 @@ def session(info: str) -> Connection:
     connection: Connection = psycopg.connect(info, autocommit=True)
     try:
         if connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
-            connection.pgconn.exec_(b"SET transaction_timeout = 0")  # older ones would refuse it among the options
+            # Older ones would refuse it among the options.
+            connection.pgconn.exec_(f"SET {TRANSACTION_TIMEOUT} = 0".encode())
     except BaseException:
         connection.close()
         raise
