@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -140,8 +140,11 @@ def remove(*, name: str, coordinator: str, is_json: bool) -> None:
     """
     from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import UnknownGroup
 
-    coordinators.call(coordinator, "RemoveGroup", pb.GroupRequest(group=name), 30.0)
+    _one(coordinator, name)
+    with suppress(UnknownGroup):  # it was there, so a coordinator that died before it answered has done it
+        coordinators.call(coordinator, "RemoveGroup", pb.GroupRequest(group=name), 30.0)
     click.echo(json.dumps({"group": name, "is_removed": True}) if is_json else f"group {name} is removed")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -215,14 +216,18 @@ def delete(*, name: str, yes: bool, coordinator: str, is_json: bool) -> int:
     """
     from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import UnknownQueue
 
-    if not yes:
-        if not _can_ask():
-            raise click.UsageError("nobody can be asked here: give --yes to delete the queue")
-        if not click.confirm(f"Delete queue {name} with all its records?", err=True):
-            click.echo("nothing was deleted", err=True)
-            return exits.ANSWER_IS_NO
-    coordinators.call(coordinator, "DeleteQueue", pb.QueueRequest(queue=name))
+    if not yes and not _can_ask():
+        raise click.UsageError("nobody can be asked here: give --yes to delete the queue")
+    # By its id, as `rotate` by the link's epoch: where it is asked for again, another queue may have the name.
+    queue_id = 0
+    with suppress(UnknownQueue):  # also of a queue that is gone a name may be left, to be deleted
+        queue_id = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name)).queue_id
+    if not yes and not click.confirm(f"Delete queue {name} with all its records?", err=True):
+        click.echo("nothing was deleted", err=True)
+        return exits.ANSWER_IS_NO
+    coordinators.call(coordinator, "DeleteQueue", pb.QueueRequest(queue=name, queue_id=queue_id))
     click.echo(json.dumps({"queue": name, "is_deleted": True}) if is_json else f"queue {name} is deleted")
     return exits.DONE
 

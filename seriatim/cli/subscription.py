@@ -97,7 +97,11 @@ def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
     """Delete subscription NAME and its cursor; records are kept as long as others need them, or retention says."""
     from seriatim.protocol import seriatim_pb2 as pb
 
-    asyncio.run(_call(coordinator, "DeleteSubscription", pb.SubscriptionRequest(queue=queue, subscription=name)))
+    view = asyncio.run(_call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue)))
+    # By its id: a coordinator that dies before it answers may have done it, and the next one is asked then.
+    meant = next((one.subscription_id for one in view.subscriptions if one.subscription == name), 0)
+    request = pb.SubscriptionRequest(queue=queue, subscription=name, subscription_id=meant)
+    asyncio.run(_call(coordinator, "DeleteSubscription", request))
     click.echo(
         json.dumps({"queue": queue, "subscription": name, "is_deleted": True}) if is_json else f"{name} is deleted"
     )

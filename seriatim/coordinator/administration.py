@@ -33,7 +33,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WorldError,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId, checked_name
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 
 _log = log.logger("coordinator")
 MAX_CONFLICTS = 50
@@ -161,8 +161,11 @@ class Operations:
         return pb.ListQueuesReply(queues=sorted(queues, key=lambda view: view.queue))
 
     async def delete_queue(self, request: pb.QueueRequest) -> None:
-        """Mark it as deleted and free its name; the elected coordinator clears it away (H16)."""
-        queue_id = await self._store.queue_id(request.queue)
+        """Mark it as deleted and free its name; the elected coordinator clears it away (H16).
+
+        Who names its id may ask again, whoever has its name by then.
+        """
+        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
         try:
             await self.change(queue_id, chain.deleted, "deleted", request.cause_id)
         except UnknownQueue:
@@ -349,14 +352,18 @@ class Operations:
     ) -> pb.SubscriptionView:
         queue_id = await self._store.queue_id(queue)
         what = f"subscription {subscription} at {where}"
+        made_by = messages.kept_cause(cause_id)
 
         async def put() -> tuple[ChainDocument, ChainVersion]:
             before, _ = await self._store.read_chain(queue_id)
             committed = None if where == subscriptions.EARLIEST else await self._description.committed(before)
 
             def change(document: ChainDocument) -> ChainDocument:
+                if subscriptions.is_put_by(document, subscription, made_by):
+                    return document
                 is_same = document.last_link == before.last_link
-                return transition(document, subscriptions.located(document, where, committed if is_same else None))
+                position = subscriptions.located(document, where, committed if is_same else None)
+                return subscriptions.put_by(transition(document, position), subscription, made_by)
 
             return await self.change(queue_id, change, what, cause_id)
 
@@ -365,11 +372,15 @@ class Operations:
         return next(one for one in view.subscriptions if one.subscription == subscription)
 
     async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
-        """The subscription goes, with its backlog."""
+        """The subscription goes, with its backlog. Who names its id may ask again, whoever has its name by then."""
         queue_id = await self._store.queue_id(request.queue)
         what = f"subscription {request.subscription} deleted"
+        meant = SubscriptionId(request.subscription_id)
         await self.change(
-            queue_id, lambda document: subscriptions.deleted(document, request.subscription), what, request.cause_id
+            queue_id,
+            lambda document: subscriptions.deleted(document, request.subscription, meant),
+            what,
+            request.cause_id,
         )
 
     # ---- abandoning

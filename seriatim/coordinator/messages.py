@@ -16,11 +16,17 @@ from seriatim.protocol.names import Incarnation, Index
 
 _DEFAULT = QueueSettings()
 MIN_ROTATE_MS = 1000
+CAUSE_CHARACTERS = 128
 _WHOLENESS = {
     pb.SealReply.WHOLE: Wholeness.WHOLE,
     pb.SealReply.PARTIAL: Wholeness.PARTIAL,
     pb.SealReply.UNKNOWN: Wholeness.UNKNOWN,
 }
+
+
+def kept_cause(cause_id: str) -> str:
+    """The cause by which a call is known again, as ZooKeeper keeps it: it breaks the connection of who sends it 1 MiB."""
+    return cause_id[:CAUSE_CHARACTERS]
 
 
 def incarnation(value: Incarnation) -> pb.Incarnation:

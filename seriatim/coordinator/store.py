@@ -44,7 +44,6 @@ _RETRY_S = 0.2
 _GROUP = "group "
 _MEMBER = "member "
 _NAME = "name "
-_CAUSE_BYTES = 256
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
@@ -66,11 +65,6 @@ async def _side_by_side(
         else:
             found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
     return found
-
-
-def _cause(cause_id: str) -> bytes:
-    """As a node keeps it, however long a caller's is: ZooKeeper breaks the connection of who sends it 1 MiB."""
-    return cause_id.encode()[:_CAUSE_BYTES]
 
 
 def _those(stale: Collection[str], kind: str) -> list[str]:
@@ -206,7 +200,7 @@ class Store:
         """
         queue_id = document.queue_id
         with contextlib.suppress(NodeExists):  # who stands for an election makes what it lies in
-            await self.session.create(self.paths.queue(queue_id), _cause(cause_id))
+            await self.session.create(self.paths.queue(queue_id), messages.kept_cause(cause_id).encode())
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
         await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
@@ -225,7 +219,7 @@ class Store:
         with contextlib.suppress(UnknownQueue, NoNode):
             queue_id = await self.queue_id(name)
             data, _ = await self._found(self.paths.queue(queue_id))
-            if data and data == _cause(cause_id):
+            if data and data == messages.kept_cause(cause_id).encode():
                 return queue_id
         return None
 

@@ -152,7 +152,8 @@ def whose_from(content: Iterable[Iterable[int]]) -> tuple[Whose, ...]:
 class Subscription:
     """`consume_list`: epochs not yet consumed, in order; only the first is read. `position`: where this generation starts.
 
-    `reader_node`: the election node that got `reader_token`.
+    `reader_node`: the election node that got `reader_token`. `cause_id`: of the call that put it where it starts, by making or
+    seeking it; empty where a version before this was asked.
     """
 
     subscription_id: SubscriptionId
@@ -164,6 +165,7 @@ class Subscription:
     position_epoch: Epoch
     position_index: Index
     created_at_ms: int
+    cause_id: str = ""
 
     @property
     def whose(self) -> Whose:

@@ -131,7 +131,10 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, Mapping):
         return dict(value)
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    content = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, Subscription) and not value.cause_id:
+        del content["cause_id"]  # versions before can't read it
+    return content
 
 
 def _plain_settings(settings: QueueSettings) -> dict[str, Any]:

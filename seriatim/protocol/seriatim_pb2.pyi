@@ -1441,20 +1441,24 @@ class QueueRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     cause_id: _builtins.str
     epoch: _builtins.int
     """of RotateQueue: the link to leave, if it is still in use; 0: whichever is"""
+    queue_id: _builtins.int
+    """of DeleteQueue: the queue that is meant, which may have gone; 0: whichever has the name"""
     def __init__(
         self,
         *,
         queue: _builtins.str = ...,
         cause_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        queue_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "queue", b"queue", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2588,19 +2592,23 @@ class SubscriptionRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     subscription: _builtins.str
     cause_id: _builtins.str
+    subscription_id: _builtins.int
+    """the subscription that is meant, which may have gone; 0: whichever has the name"""
     def __init__(
         self,
         *,
         queue: _builtins.str = ...,
         subscription: _builtins.str = ...,
         cause_id: _builtins.str = ...,
+        subscription_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "subscription", b"subscription"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "subscription", b"subscription", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -534,16 +534,23 @@ def test_alter_says_where_the_queue_stays_until_its_next_link(asked, group, said
 
 @pytest.mark.parametrize(("answer", "calls"), [("y\n", ["DeleteQueue"]), ("n\n", []), ("\n", [])])
 def test_delete_asks(asked, terminal, answer, calls):
-    asked.replies["DeleteQueue"] = pb.Done()
+    asked.replies |= {"DescribeQueue": pb.QueueView(queue_id=7), "DeleteQueue": pb.Done()}
     result = invoke("queue", "delete", "orders", answer=answer)
-    assert [method for method, _ in asked.calls] == calls
+    # The queue that was there when it was asked for, not one that has its name by the answer.
+    assert [(method, request.queue_id) for method, request in asked.calls[1:]] == [(method, 7) for method in calls]
     assert result.return_value == (exits.DONE if calls else exits.ANSWER_IS_NO)
 
 
 def test_delete_with_yes_doesn_t_ask(asked):
-    asked.replies["DeleteQueue"] = pb.Done()
+    asked.replies |= {"DescribeQueue": pb.QueueView(queue_id=7), "DeleteQueue": pb.Done()}
     result = invoke("queue", "delete", "orders", "--yes", "--json")
     assert json.loads(result.output) == {"queue": "orders", "is_deleted": True}
+
+
+def test_a_name_that_is_left_of_a_queue_can_be_deleted(asked):
+    asked.replies |= {"DescribeQueue": UnknownQueue("there is no queue with id 7"), "DeleteQueue": pb.Done()}
+    assert invoke("queue", "delete", "orders", "--yes").return_value == exits.DONE
+    assert asked.calls[-1][1].queue_id == 0
 
 
 SHOWN = pb.AbandonLinkReply(what="7 records")
@@ -677,10 +684,32 @@ def test_a_group_that_deleted_queues_wait_for_says_so(asked):
 
 
 def test_a_group_is_removed(asked):
-    asked.replies["RemoveGroup"] = pb.Done()
+    asked.replies |= {"ListGroups": groups(a_group()), "RemoveGroup": pb.Done()}
     assert invoke("group", "remove", "g1").stdout == "group g1 is removed\n"
     assert json.loads(invoke("group", "remove", "g1", "--json").stdout) == {"group": "g1", "is_removed": True}
     assert [request.group for method, request in asked.calls if method == "RemoveGroup"] == ["g1", "g1"]
+
+
+def test_a_group_that_a_call_removed_at_its_first_try_is_removed(asked):
+    asked.replies |= {"ListGroups": groups(a_group()), "RemoveGroup": UnknownGroup("there is no group g1")}
+    assert invoke("group", "remove", "g1").stdout == "group g1 is removed\n"
+    assert isinstance(invoke("group", "remove", "g7").exception, UnknownGroup)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("s", 3), ("unknown", 0)])
+def test_a_subscription_is_deleted_by_its_id(monkeypatch, name, meant):
+    calls = []
+
+    async def call(coordinator, method, request):
+        calls.append((method, request))
+        return pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s", subscription_id=3)])
+
+    monkeypatch.setattr("seriatim.cli.subscription._call", call)
+    assert invoke("subscription", "delete", name, "--queue", "orders").stdout == f"{name} is deleted\n"
+    assert calls[-1] == (
+        "DeleteSubscription",
+        pb.SubscriptionRequest(queue="orders", subscription=name, subscription_id=meant),
+    )
 
 
 def test_a_group_that_isn_t_there(asked):

@@ -9,23 +9,26 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.coordinator import administration, execution
+from seriatim.coordinator import administration, execution, views
 from seriatim.coordinator import store as store_module
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.events import SendSeal
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
+from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
 from seriatim.protocol.errors import (
     InvalidArgument,
     OlderVersion,
     SeriatimError,
+    SubscriptionExists,
     UnknownQueue,
     UnknownSubscription,
     Unreachable,
@@ -392,6 +395,111 @@ def test_an_end_that_can_be_told_of_a_lost_link_is_written_instead_of_given_up()
     certificate = store.document.links[0].certificate
     assert certificate is not None
     assert (certificate.end, certificate.is_abandoned) == (1, False)
+
+
+# ---- asked again by a call whose answer was lost
+
+
+class UnheardStore:
+    """One queue, of whose next write nobody hears that it was done: ZooKeeper's answer is lost, or the coordinator dies."""
+
+    def __init__(self, world: World) -> None:
+        self.document, self.version = world.document, 1
+        self.is_unheard = False
+        self.freed: list[tuple[str, int]] = []
+
+    async def queue_id(self, name: str) -> QueueId:
+        if self.document.is_deleted:
+            raise UnknownQueue(f"there is no queue {name}")
+        return self.document.queue_id
+
+    async def catch_up(self) -> None:
+        pass
+
+    async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        return self.document, ChainVersion(self.version)
+
+    async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion:
+        assert expected == self.version
+        self.document, self.version = document, self.version + 1
+        if self.is_unheard:
+            self.is_unheard = False
+            raise Unreachable("ZooKeeper didn't answer: ConnectionLoss")
+        return ChainVersion(self.version)
+
+    async def free_name(self, name: str, queue_id: QueueId) -> None:
+        self.freed.append((name, queue_id))
+
+
+class Describing:
+    """What is recorded, without what members know."""
+
+    async def committed(self, _: ChainDocument) -> None:
+        return None
+
+    async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
+        return views.queue_view(document, version, Registry())
+
+
+def operated(store: UnheardStore, method: str, request: Any, *, is_unheard: bool = False) -> Any:
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, Describing())))
+    store.is_unheard = is_unheard
+    if is_unheard:
+        with pytest.raises(Unreachable):
+            asyncio.run(getattr(operations, method)(request))
+    return asyncio.run(getattr(operations, method)(request))
+
+
+def test_a_subscription_that_a_call_made_at_its_first_try_is_made() -> None:
+    store = UnheardStore(World())
+    request = pb.CreateSubscriptionRequest(queue="orders", subscription="s", cause_id="x" * 1_000_000)
+    made = operated(store, "create_subscription", request, is_unheard=True)
+    assert (made.subscription, made.subscription_id, store.version) == ("s", 1, 2)
+    assert len(store.document.subscriptions[0].cause_id) <= 128
+    assert chain_json.decode(chain_json.encode(store.document)) == store.document
+    for another in ("create-2", ""):
+        request.cause_id = another
+        with pytest.raises(SubscriptionExists):
+            operated(store, "create_subscription", request)
+
+
+def test_a_seek_that_was_done_at_its_first_try_is_not_done_again() -> None:
+    """A reader has gone on from there meanwhile, and would be put back."""
+    store = UnheardStore(World())
+    operated(store, "create_subscription", pb.CreateSubscriptionRequest(queue="orders", subscription="s"))
+    request = pb.SeekSubscriptionRequest(queue="orders", subscription="s", to="earliest", cause_id="seek-1")
+    assert operated(store, "seek_subscription", request, is_unheard=True).generation == 2
+    request.cause_id = "seek-2"
+    assert operated(store, "seek_subscription", request).generation == 3
+    request.cause_id = ""
+    assert operated(store, "seek_subscription", request).generation == 4
+    assert operated(store, "seek_subscription", request).generation == 5
+
+
+def test_a_subscription_that_a_call_deleted_at_its_first_try_is_deleted_and_no_other_of_its_name() -> None:
+    store = UnheardStore(World())
+    with_id = pb.SubscriptionRequest(queue="orders", subscription="s", subscription_id=1)
+    by_name = pb.SubscriptionRequest(queue="orders", subscription="s")
+    operated(store, "create_subscription", pb.CreateSubscriptionRequest(queue="orders", subscription="s"))
+    operated(store, "delete_subscription", with_id, is_unheard=True)
+    assert store.document.subscriptions == ()
+    with pytest.raises(UnknownSubscription):
+        operated(store, "delete_subscription", by_name)
+    operated(store, "create_subscription", pb.CreateSubscriptionRequest(queue="orders", subscription="s"))
+    operated(store, "delete_subscription", with_id)
+    assert [one.subscription_id for one in store.document.subscriptions] == [2]
+    operated(store, "delete_subscription", by_name)
+    assert store.document.subscriptions == ()
+
+
+def test_a_queue_that_a_call_deleted_at_its_first_try_is_deleted() -> None:
+    store = UnheardStore(World())
+    queue_id = store.document.queue_id
+    operated(store, "delete_queue", pb.QueueRequest(queue="orders", queue_id=queue_id), is_unheard=True)
+    assert store.document.is_deleted
+    assert store.freed == [("orders", queue_id)]
+    with pytest.raises(UnknownQueue):
+        operated(store, "delete_queue", pb.QueueRequest(queue="orders"))
 
 
 # ---- a switch goes first

@@ -15,6 +15,8 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
 
+ANY_SUBSCRIPTION = SubscriptionId(0)
+"""None has this id: whichever has the name."""
 EARLIEST = "earliest"
 LATEST = "latest"
 
@@ -167,8 +169,24 @@ def sought(document: ChainDocument, name: str, position: QueuePosition) -> Chain
     return without_empty(_with(document, changed))
 
 
-def deleted(document: ChainDocument, name: str) -> ChainDocument:
-    """The subscription goes, and with it the backlog it made. Its id is never used again."""
+def put_by(document: ChainDocument, name: str, cause_id: str) -> ChainDocument:
+    """The subscription was made, or sought, by this call."""
+    return _with(document, replace(found(document, name), cause_id=cause_id))
+
+
+def is_put_by(document: ChainDocument, name: str, cause_id: str) -> bool:
+    """Whether this very call did so at an earlier try, of which nobody heard, and nobody has sought it since."""
+    subscription = document.subscription(name)
+    return subscription is not None and subscription.cause_id == cause_id != ""
+
+
+def deleted(document: ChainDocument, name: str, subscription_id: SubscriptionId = ANY_SUBSCRIPTION) -> ChainDocument:
+    """The subscription goes, and with it the backlog it made. Its id is never used again. Raises UnknownSubscription.
+
+    `subscription_id`: of the one that is meant. Where it has gone, nothing changes: another one may have the name by now.
+    """
+    if subscription_id not in (ANY_SUBSCRIPTION, *(one.subscription_id for one in document.subscriptions)):
+        return document
     gone = found(document, name)
     left = replace(document, subscriptions=tuple(one for one in document.subscriptions if one is not gone))
     return _without_moot_notes(left)
