@@ -13,6 +13,7 @@ from seriatim.coordinator.core.background import (
     Change,
     ClearQueue,
     CloseIt,
+    FreeName,
     Rotate,
     TellDrop,
     TellEnd,
@@ -211,6 +212,9 @@ class BackgroundWork:
                 self._drops.add((queue_id, below, incarnation))
                 self._wake.set()
                 return True
+            case FreeName(queue_id, name):
+                await self._store.free_name(name, queue_id)
+                return True
             case ClearQueue(queue_id, name):
                 # What looks like a removed group may be one that this coordinator hasn't heard of yet.
                 if not await self._store.knows_all_groups():
@@ -264,7 +268,7 @@ def _lane(action: Action) -> tuple[object, int]:
             return CloseIt, CLOSINGS_AT_ONCE
         case Rotate():
             return Rotate, 1  # a moment's standstill each, and not of all queues in the same moment
-        case Change() | ClearQueue():
+        case Change() | FreeName() | ClearQueue():
             return Change, CHANGES_AT_ONCE
         case TellEnd() | TellDrop():
             return action.member, CALLS_AT_ONCE
@@ -283,5 +287,7 @@ def _key(action: Action) -> object:
             return "end", document.queue_id, link.epoch, member, incarnation
         case TellDrop(queue_id, below, member, incarnation):
             return "drop", queue_id, below, member, incarnation
+        case FreeName(queue_id, _):
+            return "free", queue_id
         case ClearQueue(queue_id, _):
             return "clear", queue_id

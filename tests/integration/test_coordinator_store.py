@@ -727,6 +727,8 @@ def test_no_queue_is_cleared_away_behind_the_back_of_a_group_that_this_coordinat
             )
             queue_id = await store.new_queue_id()
             await store.create_queue(new_document("orders", queue_id))
+            assert await work._done(core_background.FreeName(queue_id, "orders"), "test")
+            await refused(store.queue_id("orders"), UnknownQueue)
             clear = core_background.ClearQueue(queue_id, "orders")
             await member.create(store.paths.group("g1"), b'{"is_draining": false}')
             assert not await work._done(clear, "test")  # its watches aren't followed

@@ -9,6 +9,7 @@ from seriatim.coordinator.core.background import (
     Change,
     ClearQueue,
     CloseIt,
+    FreeName,
     SeenChain,
     TellDrop,
     TellEnd,
@@ -242,6 +243,16 @@ def test_a_deleted_queue_stays_until_a_member_that_is_away_has_let_it_go_too():
     world.restart(("g2", "a"))
     (told,) = planned(world, names={}, told=Told(drops=drops))
     assert (type(told), str(told.member)) == (TellDrop, "g2-a")
+
+
+def test_a_deleted_queue_s_name_is_freed_where_who_deleted_it_died_before_also_while_a_member_is_away():
+    world = sending_world()
+    world.document = chain.deleted(world.document)
+    world.kill(("g2", "a"))
+    world.expire(("g2", "a"))
+    drops = frozenset((QueueId(1), Epoch(0), action.incarnation) for action in planned(world, names={}))
+    for names, due in (({"orders": QueueId(1)}, (FreeName(QueueId(1), "orders"),)), ({"orders": QueueId(2)}, ())):
+        assert planned(world, names=names, told=Told(drops=drops)) == due
 
 
 def test_a_queue_whose_making_was_cut_off_is_cleared_away():

@@ -108,6 +108,14 @@ class TellDrop:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeName:
+    """Give the name of a deleted queue back: who deleted it was cut off before."""
+
+    queue_id: QueueId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClearQueue:
     """Every registered member let the deleted queue go: its nodes go, too, unless there is a group that the registry lacks."""
 
@@ -115,7 +123,7 @@ class ClearQueue:
     name: str
 
 
-Action = CloseIt | Rotate | Change | TellEnd | TellDrop | ClearQueue
+Action = CloseIt | Rotate | Change | TellEnd | TellDrop | FreeName | ClearQueue
 
 
 def plan(view: View, now_ms: int) -> tuple[Action, ...]:
@@ -245,6 +253,8 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     """
     document = seen.document
     due: list[Action] = list(_drops(document, Epoch(0), view))
+    if view.names.get(document.name) == document.queue_id:
+        due.append(FreeName(document.queue_id, document.name))  # at once: the next queue of this name waits for no member
     if due:
         return due
     is_awaited = any(awaits(document, group) for group in view.registry.groups.values())
