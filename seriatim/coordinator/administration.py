@@ -376,12 +376,13 @@ class Operations:
         queue_id = await self._store.queue_id(request.queue)
         what = f"subscription {request.subscription} deleted"
         meant = SubscriptionId(request.subscription_id)
-        await self.change(
+        document, _ = await self.change(
             queue_id,
             lambda document: subscriptions.deleted(document, request.subscription, meant),
             what,
             request.cause_id,
         )
+        await self._store.sweep_readers(document)
 
     # ---- abandoning
 

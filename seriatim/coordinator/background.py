@@ -15,6 +15,7 @@ from seriatim.coordinator.core.background import (
     CloseIt,
     FreeName,
     Rotate,
+    SweepQueue,
     TellDrop,
     TellEnd,
     Told,
@@ -117,7 +118,7 @@ class BackgroundWork:
         await self._execution.give_way()
         self._is_more_due = False
         # On from where the last look stopped: all have their turn.
-        ordered = sorted(self._store.chains)
+        ordered = sorted(self._store.chains.keys() | self._store.bare.keys())
         start = bisect_left(ordered, self._first)
         self._first = 0
         queue_ids = ordered[start:] + ordered[:start]
@@ -131,7 +132,8 @@ class BackgroundWork:
         """Begin with what is due for these queues. False: what is due has to wait for what is under way, here and likely elsewhere."""
         has_begun = is_held_up = False
         seen = tuple(self._store.chains[one] for one in queue_ids if one in self._store.chains)
-        view = View(seen, self._store.registry, self._store.names, self._told, self._sealed)
+        bare = {one: self._store.bare[one] for one in queue_ids if one in self._store.bare}
+        view = View(seen, self._store.registry, self._store.names, self._told, self._sealed, bare)
         for action in background.plan(view, now_ms()):
             key = _key(action)
             lane, most = _lane(action)
@@ -224,6 +226,9 @@ class BackgroundWork:
                 _log.info("queue cleared away", queue=name, queue_id=queue_id, cause_id=cause_id)
                 return True
 
+            case SweepQueue(queue_id):
+                return await self._store.sweep_queue(queue_id)
+
     async def _end_told(self, action: TellEnd, cause_id: str) -> bool:
         document, link = action.document, action.link
         reply = await self._members.record_end(document.queue_id, action.version, link, action.member, cause_id)
@@ -268,7 +273,7 @@ def _lane(action: Action) -> tuple[object, int]:
             return CloseIt, CLOSINGS_AT_ONCE
         case Rotate():
             return Rotate, 1  # a moment's standstill each, and not of all queues in the same moment
-        case Change() | FreeName() | ClearQueue():
+        case Change() | FreeName() | ClearQueue() | SweepQueue():
             return Change, CHANGES_AT_ONCE
         case TellEnd() | TellDrop():
             return action.member, CALLS_AT_ONCE
@@ -291,3 +296,5 @@ def _key(action: Action) -> object:
             return "free", queue_id
         case ClearQueue(queue_id, _):
             return "clear", queue_id
+        case SweepQueue(queue_id):
+            return "sweep", queue_id

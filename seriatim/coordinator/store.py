@@ -81,6 +81,8 @@ class Store:
         self.paths = Paths(cluster)
         self.registry = Registry()
         self.chains: dict[QueueId, SeenChain] = {}
+        self.bare: dict[QueueId, int] = {}
+        """Queues that have nodes and no chain, and since when (milliseconds) that is seen."""
         self.names: dict[str, QueueId] = {}
         self._listeners: list[Callable[[], None]] = []
         self._stale: set[str] = {"groups", "queues", "names"}
@@ -203,7 +205,11 @@ class Store:
             await self.session.create(self.paths.queue(queue_id), messages.kept_cause(cause_id).encode())
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
-        await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
+        late = Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
+        try:
+            await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
+        except NoNode as error:
+            raise late from error
         try:
             await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())
         except NodeExists as error:
@@ -211,7 +217,7 @@ class Store:
             raise QueueExists(f"there is a queue {document.name} already", queue=document.name) from error
         if await self.is_gone(queue_id):
             await self.free_name(document.name, queue_id)
-            raise Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
+            raise late
         return ChainVersion(0)
 
     async def made_by(self, cause_id: str, name: str) -> QueueId | None:
@@ -239,7 +245,7 @@ class Store:
                 await self.session.create(path, data)
             else:
                 await self.session.set(path, data, expected)
-        except (BadVersion, NodeExists):
+        except (BadVersion, NodeExists, NoNode):
             return False
         return True
 
@@ -295,6 +301,38 @@ class Store:
             return
         except NotEmpty as error:
             raise Waiting(f"something was put below {path} meanwhile") from error
+
+    async def sweep_queue(self, queue_id: QueueId) -> bool:
+        """Delete the empty nodes of a queue without a chain. False: it has one now, or somebody stands for an election there.
+
+        Whoever is about to make the chain goes on with what is left, or hears that he was too late.
+        """
+        paths, queue = self.paths, self.paths.queue(queue_id)
+        try:
+            await self.catch_up()
+            if await self.session.exists(paths.chain(queue_id)):
+                return False
+            await self._sweep_readers(queue_id, lambda _: True)
+            for path in (paths.all_readers(queue_id), paths.senders(queue_id), paths.seals(queue_id), queue):
+                with contextlib.suppress(NoNode):
+                    await self.session.delete(path)
+        except NotEmpty:
+            return False
+        return True
+
+    async def sweep_readers(self, document: ChainDocument) -> None:
+        """Delete where readers of subscriptions that are gone stood for election; where one still does, it is left."""
+        alive = {one.subscription_id for one in document.subscriptions}
+        await self._sweep_readers(
+            document.queue_id, lambda one: one < document.next_subscription_id and one not in alive
+        )
+
+    async def _sweep_readers(self, queue_id: QueueId, is_gone: Callable[[SubscriptionId], bool]) -> None:
+        with contextlib.suppress(NoNode):
+            for name in await self.session.children(self.paths.all_readers(queue_id)):
+                if is_gone(subscription_id := SubscriptionId(int(name))):
+                    with contextlib.suppress(NoNode, NotEmpty):
+                        await self.session.delete(self.paths.readers(queue_id, subscription_id))
 
     # ---- elections, seals, groups
 
@@ -519,6 +557,8 @@ class Store:
         there = {int(name) for name in await self.session.children(self.paths.queues, self._watch("queues"))}
         for gone in self.chains.keys() - there:
             del self.chains[gone]
+        for gone in self.bare.keys() - there:
+            del self.bare[gone]
         return {str(queue_id) for queue_id in there - self.chains.keys()}
 
     async def _read_seen(self, queue_id: QueueId) -> None:
@@ -527,8 +567,12 @@ class Store:
             data, version = await self.session.get(path, watch)
         except NoNode:
             self.chains.pop(queue_id, None)
-            await self._await_node(path, watch)
+            if await self._await_node(path, watch):
+                self.bare.setdefault(queue_id, now_ms())
+            else:
+                self.bare.pop(queue_id, None)
             return
+        self.bare.pop(queue_id, None)
         if self._is_news(queue_id, version):  # what isn't need not be decoded
             self._saw(chain_json.decode(data), ChainVersion(version))
 
@@ -546,15 +590,18 @@ class Store:
             self.chains[queue_id] = SeenChain(document, version, now_ms())
         return is_news
 
-    async def _await_node(self, path: str, watch: Watch) -> None:
+    async def _await_node(self, path: str, watch: Watch) -> bool:
         """Call `watch` once a node that isn't there is, or what it lies in goes: its making is under way, or it was cleared away.
 
+        False: there is nothing that it would lie in.
         What it lies in is watched: a watch of the node itself would stay for ever where it never comes (H16).
         """
         parent, _, name = path.rpartition("/")
         with contextlib.suppress(NoNode):
             if name in await self.session.children(parent, watch):
                 watch()
+            return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

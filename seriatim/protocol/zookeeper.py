@@ -139,8 +139,11 @@ class Paths:
     def senders(self, queue_id: QueueId) -> str:
         return f"{self.queues}/{queue_id}/senders"
 
+    def all_readers(self, queue_id: QueueId) -> str:
+        return f"{self.queues}/{queue_id}/readers"
+
     def readers(self, queue_id: QueueId, subscription_id: SubscriptionId) -> str:
-        return f"{self.queues}/{queue_id}/readers/{subscription_id}"
+        return f"{self.all_readers(queue_id)}/{subscription_id}"
 
     def seals(self, queue_id: QueueId) -> str:
         return f"{self.queues}/{queue_id}/seals"

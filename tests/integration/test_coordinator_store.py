@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,7 @@ from kazoo.client import KazooClient
 from seriatim.coordinator import background
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background as core_background
-from seriatim.coordinator.core import chain, closing
+from seriatim.coordinator.core import chain, closing, subscriptions
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json, rpc
@@ -39,7 +40,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Incarnation, QueueId
+from seriatim.protocol.names import ChainVersion, Incarnation, QueueId, SubscriptionId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import Paths, Registration, SessionState, ZooKeeperSession
 
@@ -245,6 +246,94 @@ def test_a_queue_that_was_cleared_away_while_it_was_made_gets_no_name(
                 await store.create_queue(new_document("orders", queue_id))
             with pytest.raises(UnknownQueue):
                 await store.queue_id("orders")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_left_of_queues_without_a_chain_is_swept_away(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The making of one was cut off, and to another a sender comes back that was away when it was cleared away."""
+    monkeypatch.setattr(core_background, "ORPHAN_AFTER_MS", -1)
+
+    async def nothing() -> None:
+        pass
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            store = Store(own, CLUSTER)
+            await store.start()
+            paths, cut_off, gone = store.paths, QueueId(7), QueueId(8)
+            await other.ensure(paths.seals(cut_off))
+            await other.ensure(paths.readers(cut_off, SubscriptionId(1)))
+            fakes = SimpleNamespace(forget_gone=nothing, give_way=nothing)
+            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True)
+            async with elected(zookeeper, paths.senders(gone)) as node:
+                running = [asyncio.create_task(store.run()), asyncio.create_task(work.run())]
+
+                async def is_swept() -> bool:
+                    return not await other.exists(paths.queue(cut_off))
+
+                await until(is_swept, "what is left of it is gone")
+                assert not await store.sweep_queue(gone)
+                assert await other.children(paths.senders(gone)) == [node]
+            await until(lambda: not store.bare, "nothing is left")
+            assert not await other.exists(paths.queue(gone))
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            used = await store.new_queue_id()
+            await store.create_queue(new_document("orders", used))
+            assert not await store.sweep_queue(used)
+            assert await other.exists(paths.senders(used))
+
+    asyncio.run(scenario())
+
+
+def test_whoever_makes_a_queue_is_told_where_its_nodes_were_swept_away_meanwhile(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as other:
+            store, next_one = Store(own, CLUSTER), Store(other, CLUSTER)
+            await store.start()
+            queue_id = await store.new_queue_id()
+            create = own.create
+
+            async def late(path: str, *arguments: Any, **named: Any) -> str:
+                if path == store.paths.chain(queue_id):
+                    assert await next_one.sweep_queue(queue_id)
+                return await create(path, *arguments, **named)
+
+            monkeypatch.setattr(own, "create", late)
+            await refused(store.create_queue(new_document("orders", queue_id)), Waiting)
+            await refused(store.queue_id("orders"), UnknownQueue)
+            assert not await store.recover_queue(new_document("orders", queue_id), None)
+
+    asyncio.run(scenario())
+
+
+def test_where_readers_of_a_deleted_subscription_stood_for_election_goes_with_it(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            document, readers = new_document("orders", await store.new_queue_id()), store.paths.readers
+            for name in ("s", "t", "u"):
+                position = subscriptions.located(document, "earliest", None)
+                document = subscriptions.created(document, name, position, 0)
+            await store.create_queue(document)
+            one, other, third = (
+                readers(document.queue_id, subscription.subscription_id) for subscription in document.subscriptions
+            )
+            for path in (one, other, third):
+                await own.ensure(path)
+            operations = Operations(store, *[cast(Any, None)] * 3)
+            request = pb.SubscriptionRequest(queue="orders", subscription="s")
+            async with elected(zookeeper, one):
+                await operations.delete_subscription(request)
+                assert await own.exists(one)  # whoever still stands there is told that it is gone
+            request.subscription = "t"
+            await operations.delete_subscription(request)
+            assert [await own.exists(path) for path in (one, other, third)] == [False, False, True]
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from seriatim.coordinator.core.background import (
     CloseIt,
     FreeName,
     SeenChain,
+    SweepQueue,
     TellDrop,
     TellEnd,
     Told,
@@ -264,6 +265,12 @@ def test_a_queue_whose_making_was_cut_off_is_cleared_away():
         # By compare-and-set, so that it stays where somebody has begun to use it.
         assert marked == Change(chain.deleted(world.document), ChainVersion(0), "deleted: its making was cut off")
     assert planned(world, chains=seen, now_ms=100_000) == ()
+
+
+def test_nodes_of_a_queue_that_has_no_chain_after_a_while_are_swept_away():
+    bare = {QueueId(7): 0}
+    assert planned(World(), bare=bare, now_ms=1000) == ()
+    assert planned(World(), bare=bare, now_ms=100_000) == (SweepQueue(QueueId(7)),)
 
 
 def test_a_queue_that_was_used_is_not_deleted_because_its_name_isnt_seen():

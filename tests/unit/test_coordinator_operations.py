@@ -430,6 +430,9 @@ class UnheardStore:
     async def free_name(self, name: str, queue_id: QueueId) -> None:
         self.freed.append((name, queue_id))
 
+    async def sweep_readers(self, document: ChainDocument) -> None:
+        assert document is self.document
+
 
 class Describing:
     """What is recorded, without what members know."""

@@ -23,7 +23,7 @@ by then a living member has noticed that its peer died.
 ROTATION_QUIET_MS = 10_000
 """As `QUIET_MS`, for a rotation that nobody asked for."""
 ORPHAN_AFTER_MS = 60_000
-"""A queue without a name is one whose making was cut off, once it is this old."""
+"""A queue without a name, or without a chain, is one whose making was cut off, once it is this old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class View:
     """All that the background work looks at.
 
     `names`: the queue names and whose they are. `sealed`: links of which a member said that it takes no more records.
+    `bare`: queues that have nodes and no chain, and since when (milliseconds).
     """
 
     chains: tuple[SeenChain, ...]
@@ -58,6 +59,7 @@ class View:
     names: Mapping[str, QueueId]
     told: Told
     sealed: frozenset[tuple[QueueId, Epoch]] = field(default_factory=frozenset)
+    bare: Mapping[QueueId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,21 @@ class ClearQueue:
     name: str
 
 
-Action = CloseIt | Rotate | Change | TellEnd | TellDrop | FreeName | ClearQueue
+@dataclass(frozen=True, slots=True)
+class SweepQueue:
+    """Delete the empty nodes of a queue without a chain: its making was cut off, or a sender came back that was away when it went."""
+
+    queue_id: QueueId
+
+
+Action = CloseIt | Rotate | Change | TellEnd | TellDrop | FreeName | ClearQueue | SweepQueue
 
 
 def plan(view: View, now_ms: int) -> tuple[Action, ...]:
     """The actions that are due now. At most one of them writes each chain."""
-    actions: list[Action] = []
+    actions: list[Action] = [
+        SweepQueue(queue_id) for queue_id, since_ms in view.bare.items() if now_ms - since_ms > ORPHAN_AFTER_MS
+    ]
     for seen in view.chains:
         if view.registry.standstill(seen.document.queue_id):
             continue
@@ -254,7 +265,9 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     document = seen.document
     due: list[Action] = list(_drops(document, Epoch(0), view))
     if view.names.get(document.name) == document.queue_id:
-        due.append(FreeName(document.queue_id, document.name))  # at once: the next queue of this name waits for no member
+        due.append(
+            FreeName(document.queue_id, document.name)
+        )  # at once: the next queue of this name waits for no member
     if due:
         return due
     is_awaited = any(awaits(document, group) for group in view.registry.groups.values())
