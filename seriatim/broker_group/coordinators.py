@@ -38,7 +38,9 @@ class Coordinators:
     async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
         failure: Exception | None = None
-        for address in await self._addresses():
+        addresses = await self._addresses()
+        await self._connections.forget_dead(addresses)
+        for address in addresses:
             try:
                 return await ask(self._connections.stub(address))
             except (Unreachable, DeadlineOver) as error:

@@ -109,6 +109,7 @@ class Peer:
 
     async def _keep_connected(self, registered: Registered) -> None:
         incarnation, address, direct = registered
+        await self._connections.forget_dead((address,))
         while True:
             try:
                 await self._converse(incarnation, await batch_streams.connect(direct, lambda: self.stub(address)))

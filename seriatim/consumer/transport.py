@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from seriatim.consumer.core.view import Side
@@ -24,19 +26,34 @@ class Members:
     def __init__(self) -> None:
         self._connections = rpc.Connections(BatchStub, has_batches=True)
         self._calls = DirectCalls()
+        self._ahead: tuple[str, ...] = ()
+        self._in_use: Counter[str] = Counter()
 
     def stub(self, address: str) -> BatchStub:
         return self._connections.stub(address)
 
     def connect(self, addresses: Iterable[str]) -> None:
         """Begin to connect, so that the first fetch finds a connection."""
-        for address in addresses:
+        self._ahead = tuple(addresses)
+        for address in self._ahead:
             self._connections.connect(address)
+
+    @asynccontextmanager
+    async def using(self, address: str) -> AsyncIterator[None]:
+        """Where a member is read, or may be next, is tried again and again; any other address at which nobody answers is forgotten."""
+        self._in_use[address] += 1
+        try:
+            await self._connections.forget_dead({*self._ahead, *self._in_use})
+            yield
+        finally:
+            self._in_use[address] -= 1
+            self._in_use = +self._in_use
 
     async def commit(self, side: Side, request: pb.CommitCursorRequest) -> None:
         """CommitCursor. Raises SeriatimErrors."""
         call: Any = lambda: self.stub(side.address).CommitCursor  # noqa: E731 - the stubs' file knows another type
-        await self._calls.call(side.direct, call, request, COMMIT_TIMEOUT_S, side.address)
+        async with self.using(side.address):
+            await self._calls.call(side.direct, call, request, COMMIT_TIMEOUT_S, side.address)
 
     async def close(self) -> None:
         await self._calls.close()
@@ -59,12 +76,13 @@ class FetchStream:
 
     async def run(self, take: Take) -> None:
         """Give each reply to `take`, where it arrives, until it says no or the member is done. Raises SeriatimErrors, and what `take` raises."""
-        try:
-            await self._run(self._side.direct, take)
-        except IncompatibleVersion:
-            if not self._side.direct:
-                raise
-            await self._run("", take)  # a member of an earlier version
+        async with self._members.using(self._side.address):
+            try:
+                await self._run(self._side.direct, take)
+            except IncompatibleVersion:
+                if not self._side.direct:
+                    raise
+                await self._run("", take)  # a member of an earlier version
 
     async def _run(self, direct: str, take: Take) -> None:
         call = await batch_streams.fetch(direct, lambda: self._members.stub(self._side.address))

@@ -77,6 +77,7 @@ class BackgroundWork:
         self._sealed: frozenset[tuple[QueueId, Epoch]] = frozenset()
         self._asked_at_s = 0.0
         self._forgot_at_s = 0.0
+        self._forgot_gone_at_s = 0.0
         self._under_way: dict[object, asyncio.Task[None]] = {}
         self._lanes: Counter[object] = Counter()
         self._first = 0
@@ -93,6 +94,7 @@ class BackgroundWork:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
+                    await self._forget_gone()
                     if self._is_elected():
                         await self._look(tasks)
                     try:
@@ -105,12 +107,18 @@ class BackgroundWork:
         finally:
             self._under_way.clear()
 
+    async def _forget_gone(self) -> None:
+        """Also where another one is elected: each is connected to all members."""
+        now_s = boottime_s()
+        if now_s - self._forgot_gone_at_s >= ASK_MEMBERS_EVERY_S:
+            self._forgot_gone_at_s = now_s
+            await self._members.forget_gone()
+
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         now_s = boottime_s()
         if now_s - self._asked_at_s >= ASK_MEMBERS_EVERY_S:
             self._asked_at_s = now_s
             await self._ask_for_seals()
-            await self._members.forget_gone()
         if now_s - self._forgot_at_s >= FORGET_EVERY_S:
             self._forgot_at_s = now_s
             self._forget_told()

@@ -46,10 +46,10 @@ class Members:
         await self._connections.close()
 
     async def forget_gone(self) -> None:
-        """Close connections to addresses where nobody is registered any more."""
+        """Close connections to addresses where nobody is registered any more: by gRPC, once nobody answers there either."""
         states = [state for group in self._store.registry.groups.values() for state in group.members.values()]
         self._calls.keep_only({state.direct for state in states})
-        await self._connections.keep_only({state.address for state in states})
+        await self._connections.forget_dead({state.address for state in states})
 
     def connect(self) -> None:
         """Begin to connect to all that are registered, so that a switch finds its connections."""

@@ -64,6 +64,9 @@ class Route:
         self._task = self._spawn(self._stream.run())
         if route.next_master:
             rpc.connect(self._channel(route.next_master))
+        for one, left in list(self._channels.items()):
+            if one not in (address, route.next_master) and not rpc.is_connected(left):
+                self._drop(one, left)  # gRPC would try it twice a second, for ever
 
     def send(self, batch: EncodedBatch) -> None:
         """Send a batch on the stream, behind those sent before."""

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -102,6 +102,11 @@ def connect(to: grpc.aio.Channel) -> None:
     to.get_state(try_to_connect=True)
 
 
+def is_connected(to: grpc.aio.Channel) -> bool:
+    """Whether somebody answers there, as far as is known."""
+    return to.get_state() is grpc.ChannelConnectivity.READY
+
+
 class Connections(Generic[Stub]):
     """A channel for each address, and on it a stub that `make` makes: once, because a stub makes a callable for each method."""
 
@@ -124,16 +129,24 @@ class Connections(Generic[Stub]):
         """As the function of this name."""
         connect(self._at(address)[0])
 
-    async def keep_only(self, addresses: Collection[str]) -> None:
-        """Close the channels to all others; one that can't be closed is let go."""
-        gone = [self._found.pop(address)[0] for address in list(self._found) if address not in addresses]
-        for to in gone:
-            with contextlib.suppress(Exception):
-                await to.close(None)
+    async def forget_dead(self, known: Collection[str]) -> None:
+        """Close the channels to other addresses than these where nobody answers: gRPC would try them twice a second, for ever.
+
+        Where somebody does, what is under way may be worth waiting for.
+        """
+        others = [address for address in self._found if address not in known]
+        await self._close([one for one in others if not is_connected(self._found[one][0])])
 
     async def close(self) -> None:
         """Close all channels."""
-        await self.keep_only(())
+        await self._close(list(self._found))
+
+    async def _close(self, addresses: Iterable[str]) -> None:
+        """One that can't be closed is let go."""
+        gone = [self._found.pop(address)[0] for address in addresses]
+        for to in gone:
+            with contextlib.suppress(Exception):
+                await to.close(None)
 
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:

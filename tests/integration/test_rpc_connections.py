@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from threading import Thread
 
+import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -82,9 +83,31 @@ def test_a_call_whose_channel_is_closed_has_an_error_and_its_task_goes_on(
         given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
             await given_up
-        await connections.keep_only(())
+        await connections.close()
         with pytest.raises(Unreachable, match="was closed"):
             await closed
+
+    asyncio.run(scenario())
+
+
+def test_an_address_where_nobody_answers_is_forgotten_once_it_is_nobody_s(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """A member that came back elsewhere: its old address was tried twice a second, for as long as the process lived."""
+    _, port = server
+
+    async def scenario() -> None:
+        connections = rpc.Connections(health_pb2_grpc.HealthStub)
+        alive, dead, known = (f"127.0.0.1:{number}" for number in (port, 1, 2))
+        await rpc.call(connections.stub(alive).Check, health_pb2.HealthCheckRequest(), WAIT_S)
+        for address in (dead, known):
+            with pytest.raises(Unreachable):
+                await rpc.call(connections.stub(address).Check, health_pb2.HealthCheckRequest(), WAIT_S)
+        gone, _ = connections._at(dead)
+        await connections.forget_dead({known})
+        assert gone.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+        assert set(connections._found) == {alive, known}
+        await connections.close()
 
     asyncio.run(scenario())
 

@@ -384,6 +384,10 @@ class SimulatedChannel:
     async def close(self, grace: float | None = None) -> None:
         """Connections are kept: closing one ends no call here that its owner hasn't cancelled."""
 
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        del try_to_connect
+        return grpc.ChannelConnectivity.READY
+
     def unary_unary(self, path: str, **_: Any) -> Any:
         def call(request: Any, timeout: float | None = None) -> Any:
             return ClientCall(self._network, path, self._address, request, timeout).reply()

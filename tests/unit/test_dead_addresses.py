@@ -1,0 +1,139 @@
+"""Whoever calls members or coordinators lets the addresses go where nobody answers and nobody is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.peer import Peer, Registered
+from seriatim.consumer.transport import Members
+from seriatim.coordinator.background import BackgroundWork
+from seriatim.producer.route import Route
+from seriatim.protocol import rpc
+from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.seriatim_pb2 import LinkMember, SendGrant
+from seriatim.protocol.zookeeper import CoordinatorRegistration, Paths
+
+DEAD = "dead:1"
+
+
+class FakeChannel:
+    def __init__(self, address: str, closed: list[str]) -> None:
+        self._address = address
+        self._closed = closed
+
+    def get_state(self, *, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        del try_to_connect
+        is_dead = self._address.startswith("dead")
+        return grpc.ChannelConnectivity.TRANSIENT_FAILURE if is_dead else grpc.ChannelConnectivity.READY
+
+    async def close(self, _: None) -> None:
+        self._closed.append(self._address)
+
+    def __getattr__(self, kind: str) -> Any:
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses to which channels were closed, in order."""
+    found: list[str] = []
+    monkeypatch.setattr(rpc, "channel", lambda address, **_: FakeChannel(address, found))
+    return found
+
+
+def test_a_producer_forgets_a_master_that_a_switch_no_longer_leads_to(closed: list[str]) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    def spawn(work: Any) -> asyncio.Task[None]:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+        return tasks[-1]
+
+    async def scenario() -> None:
+        route = Route(spawn, lambda _: None)
+        for master, following in (("left:1", DEAD), ("m:1", "dead:2")):
+            grant = SendGrant(epoch=1, master=LinkMember(address=master), next_master=following)
+            effect = SimpleNamespace(grant=SimpleNamespace(route=grant), token=1, stream=1)
+            route.open(cast("Any", effect), "c", QueueId(1))
+            route.close_stream()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert closed == [DEAD]
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_forgets_a_member_that_it_neither_reads_nor_may_read_next(closed: list[str]) -> None:
+    async def scenario() -> None:
+        members = Members()
+        members.connect(["dead:2", "m:2"])
+        async with members.using(DEAD):
+            members.stub(DEAD)
+            members.connect(["dead:3"])
+            async with members.using("m:1"):
+                assert closed == ["dead:2"]
+            assert closed == ["dead:2"]
+        async with members.using("m:1"):
+            assert closed == ["dead:2", DEAD]
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_forgets_where_its_peer_was(closed: list[str]) -> None:
+    async def scenario() -> None:
+        peer = Peer("c", Incarnation("a", 1))
+        peer.stub(DEAD)
+        peer.register(Registered(Incarnation("b", 2), "m:1"))
+        await asyncio.sleep(0)
+        assert closed == [DEAD]
+        peer.register(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_forgets_where_coordinators_were(closed: list[str]) -> None:
+    class OneCoordinator:
+        address = DEAD
+
+        async def children(self, _: str) -> list[str]:
+            return ["one"]
+
+        async def get(self, _: str) -> tuple[bytes, int]:
+            return CoordinatorRegistration(self.address).encode(), 0
+
+    async def answer(_: object) -> str:
+        return "answer"
+
+    async def scenario() -> None:
+        session = OneCoordinator()
+        coordinators = Coordinators(cast("Any", session), Paths("c"))
+        await coordinators.ask(answer)
+        assert closed == []
+        session.address = "m:1"
+        await coordinators.ask(answer)
+        assert closed == [DEAD]
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_forgets_where_members_were_also_while_another_one_is_elected() -> None:
+    async def scenario() -> None:
+        has_forgotten = asyncio.Event()
+
+        class FakeMembers:
+            async def forget_gone(self) -> None:
+                has_forgotten.set()
+
+        store = SimpleNamespace(on_change=lambda _: None)
+        work = BackgroundWork(*cast("tuple[Any, Any, Any, Any]", (store, FakeMembers(), None, None)), lambda: False)
+        running = asyncio.create_task(work.run())
+        async with asyncio.timeout(60):
+            await has_forgotten.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
