@@ -32,6 +32,7 @@ from seriatim.protocol.errors import (
     ChainSetBack,
     DiskFailed,
     InvalidArgument,
+    OlderVersion,
     PeerLost,
     Sealed,
     UnknownLink,
@@ -461,17 +462,21 @@ class Broker:
         """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
 
         `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
-        the chain version that says so. Raises ChainSetBack where another one was recorded before.
+        the chain version that says so. Raises ChainSetBack where another one was recorded before, and OlderVersion for what was
+        said before an operator gave it up.
         """
         end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
         if end is None:
             raise InvalidArgument("a link ends somewhere")
         async with self.lock(ended.key):
             known = self.record(ended.key)
-            if known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned):
+            is_news = known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned)
+            if is_news:
                 self.check_not_set_back(ended.queue_id)
             if known is not None and (what := setback.changed_end(known, ended)):
                 raise self.found_set_back(ended.queue_id, what)
+            if is_news and known is not None and known.is_abandoned and ended.chain_version < known.chain_version:
+                raise OlderVersion("the chain has changed", chain_version=known.chain_version, epoch=known.epoch)
             runner = self.find(ended.key) or self.made(replace(ended, is_sealed=True, end=None, end_hash=b""))
             if not runner.record.is_sealed:
                 refused = await runner.sealed(ended.chain_version)
@@ -479,7 +484,8 @@ class Broker:
                     raise refused
             record = runner.record
             if (record.end, record.end_hash, record.is_abandoned) != (end, end_hash, is_abandoned):
-                record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned)
+                version = max(record.chain_version, ended.chain_version)
+                record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned, chain_version=version)
                 await self.keep(runner, record)
             if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
                 await self.cut(runner, record, end)

@@ -109,7 +109,7 @@ class Resyncer:
         problem = ""
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
-                await self._do(action)
+                await self._do(action, chains[action.queue_id].version)
             except _FAILURES as error:
                 found = _translated(error)
                 problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
@@ -195,18 +195,18 @@ class Resyncer:
         runner = self._broker.find(record.key)
         return None if runner is None else runner.holding()  # None: dropped meanwhile
 
-    async def _do(self, action: resync.Action) -> None:
+    async def _do(self, action: resync.Action, version: ChainVersion) -> None:
+        """`version`: of the chain that it was planned by."""
         key = (action.queue_id, action.epoch)
         match action:
             case resync.Drop():
                 await self._broker.drop(key)
                 self._keeper.forget(key)
             case resync.Adopt():
-                known = self._broker.find(key)
                 await self._broker.record_end(
                     LinkRecord(
                         *key,
-                        chain_version=ChainVersion(0) if known is None else known.record.chain_version,
+                        chain_version=version,
                         end=action.end,
                         end_hash=action.end_hash,
                         is_abandoned=action.is_abandoned,

@@ -15,7 +15,7 @@ import pytest
 from seriatim.broker_group import layout, scrubber
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
-from seriatim.broker_group.core import disk
+from seriatim.broker_group.core import disk, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
@@ -36,6 +36,7 @@ from seriatim.protocol.errors import (
     DiskFailed,
     DiskFull,
     MemberBehind,
+    OlderVersion,
     SeriatimError,
     UnknownLink,
     Unreachable,
@@ -281,6 +282,40 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
     keeper = CursorKeeper(broker, cast("Coordinators", None))
     return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
+
+
+def test_what_was_said_of_an_end_before_an_operator_gave_it_up_comes_too_late(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """A coordinator's call, a resync pass and a cut that were on their way: readers were let past the end again."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        at_50, at_30, at_20 = (runner.position_at(Index(index)) for index in (50, 30, 20))
+        assert at_50 is not None
+        assert at_30 is not None
+        assert at_20 is not None
+        runner.changed_record(replace(RECORD, end=None))
+        before = replace(RECORD, end_hash=at_50.hash, chain_version=ChainVersion(9))
+        await broker.record_end(before)
+        known = runner.record
+        given_up = replace(before, end=Index(30), end_hash=at_30.hash, is_abandoned=True)
+        for version in (10, 12):  # told again by a later chain, it is the same
+            assert (await broker.record_end(replace(given_up, chain_version=ChainVersion(version))))[1]
+        adopt = resync.Adopt(*RECORD.key, Index(50), at_50.hash, is_abandoned=False)
+        for late in (
+            broker.record_end(before),
+            broker.record_end(known),
+            resyncer._do(adopt, ChainVersion(9)),
+        ):
+            with pytest.raises(OlderVersion):
+                await late
+        assert (runner.record.end, runner.record.is_abandoned, runner.readable_end) == (30, True, 30)
+        more = resync.Adopt(*RECORD.key, Index(20), at_20.hash, is_abandoned=True)
+        await resyncer._do(more, ChainVersion(13))
+        assert (runner.record.end, runner.readable_end) == (20, 20)
+
+    with_links(scenario)
 
 
 def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
