@@ -424,7 +424,7 @@ class Broker:
             peer = runner.record.peer
             if peer is None:
                 raise PeerLost("this link has no other member", epoch=runner.record.epoch)
-            stream = SlaveStream(runner, self.store, stub, direct, self.cluster, self.incarnation, peer)
+            stream = SlaveStream(runner, self.batches, stub, direct, self.cluster, self.incarnation, peer)
             runner.slave = stream
             stream.start()
         stream_now: Any = runner.slave

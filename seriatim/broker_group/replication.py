@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
 
 from seriatim.broker_group.core import replica_events
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.store import Store
 from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -36,13 +37,13 @@ PATIENCE_S = 2.0
 class SlaveStream:
     """The master's end, as long as the stream lives: it ends by `end`, by `let_go`, or when the slave is lost.
 
-    `stub`, `direct`: see `batch_streams.replicate`.
+    `batches`: of this member's disk, as `Broker.batches`. `stub`, `direct`: see `batch_streams.replicate`.
     """
 
     def __init__(
         self,
         runner: LinkRunner,
-        store: Store,
+        batches: Callable[[LinkKey, Index, Index, int], Awaitable[list[EncodedBatch]]],
         stub: Any,
         direct: str,
         cluster: str,
@@ -50,7 +51,7 @@ class SlaveStream:
         slave: Incarnation,
     ) -> None:
         self._runner = runner
-        self._store = store
+        self._batches = batches
         self._stub = stub
         self._direct = direct
         self._name = link_name(runner, cluster, slave)
@@ -149,7 +150,7 @@ class SlaveStream:
         else:
             sent = index
             while sent < mine:
-                for encoded in self._store.batches(runner.key, sent, mine, COPY_BYTES):
+                for encoded in await self._batches(runner.key, sent, mine, COPY_BYTES):
                     await write(call, BatchMessage.of(encoded))
                     sent = encoded.header.end_index
             while index < mine:

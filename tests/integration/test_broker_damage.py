@@ -18,7 +18,7 @@ from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import disk, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
@@ -37,6 +37,7 @@ from seriatim.protocol.errors import (
     DiskFull,
     MemberBehind,
     OlderVersion,
+    PeerLost,
     SeriatimError,
     UnknownLink,
     Unreachable,
@@ -282,6 +283,48 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
     keeper = CursorKeeper(broker, cast("Coordinators", None))
     return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
+
+
+class BlankSlave:
+    """Its stream, which says that it has nothing of the link yet."""
+
+    def Replicate(self) -> BlankSlave:  # noqa: N802 - the stub's name for it
+        return self
+
+    async def write(self, _: object) -> None:
+        pass
+
+    async def read(self) -> pb.ReplicateReply:
+        return pb.ReplicateReply(next_index=0, hash=EMPTY_HASH)
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_damage_that_a_master_meets_while_it_makes_the_copies_equal_is_noted(
+    with_links: Callable[[Scenario], None], tmp_path: Path
+) -> None:
+    """Its seal said that it has everything, and the slave, which has less, could never copy up to that end."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        opened = LinkRecord(QueueId(1), Epoch(5), role=Role.MASTER, peer=Incarnation("b", 1), opened_start=1)
+        await fill(broker.store, opened, batches(5))
+        runner = await broker.introduced(opened)
+        path = tmp_path / "segments" / "1-5.segment"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(PeerLost):
+            await broker._connect_slave(runner, BlankSlave(), "")
+        assert broker.damaged == {(opened.key, Index(20))}
+        ends = pb.LinkMember(
+            group="g1", member="a", incarnation=pb.Incarnation(disk_id=broker.incarnation.disk_id, start=1)
+        )
+        request = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=5), master=ends)
+        service = BrokerService(broker, cast("CursorKeeper", None), cast("Membership", None))
+        assert (await service.seal(request)).answer == pb.SealReply.PARTIAL
+
+    with_links(scenario)
 
 
 def test_what_was_said_of_an_end_before_an_operator_gave_it_up_comes_too_late(
