@@ -18,7 +18,7 @@ from seriatim.broker_group.core.replica_events import (
     Opened,
 )
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
-from seriatim.broker_group.link_runner import LinkRunner, no_longer_kept
+from seriatim.broker_group.link_runner import Flight, LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
@@ -61,6 +61,7 @@ class Broker:
         self.store = store
         self.peer = peer
         self.cache = BatchCache(CACHE_BYTES)
+        self._flight = Flight()
         self.lease = Lease()
         self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
         self.resync_wanted = asyncio.Event()
@@ -129,8 +130,11 @@ class Broker:
         """The link, loaded from the disk when it is first asked for."""
         link = self._links.get(key)
         if isinstance(link, LinkRecord):
-            link = self._links[key] = LinkRunner(link, self.store, self.cache)
+            link = self._links[key] = self._runner(link)
         return link
+
+    def _runner(self, record: LinkRecord) -> LinkRunner:
+        return LinkRunner(record, self.store, self.cache, self._flight)
 
     def link(self, key: LinkKey) -> LinkRunner:
         """Raises UnknownLink."""
@@ -153,7 +157,7 @@ class Broker:
         runner = self.find(record.key)
         if runner is None:
             self.check_kept(record.key)
-            runner = LinkRunner(record, self.store, self.cache)
+            runner = self._runner(record)
             self._add(record.key, runner)
         return runner
 

@@ -28,6 +28,10 @@ _log = log.logger("broker.link")
 FLIGHT_BYTES: Final = 16 * 1024 * 1024
 FLIGHT_BATCHES: Final = 512
 """Bounds of what one link may have taken and not committed; beyond them its stream isn't read."""
+MEMBER_FLIGHT_BYTES: Final = 512 * 1024 * 1024
+"""The same of all links of a member together: beyond it none is read that has something in flight. So each still gets on, a batch
+at a time, and a disk that stands still under a thousand of them doesn't fill the memory.
+"""
 
 REST_S: Final = 1.0
 """So long after its sender has left a link keeps the stream to its slave: a thousand links that nobody sends to would keep a
@@ -56,12 +60,20 @@ class SlaveLink(Protocol):
     def let_go(self) -> None: ...
 
 
+class Flight:
+    """What all links of a member have taken and not committed."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+
 class LinkRunner:
     """See the module. `source` is the stream that brings batches, `slave` the one that passes them on, if there is one."""
 
-    def __init__(self, record: LinkRecord, store: Store, cache: BatchCache) -> None:
+    def __init__(self, record: LinkRecord, store: Store, cache: BatchCache, of_all: Flight) -> None:
         self._store = store
         self._cache = cache
+        self._of_all = of_all
         self._changed: asyncio.Event | None = None
         self._batch: EncodedBatch | None = None
         self._flight_bytes: dict[Index, int] = {}
@@ -118,8 +130,10 @@ class LinkRunner:
 
     @property
     def is_full(self) -> bool:
-        """The bound on what is in flight is reached."""
-        return self.flight_bytes >= FLIGHT_BYTES or len(self.state.flight) >= FLIGHT_BATCHES
+        """A bound on what is in flight is reached."""
+        if self.flight_bytes >= FLIGHT_BYTES or len(self.state.flight) >= FLIGHT_BATCHES:
+            return True
+        return self.flight_bytes > 0 and self._of_all.size_bytes >= MEMBER_FLIGHT_BYTES
 
     def holding(self) -> Holding:
         """What the disk has, for resync; read once, as long as neither record nor records change. Raises DiskFailed."""
@@ -202,6 +216,8 @@ class LinkRunner:
                 refused = effect.error
             else:
                 self._run(effect)
+        if self._flight_bytes and self.state.phase is SealPhase.SEALED:
+            self._forget_flight()
         if self.state is not before:
             self._tell_change()
         return refused
@@ -262,7 +278,7 @@ class LinkRunner:
             return
         index = effect.position.index
         self._flight_bytes[index] = encoded.size_bytes
-        self.flight_bytes += encoded.size_bytes
+        self._count(encoded.size_bytes)
         self._cache.add(self.key, encoded)
         self.size_bytes += encoded.size_bytes
         stored = StoredPosition(effect.position, effect.committed_index, self.size_bytes)
@@ -288,9 +304,18 @@ class LinkRunner:
     def _committed(self, index: Index) -> None:
         sizes = self._flight_bytes
         for passed in [position for position in sizes if position <= index]:
-            self.flight_bytes -= sizes.pop(passed)
+            self._count(-sizes.pop(passed))
         for wake in self.readers:
             wake()
+
+    def _forget_flight(self) -> None:
+        """Nothing of it is on its way any more, and nobody will say that it is committed."""
+        self._flight_bytes.clear()
+        self._count(-self.flight_bytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self.flight_bytes += size_bytes
+        self._of_all.size_bytes += size_bytes
 
     def _end_streams(self, error: SeriatimError) -> None:
         source, self.source = self.source, None
@@ -349,6 +374,7 @@ class LinkRunner:
     def apply_drop(self) -> None:
         """The link is being forgotten: end its streams, wake its readers, and whoever waits for its seal."""
         self.is_let_go = True
+        self._forget_flight()
         self._end_streams(no_longer_kept(self.key))
         self._tell_change()
         for wake in self.readers:
