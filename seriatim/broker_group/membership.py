@@ -34,7 +34,9 @@ from seriatim.protocol.zookeeper import (
 _log = log.logger("broker.membership")
 
 RETRY_S = 0.1
-TAKEN_S = 0.5
+TAKEN_S, TAKEN_MAX_S = 0.5, 2.0
+TAKEN_TOLD_EVERY = 30
+"""How long this place is waited for where another process has it, at first and later; and every how many times that is told."""
 OPENED_S = 0.05
 """How long after a link was opened here its chain is looked at for the first time."""
 GRACE_S = 0.5
@@ -98,7 +100,7 @@ class Membership:
 
     async def run_session(self) -> None:
         """Seal, register, renew; again for each session."""
-        told = ""
+        told, tries = "", 0
         while True:
             try:
                 await self._serve_session()
@@ -107,12 +109,30 @@ class Membership:
                     _log.info("session interrupted", reason=error.message)
                 told = error.message
             except NodeExists:
-                _log.info("another process is registered as this member; waiting until its session is gone")
-                await asyncio.sleep(TAKEN_S)
+                await self._wait_for_place(tries)
+                tries += 1
             except NoNode:
                 _log.info("a node went between two looks at it: another session's end, or the group was removed")
+            if self.is_registered.is_set():
+                tries = 0
             self.is_registered.clear()
             await asyncio.sleep(RETRY_S)
+
+    async def _wait_for_place(self, tries: int) -> None:
+        """Another process is registered as this member: one on an earlier disk, whose session soon ends, or two were set up as one."""
+        if tries % TAKEN_TOLD_EVERY == 0:
+            name, other = self._broker.name, None
+            with contextlib.suppress(NoNode, WorldError):
+                data, _ = await self._session.get(self._paths.member(name.group, name.member))
+                other = Registration.decode(data)
+            _log.warning(
+                "not registered: another broker is, as this member; if both are to run, give one another group or member",
+                member=name,
+                incarnation=self._broker.incarnation,
+                other=None if other is None else other.incarnation,
+                other_address=None if other is None else other.address,
+            )
+        await asyncio.sleep(min(TAKEN_S * 2 ** min(tries, 8), TAKEN_MAX_S))
 
     async def _serve_session(self) -> None:
         if self._session.state is not SessionState.CONNECTED:

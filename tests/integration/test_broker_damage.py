@@ -56,7 +56,7 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import Paths, Registration, ZooKeeperSession
+from seriatim.protocol.zookeeper import NodeExists, Paths, Registration, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 
@@ -278,6 +278,41 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 
     async def create(self, _: str, data: bytes, **__: object) -> None:
         self.created.append(data)
+
+
+def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two brokers were set up as one member: the second logged two equal lines a second, and not who the other one is."""
+    pauses: list[float] = []
+
+    class Taken(ZooKeeperWithALink):
+        async def get(self, *_: object) -> tuple[bytes, int]:
+            return Registration(Incarnation("other disk", 7), "h:7", None, True, True).encode(), 0
+
+    async def served() -> None:
+        raise NodeExists("a")
+
+    async def slept(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) > 2 * 31:
+            raise asyncio.CancelledError
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        membership = Membership(broker, cast("ZooKeeperSession", Taken()), "", lambda: (True, ""))
+        membership._serve_session = served  # type: ignore[method-assign]
+        monkeypatch.setattr(asyncio, "sleep", slept)
+        with pytest.raises(asyncio.CancelledError):
+            await membership.run_session()
+        monkeypatch.undo()
+
+    caplog.set_level("INFO")
+    with_links(scenario)
+    told = [one.getMessage() for one in caplog.records if "another broker" in one.getMessage()]
+    assert len(told) == 2
+    assert all("other disk" in one and "h:7" in one for one in told)
+    assert pauses[::2][:4] == [0.5, 1.0, 2.0, 2.0]
+    assert sum(pauses) > 50
 
 
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
