@@ -224,6 +224,7 @@ def _as_json(record: Record) -> dict[str, object]:
         **_text("key", record.key),
         **_text("value", record.value),
         "timestamp": record.timestamp_ms,
+        "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
     }
 
 

@@ -25,11 +25,16 @@ from seriatim.cli.foreground import until_signalled, wait_for_signal
 def up(*, directory: Path, groups: int | None, port: int | None, restart: bool, is_json: bool) -> None:
     """Run ZooKeeper, two coordinators and broker groups in the foreground, each server a process of its own.
 
-    Prints one line when all of it serves. Ctrl-C or SIGTERM ends it. DIR/pids.json says which process is which,
+    Prints one line when all of it serves, and until then on standard error what does. Ctrl-C or SIGTERM ends it. DIR/pids.json says which process is which,
     DIR/logs holds what they write. For development: everything is on this machine.
     """
     settings = ClusterSettings(directory, groups=groups, first_port=port, is_restarted=restart)
-    with until_signalled(), DevelopmentCluster(settings) as cluster:
+
+    def say(line: str) -> None:
+        if not is_json:
+            click.echo(line, err=True)
+
+    with until_signalled(), DevelopmentCluster(settings, say) as cluster:
         if is_json:
             line = json.dumps({
                 "event": "ready",

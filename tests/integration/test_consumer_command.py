@@ -10,8 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from seriatim.cli.consume import _json
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer
+from seriatim.protocol.names import Epoch, Index, Offset
+from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,6 +60,7 @@ def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -
         "key": None,
         "value": "3",
         "timestamp": 1,
+        "headers": [],
     }
     assert cluster.cursor_offset("default") == 3
 
@@ -66,6 +70,16 @@ def test_bytes_that_are_no_text_are_in_base64(cluster: FakeCluster) -> None:
     found = run(cluster, "consume", "--queue", "q", "--max", "21", "--json").stdout.splitlines()
     assert json.loads(found[-1])["value_base64"] == "/wA="
     assert "value" not in json.loads(found[-1])
+
+
+def test_headers_are_shown_in_their_order_each_as_text_or_in_base64() -> None:
+    headers = (("trace", b"7"), ("raw", b"\xff\x00"), ("trace", b"8"))
+    shown = json.loads(_json([Record("q", Offset(1), Epoch(1), Index(1), "s", 1, None, b"v", headers, 1)]))
+    assert shown["headers"] == [
+        {"name": "trace", "value": "7"},
+        {"name": "raw", "value_base64": "/wA="},
+        {"name": "trace", "value": "8"},
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,9 +13,12 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from seriatim.cli import main
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.cli.embedded.processes import Supervisor
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 NAMES = {"zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b", "g2-a", "g2-b"}
@@ -241,6 +244,23 @@ def test_what_is_lost_with_both_members_is_waited_for_until_an_operator_gives_it
         assert [one["epoch"] for one in told["abandoned"]] == [1]
         assert told["subscriptions"][0]["consume_list"] == [2]
         assert "ABANDONED epoch 1" in seriatim(ready, "status", "orders")
+
+
+def test_what_serves_already_is_told_while_a_cluster_starts(tmp_path, monkeypatch):
+    """A minute of silence, on a slow machine, looks like a command that hangs."""
+    monkeypatch.setattr("seriatim.cli.embedded.cluster.start_zookeeper", lambda *_, **__: None)
+    monkeypatch.setattr(Supervisor, "start", lambda *_: 1)
+    monkeypatch.setattr(Supervisor, "wait_for_line", lambda *_, **__: "ready")
+    monkeypatch.setattr("seriatim.cli.up.wait_for_signal", lambda: None)
+    told = CliRunner().invoke(main.seriatim, ["up", "--dir", str(tmp_path), "--groups", "1"], standalone_mode=False)
+    names = ("zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b")
+    first, *others = told.stderr.splitlines()
+    assert first == f"starting 5 servers in {tmp_path}"
+    assert [line.split(" serves at ")[0] for line in others] == list(names)
+    assert told.stdout.startswith("ready coordinator=")
+    told = CliRunner().invoke(main.seriatim, ["up", "--dir", str(tmp_path), "--json"], standalone_mode=False)
+    assert told.stderr == ""
+    assert json.loads(told.stdout)["event"] == "ready"
 
 
 def test_fewer_groups_than_the_directory_holds_are_refused(tmp_path):

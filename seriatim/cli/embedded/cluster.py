@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +52,13 @@ class ClusterSettings:
 class DevelopmentCluster:
     """A context manager around start and close. To harm it: `kill(name)`, `supervisor.stop(name)`, `restart(name)`."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
-        """Take the directory; nothing starts yet. Raises `DirectoryInUse`, `EmbeddedError`."""
+    def __init__(self, settings: ClusterSettings, say: Callable[[str], object] = lambda _: None) -> None:
+        """Take the directory; nothing starts yet. Raises `DirectoryInUse`, `EmbeddedError`.
+
+        `say`: told, in a line, of each server that starts to serve.
+        """
         self.settings = settings
+        self._say = say
         self.supervisor = Supervisor(settings.directory)
         try:
             self.groups = tuple(f"g{number}" for number in range(1, self._group_count() + 1))
@@ -113,12 +117,15 @@ class DevelopmentCluster:
                 self._ports["zookeeper"],
                 is_restarted=self.settings.is_restarted,
             )
+            self._say(f"starting {len(self._ports)} servers in {self.supervisor.directory}")
             start_zookeeper(self.supervisor, zookeeper, timeout_s=timeout_s)
+            self._say(f"zookeeper serves at {self.zookeeper}")
             names = (*self.coordinator_names, *self.member_names)
             for name in names:
                 self.supervisor.start(self._spec(name))
             for name in names:
                 self.supervisor.wait_for_line(name, "ready", timeout_s=timeout_s)
+                self._say(f"{name} serves at {self.address(name)}")
         except BaseException:
             self.close()
             raise
