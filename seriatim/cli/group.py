@@ -89,7 +89,7 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
 def drain(*, name: str, until: str, no_wait: bool, timeout: float | None, coordinator: str, is_json: bool) -> int:
     r"""Take group NAME out of service: its queues go on with other groups, and it gets no new ones until `resume`.
 
-    Ends with 1 when the time is over first, and the group goes on draining; or when somebody puts it back into service.
+    A queue that no other group can take over now goes on there until one can. Ends with 1 when the time is over first, and the group goes on draining; or when somebody puts it back into service.
 
     \b
     Example:
@@ -184,7 +184,8 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
 def _left(view: pb.GroupView, until: str) -> str:
     """What the draining still waits for; empty when it is done."""
     if view.sending_queues:
-        return f"{view.group} still takes records of {_some(view.sending_queues)}"
+        look = f"`seriatim status {view.sending_queues[0]}`"
+        return f"{view.group} still takes records of {_some(view.sending_queues)}, until another group can ({look})"
     if view.lost_queues:
         queues = _some(view.lost_queues)
         return f"a link of {queues} is lost on {view.group}: start its members, or `seriatim queue abandon-link`"

@@ -186,7 +186,7 @@ class Operations:
         if last is not None and last.state in chain.LIVE and request.epoch in (0, last.epoch):
             if not await self._next_group(document):
                 registry = await self._store.look_up_registry()
-                if not chain.next_group(document, registry) and not chain.back_at_once(document, registry):
+                if not chain.can_switch(document, registry):
                     reasons = chain.obstacles(document, registry, {})
                     raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
@@ -246,7 +246,8 @@ class Operations:
     async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
         """Mark the group, and close what is open on it at once. Raises UnknownGroup.
 
-        What can't be closed now, or soon, is left to the elected coordinator: the group is drained all the same.
+        What can't be closed now, or soon, or has no other group to go on with, is left to the elected coordinator: the group is
+        drained all the same.
         """
         checked_name(request.group, "group")
         await self._store.set_draining(request.group, is_draining=is_draining)
@@ -262,6 +263,8 @@ class Operations:
                 last = document.last_link
                 if last is None or not views.is_serving(document, request.group):
                     continue
+                if not chain.can_switch(document, registry):
+                    continue  # it goes on there until another group can take over
                 try:
                     await self._switched(document, last, request.cause_id)
                 except UnknownQueue:

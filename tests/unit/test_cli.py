@@ -627,7 +627,10 @@ def test_drain_waits_for_coordinators_that_are_away_for_a_while(asked, monkeypat
     asked.replies = {"DrainGroup": a_group(["orders"]), "ListGroups": [away, away, groups(a_group())]}
     result = invoke("group", "drain", "g1")
     assert result.return_value == exits.DONE
-    assert result.stderr.splitlines() == ["g1 still takes records of orders", "no coordinator answers [at /h:1]"]
+    assert result.stderr.splitlines() == [
+        "g1 still takes records of orders, until another group can (`seriatim status orders`)",
+        "no coordinator answers [at /h:1]",
+    ]
 
 
 @pytest.mark.parametrize("until", ["switched", "drained"])
@@ -655,7 +658,7 @@ def test_drain_says_no_when_somebody_puts_the_group_back_into_service(asked, mon
 def test_drain_tells_the_first_of_many_queues(asked):
     asked.replies["DrainGroup"] = a_group([f"q{number}" for number in range(1000)])
     result = invoke("group", "drain", "g1", "--timeout", "0")
-    assert "g1 still takes records of q0, q1, q2, q3, q4, q5, 994 more\n" in result.stderr
+    assert "g1 still takes records of q0, q1, q2, q3, q4, q5, 994 more, until another group can" in result.stderr
 
 
 def test_drain_says_no_when_the_time_is_over(asked):

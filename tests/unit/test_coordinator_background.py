@@ -152,6 +152,15 @@ def test_a_draining_group_leaves_every_send_list_and_its_link_is_closed():
     assert kinds(planned(world, registry=head)) == [CloseIt]
 
 
+def test_a_draining_group_serves_on_while_no_other_can_take_over():
+    """Its link was closed all the same, and sending stood still until another group was there."""
+    world = sending_world()
+    groups = world.registry().groups
+    alone = {"g1": replace(groups["g1"], is_draining=True), "g2": GroupState("g2"), "g3": GroupState("g3")}
+    assert planned(world, registry=Registry(alone)) == ()
+    assert kinds(planned(world, registry=Registry({**alone, "g3": groups["g3"]}))) == [CloseIt]
+
+
 def sealed_links(count: int) -> World:
     world = World()
     send_call(world).finish()

@@ -232,6 +232,18 @@ def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> Non
     assert "another" in view.sending_queues
 
 
+def test_a_group_is_drained_of_a_queue_only_once_another_one_can_take_it_over() -> None:
+    """`queue rotate` refuses that; a drain had sending stand still until another group was there."""
+    world = World()
+    send_call(world).finish()
+    store = QueuesStore(world, world.document)
+    store.registry = Registry({"g1": world.registry().groups["g1"]})
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    assert store.closed == []
+    assert list(view.sending_queues) == ["orders"]
+
+
 def test_who_drains_a_group_is_answered_however_many_queues_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand links take longer than a command waits for an answer."""
     world = World()

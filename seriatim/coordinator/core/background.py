@@ -185,7 +185,8 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
             why = view.registry.absence(link)
             if not why and (document.queue_id, link.epoch) in view.sealed:
                 why = "a member has sealed it"
-            if not why and view.registry.group(link.group).is_draining:
+            is_draining = view.registry.group(link.group).is_draining
+            if not why and is_draining and chain.can_switch(document, view.registry):
                 why = f"{link.group} is being drained"
         elif link.state is LinkState.CLOSING and _quiet_ms(seen, now_ms) >= CLOSING_GRACE_MS:
             why = "nobody finished closing it"

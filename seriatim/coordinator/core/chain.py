@@ -191,6 +191,11 @@ def next_group(document: ChainDocument, registry: Registry) -> str:
     return next((one for one in document.send_list if one != now and not registry.send_obstacle(one)), "")
 
 
+def can_switch(document: ChainDocument, registry: Registry) -> bool:
+    """Whether another group could take over now, so that a planned switch doesn't have sending stand still for nothing."""
+    return next_group(document, registry) != "" or back_at_once(document, registry) != ()
+
+
 def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:
     """For each group that may serve the queue: why it can't take records now."""
     reasons = {}
