@@ -20,7 +20,14 @@ from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import ChainSetBack, OlderVersion, UnknownLink, Unreachable, WorldError
+from seriatim.protocol.errors import (
+    ChainSetBack,
+    IncompatibleVersion,
+    OlderVersion,
+    UnknownLink,
+    Unreachable,
+    WorldError,
+)
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -279,6 +286,8 @@ class Membership:
                     await self._look_at(queue_id)
                 except NoNode:
                     continue
+                except IncompatibleVersion:  # of a newer version: records are taken and served all the same
+                    self._broker.resync_wanted.set()  # which says so
                 except WorldError:
                     self._chains.add(queue_id)
                     await asyncio.sleep(RETRY_S)

@@ -135,12 +135,15 @@ class CoordinatorProcess:
         await self._done(self._registered)
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._store.run())
-            tasks.create_task(self._election.run())
-            tasks.create_task(self._background.run())
-            tasks.create_task(self._stay_registered())
+        """Work until cancelled. Raises IncompatibleVersion once a newer version has written a chain that this one can't read."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._store.run())
+                tasks.create_task(self._election.run())
+                tasks.create_task(self._background.run())
+                tasks.create_task(self._stay_registered())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # by itself it says how the process ends
 
     async def stop(self) -> None:
         """Let calls under way finish for a moment, then close everything."""

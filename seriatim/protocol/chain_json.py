@@ -41,6 +41,7 @@ MAX_PLAIN_BYTES: Final = 256 * 1024 * 1024
 KNOWN_BYTES: Final = 8 * 1024 * 1024
 """Bound on the texts of links that are known, in a process."""
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_NEEDS = "start the version that wrote it, or a newer one"
 _OPEN, _CLOSE = '"links":[', "]}"
 
 
@@ -66,20 +67,33 @@ def encode(document: ChainDocument) -> bytes:
 
 def decode(data: bytes) -> ChainDocument:
     """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it."""
+    try:
+        return _decoded(data)
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        zstandard.ZstdError,
+    ) as error:  # of the same format, with something new in it
+        raise IncompatibleVersion(
+            f"a chain document holds what this version doesn't know ({error}): {_NEEDS}"
+        ) from error
+
+
+def _decoded(data: bytes) -> ChainDocument:
     if data.startswith(_ZSTD_MAGIC):
         data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_PLAIN_BYTES)
     first, *lines = data.decode().split("\n")
-    if lines and first.endswith(_OPEN) and lines[-1] == _CLOSE:
-        content = json.loads(first + _CLOSE)
+    is_in_lines = bool(lines) and first.endswith(_OPEN) and lines[-1] == _CLOSE
+    content = json.loads(first + _CLOSE if is_in_lines else data)  # an earlier version wrote one line
+    if (found := content.get("format")) != FORMAT:
+        raise IncompatibleVersion(
+            f"a chain document has format {found}, this version reads {FORMAT}: {_NEEDS}", format=found
+        )
+    if is_in_lines:
         links = [_links.link(line.removesuffix(",")) for line in lines[:-1]]
     else:
-        content = json.loads(data)  # an earlier version wrote it
         links = [_link(link) for link in content["links"]]
-    if content.get("format") != FORMAT:
-        raise IncompatibleVersion(
-            f"the chain document has format {content.get('format')}, this version reads {FORMAT}",
-            format=content.get("format"),
-        )
     return _document(content, tuple(links))
 
 

@@ -662,6 +662,23 @@ def test_a_member_seals_a_closing_link_by_itself_when_no_coordinator_comes(run: 
     run(scenario)
 
 
+def test_a_member_serves_on_where_a_newer_version_has_written_the_chain(run: Callable[..., None]) -> None:
+    """As in an upgrade in which it comes last: both members of each group that served such a queue ended, with a traceback."""
+
+    async def scenario(group: Members) -> None:
+        group.chain_members[Epoch(1)] = group.link_members()
+        await group.write_chain(None, state=LinkState.OPEN)
+        position = await filled(group)
+        path = group.paths.chain(QUEUE)
+        data, _ = await group.session.get(path)
+        await group.session.set(path, data.replace(b'"format":1', b'"format":2'))
+        await group.registered(lambda a, b: all("has format 2, this version reads 1" in one.problem for one in (a, b)))
+        assert [member.process.poll() for member in group.both] == [None, None]
+        assert (await group.open()).index == position.index
+
+    run(scenario)
+
+
 def test_dropped_links_are_gone(run: Callable[..., None]) -> None:
     async def scenario(group: Members) -> None:
         await filled(group)

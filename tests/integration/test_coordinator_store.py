@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 from kazoo.client import KazooClient
 
+from seriatim.cli import exits
 from seriatim.coordinator import background
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background as core_background
@@ -30,6 +31,7 @@ from seriatim.protocol.chain import ChainDocument, QueueSettings
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import (
     Fenced,
+    IncompatibleVersion,
     InvalidArgument,
     NotElected,
     QueueExists,
@@ -679,6 +681,27 @@ def test_without_groups_sending_waits_and_says_why(zookeeper: str) -> None:
                 request.token = 0
                 anew = await rpc.call(stub.AcquireSend, request, CALL_S)
                 assert anew.token == 2  # it was deposed meanwhile (H4)
+
+    asyncio.run(scenario())
+
+
+def test_a_chain_of_a_newer_version_ends_an_older_coordinator_in_a_line(zookeeper: str) -> None:
+    """It ended with a traceback, as by a defect of its own."""
+
+    async def scenario() -> None:
+        process = CoordinatorProcess(CoordinatorSettings(zookeeper, CLUSTER, session_timeout_ms=SESSION_MS))
+        await process.start()
+        try:
+            async with session(zookeeper) as own:
+                data = chain_json.encode(new_document("newer", QueueId(999)))
+                path = Paths(CLUSTER).chain(QueueId(999))
+                await own.create(path, data.replace(b'"format":1', b'"format":2'), parents=True)
+                with pytest.raises(IncompatibleVersion, match="start the version that wrote it") as ended:
+                    await process.run()
+                assert exits.exit_code(ended.value) == exits.WRONG_USE
+                await own.delete(path)
+        finally:
+            await process.stop()
 
     asyncio.run(scenario())
 

@@ -76,8 +76,28 @@ def test_an_earlier_versions_note_counts_for_everybody_who_reads_the_link_and_a_
     older = data.replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
     assert b'"stale_cursors":[[1,"a"]]' in older
     assert chain_json.decode(older) == document(link(1))
-    with pytest.raises(IncompatibleVersion):
+    with pytest.raises(
+        IncompatibleVersion, match="has format 2, this version reads 1: start the version that wrote it"
+    ):
         chain_json.decode(data.replace(b'"format":1', b'"format":2'))
+
+
+@pytest.mark.parametrize(
+    ("known", "newer"),
+    [
+        (b'"settings":{', b'"settings":{"tier":"s3",'),
+        (b'"state":"sealed"', b'"state":"moved"'),
+        (b'{"epoch":1,', b'{"tier":1,"epoch":1,'),
+        (b'"send_list":', b'"sends":'),
+        (b"{", b"\xff{"),
+    ],
+)
+def test_what_a_newer_version_added_is_told_as_that(known, newer):
+    """A version that adds something, and gives that no format of its own, ended older coordinators and brokers with a traceback."""
+    data = chain_json.encode(document(link(1)))
+    assert known in data
+    with pytest.raises(IncompatibleVersion, match="start the version that wrote it"):
+        chain_json.decode(data.replace(known, newer, 1))
 
 
 def test_thousands_of_links_or_sources_are_compressed_and_what_no_node_holds_is_refused():
