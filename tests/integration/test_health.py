@@ -17,13 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from seriatim.broker_group.process import BrokerSettings, serve
+from seriatim.broker_group.store import Store
 from seriatim.cli.embedded.ports import free_port
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.cli.main import run
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import rpc
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.errors import InvalidArgument, Unreachable
+from seriatim.protocol.errors import DiskFailed, InvalidArgument, Unreachable
 from seriatim.protocol.health import HealthServer, ask
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, ListGroupsRequest
 
@@ -95,6 +96,18 @@ async def test_servers_answer_for_their_health_and_describe_themselves(
             assert services == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", own]
             assert {"AcquireSend", "Append"} & set(methods)
     assert await status(address) == "UNREACHABLE"
+
+
+@in_a_loop
+async def test_a_broker_whose_disk_failed_lives_but_is_not_ready(
+    zookeeper: str, cluster_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes nothing more until it is started again, and said that it can do its work."""
+    settings = BrokerSettings(zookeeper, cluster_name, "g1", "a", tmp_path, session_timeout_ms=SESSION_MS)
+    async with broker(settings) as address:
+        assert await status(address) == "SERVING"
+        monkeypatch.setattr(Store, "failure", DiskFailed("the disk failed: [Errno 5] Input/output error"))
+        assert (await status(address), await status(address, "live")) == ("NOT_SERVING", "SERVING")
 
 
 @in_a_loop
