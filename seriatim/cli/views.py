@@ -43,10 +43,17 @@ def queue_object(view: pb.QueueView) -> dict[str, object]:
         "links": [_link_object(link) for link in view.links],
         "subscriptions": [_subscription_object(one) for one in view.subscriptions],
         "waits": [{"what": wait.what, "reason": wait.reason} for wait in view.waits],
-        "one_copy": [{"epoch": epoch, "records": records} for epoch, records in one_copy_links(view)],
+        "one_copy": _one_copy_object(view),
         "abandoned": [{"epoch": one.epoch, "what": one.what, "at_ms": one.at_ms} for one in view.abandoned],
         "groups": [group_object(group) for group in view.groups],
     }
+
+
+def _one_copy_object(view: pb.QueueView) -> list[dict[str, object]] | None:
+    """None: members weren't asked, or didn't answer, so that nothing is known of copies."""
+    found: list[dict[str, object]] = [{"epoch": epoch, "records": records} for epoch, records in one_copy_links(view)]
+    is_told = all(link.has_committed or link.state == "opening" for link in _unread_links(view))
+    return found if found or is_told else None
 
 
 def group_object(view: pb.GroupView) -> dict[str, object]:
@@ -156,13 +163,17 @@ def one_copy_links(view: pb.QueueView) -> list[tuple[int, int]]:
 
     Only a view with what members know (DescribeQueue) tells.
     """
-    unread = {epoch for one in view.subscriptions for epoch in one.consume_list}
     found = []
-    for link in view.links:
+    for link in _unread_links(view):
         records = _committed(link) or 0
-        if link.epoch in unread and link.has_committed and link.copies == 1 and records:
+        if link.has_committed and link.copies == 1 and records:
             found.append((link.epoch, records))
     return found
+
+
+def _unread_links(view: pb.QueueView) -> list[pb.LinkView]:
+    unread = {epoch for one in view.subscriptions for epoch in one.consume_list}
+    return [link for link in view.links if link.epoch in unread]
 
 
 # ------------------------------------------------------------------------------------------------------------- text

@@ -62,8 +62,9 @@ class Description:
             told.reader = reader
         for link, shown in zip(document.links, view.links, strict=True):
             _describe_link(link, shown, answers[link.epoch])
-            if link.end and shown.copies == 1:
-                reason = f"one copy of its {link.end} records"
+            if link.end and shown.copies < 2:
+                copies = "one copy" if shown.copies else "no member tells of a copy"
+                reason = f"{copies} of its {link.end} records"
                 view.waits.append(pb.WaitReason(what=f"link {link.epoch}", reason=reason))
         for subscription, told in zip(document.subscriptions, view.subscriptions, strict=True):
             _describe_cursor(document, subscription, told, answers)

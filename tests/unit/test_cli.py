@@ -835,6 +835,9 @@ def test_a_queue_for_a_program_has_all_keys_and_null_for_what_nobody_told():
         "send_list", "switches_left", "links", "subscriptions", "waits", "one_copy", "abandoned", "groups",
     ]  # fmt: skip
     assert content["one_copy"] == [{"epoch": 1, "records": 40}]
+    listed = a_view()  # of whose links nobody asked the members, as `queue list` and `status` show it
+    listed.links[0].has_committed = False
+    assert views.queue_object(listed)["one_copy"] is None
     assert content["links"][1] | {"master": None, "slave": None} == {
         "epoch": 2, "group": "g2", "state": "open", "durability": "sync", "base": 40, "end": None, "committed": 2500,
         "copies": 2, "is_abandoned": False, "sealed_at_ms": None, "master": None, "slave": None, "link_hash": None,

@@ -16,7 +16,7 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import Unreachable, Waiting
 from seriatim.protocol.names import Epoch, Index, MemberName
-from tests.property.chain_world import World, send_call
+from tests.property.chain_world import World, close_call, send_call
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,34 @@ def test_how_far_an_open_link_is_committed_its_master_says_while_it_is_the_same_
 
     description = Description(cast("Store", OneStore()), cast("Members", Answering()))
     assert asyncio.run(description.committed(world.document)) == known
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [("ab", []), ("b", ["one copy of its 1 records"]), ("", ["no member tells of a copy of its 1 records"])],
+)
+def test_a_link_that_lost_copies_is_shown_and_most_of_all_where_it_lost_both(places: str, said: list[str]) -> None:
+    """Its readers wait for one; where one copy was left status said so, and where none was, nothing."""
+    world = World()
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+
+    class Answering:
+        async def describe_links(self, _: object, epochs: list[Epoch], member: MemberName) -> dict[Epoch, pb.HeldLink]:
+            if member.member not in places:
+                raise Unreachable("no answer")
+            return {Epoch(1): pb.HeldLink(epoch=1, next_index=1)}
+
+    class OneStore:
+        registry = world.registry()
+
+        async def first_in_line(self, *_: object) -> str:
+            return ""
+
+    description = Description(cast("Store", OneStore()), cast("Members", Answering()))
+    view = asyncio.run(description.queue(world.document, world.version))
+    assert [wait.reason for wait in view.waits if wait.what == "link 1"] == said
 
 
 def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
