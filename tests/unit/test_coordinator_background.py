@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seriatim.coordinator.core import background, chain, retention, seal, status, subscriptions
+from seriatim.coordinator.core import background, chain, retention, rotation, seal, status, subscriptions
 from seriatim.coordinator.core.background import (
     Change,
     ClearQueue,
@@ -181,6 +181,23 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
     assert filled(left) == left
     assert subscriptions.located(left, "earliest", None).epoch == 2
+
+
+def test_a_clock_that_was_ahead_for_a_while_keeps_no_link_for_so_long():
+    """By a year, say: nothing of the queue went before that was over, and disks were full, with no way out."""
+    document = sealed_links(3).document
+    day_ms, year_ms = document.settings.retention_ms, 365 * 86_400_000
+    first, *others = document.links
+    ahead = replace(first, certificate=replace(first.certificate, sealed_at_ms=year_ms))
+    assert retention.due(replace(document, links=(ahead, *others)), day_ms + 1) == (1, 2, 3)
+    assert retention.due(replace(document, links=(ahead, *others)), day_ms - 1) == ()
+    open_one = others[-1]
+    assert open_one.state is LinkState.OPEN
+    alone = replace(document, links=(ahead, open_one))
+    assert retention.due(alone, day_ms + 1) == ()
+    assert rotation.is_due(
+        replace(document, links=(replace(open_one, created_at_ms=year_ms),)), sending_world().registry(), 1
+    )
 
 
 def test_a_chain_of_few_links_with_many_sources_is_too_long_for_a_node_all_the_same():

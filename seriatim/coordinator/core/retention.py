@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from seriatim.coordinator.core.chain_point import is_settled, point_before
@@ -27,10 +29,11 @@ def due(document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
     listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
     excess_bytes = sum(map(_size_bytes, document.links)) - MAX_CHAIN_BYTES
     epochs = []
-    for link in document.links:
+    for number, link in enumerate(document.links):
         if link.epoch in listed or not is_settled(link):
             break
-        if excess_bytes <= 0 and not _is_over(link, document.settings.retention_ms, now_ms):
+        sealed_at_ms = _sealed_at_ms(document.links[number:], now_ms)
+        if excess_bytes <= 0 and not _is_over(link, sealed_at_ms, document.settings.retention_ms, now_ms):
             break
         epochs.append(link.epoch)
         excess_bytes -= _size_bytes(link)
@@ -45,12 +48,18 @@ def _size_bytes(link: Link) -> int:
     return _LINK_BYTES + marks * _MARK_BYTES
 
 
-def _is_over(link: Link, retention_ms: int, now_ms: int) -> bool:
-    certificate = link.certificate
-    if certificate is None:
-        return False
-    kept_ms = min(retention_ms, EMPTY_KEPT_MS) if certificate.end == 0 else retention_ms
-    return now_ms - certificate.sealed_at_ms >= kept_ms
+def _sealed_at_ms(links: Sequence[Link], now_ms: int) -> float:
+    """When the first of them was sealed, at the latest; later than now says a clock that was ahead, and it was before those behind it.
+
+    Else nothing of a queue would go until it is as late again, however full disks are.
+    """
+    stamps = (link.certificate.sealed_at_ms for link in links if link.certificate is not None)
+    return next((stamp for stamp in stamps if stamp <= now_ms), math.inf)
+
+
+def _is_over(link: Link, sealed_at_ms: float, retention_ms: int, now_ms: int) -> bool:
+    kept_ms = min(retention_ms, EMPTY_KEPT_MS) if link.end == 0 else retention_ms
+    return now_ms - sealed_at_ms >= kept_ms
 
 
 def without(document: ChainDocument, epochs: tuple[Epoch, ...]) -> ChainDocument:

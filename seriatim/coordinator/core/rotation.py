@@ -20,7 +20,8 @@ def is_due(document: ChainDocument, registry: Registry, now_ms: int) -> bool:
     last, rotate_ms = document.last_link, document.settings.rotate_ms
     if not rotate_ms or last is None or last.state is not LinkState.OPEN:
         return False
-    return now_ms - last.created_at_ms >= rotate_ms and chain.next_group(document, registry) != ""
+    # Also where the clock of who made it was ahead: nothing of the link can be let go before it is left.
+    return abs(now_ms - last.created_at_ms) >= rotate_ms and chain.next_group(document, registry) != ""
 
 
 def obstacle(document: ChainDocument, registry: Registry, lags: Mapping[str, int | None]) -> str:

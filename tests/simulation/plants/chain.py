@@ -166,8 +166,12 @@ def _left_to_senders(right: Any, seen: Any, view: Any, now_ms: int) -> Any:
 
 def _kept_long_enough(_: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
     kept_ms = document.settings.retention_ms
-    settled = itertools.takewhile(is_settled, document.links)
-    return tuple(link.epoch for link in settled if retention._is_over(link, kept_ms, now_ms))
+    settled = [(one, one.certificate) for one in itertools.takewhile(is_settled, document.links)]
+    return tuple(
+        link.epoch
+        for link, certificate in settled
+        if certificate is not None and retention._is_over(link, certificate.sealed_at_ms, kept_ms, now_ms)
+    )
 
 
 def _short_at_any_price(right: Any, document: ChainDocument, now_ms: int) -> tuple[Epoch, ...]:
