@@ -110,13 +110,17 @@ class Peer:
     async def _keep_connected(self, registered: Registered) -> None:
         incarnation, address, direct = registered
         await self._connections.forget_dead((address,))
+        is_told = False
         while True:
             try:
                 await self._converse(incarnation, await batch_streams.connect(direct, lambda: self.stub(address)))
             except IncompatibleVersion:
                 direct = ""  # one of an earlier version takes no Connect there
             except (SeriatimError, TimeoutError) as error:
-                _log.debug("peer doesn't answer", peer=incarnation, reason=error)
+                if self.connected is not None or not is_told:
+                    reason = str(error) or "no answer in time"
+                    _log.warning("peer doesn't answer", peer=incarnation, address=address, reason=reason)
+                is_told = True
             self._disconnected()
             await asyncio.sleep(RETRY_S)
 

@@ -379,7 +379,7 @@ def parsed_by(parse: Callable[[Any], Any]) -> Parse:
 
 
 _avoided_until_s: dict[str, float] = {}
-"""By address; the clock is that of all loops."""
+"""By address that couldn't be reached when it was last tried; the clock is that of all loops."""
 
 
 async def opened(address: str, method: str, serialize: Serialize, parse: Parse) -> DirectStream | None:
@@ -397,9 +397,10 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
             raise ConnectionRefusedError("nobody listens there")
     except (OSError, TimeoutError, RuntimeError) as error:
         # RuntimeError: once Python's main thread has returned there is none to look a name up. gRPC does that by itself.
-        _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
-        if type(error) is TimeoutError:  # and not the system's, which is an OSError with a number
-            _avoided_until_s[address] = now_s + AVOIDED_S
+        if address not in _avoided_until_s:  # once: members try ten times a second to reach each other
+            _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
+        is_silent = type(error) is TimeoutError  # and not the system's, which is an OSError with a number
+        _avoided_until_s[address] = now_s + AVOIDED_S if is_silent else now_s
         return None
     _avoided_until_s.pop(address, None)
     stream.serialize, stream.parse = serialize, parse

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seriatim.broker_group.peer import Peer, Registered
+from seriatim.cli.embedded.ports import free_port
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub, add_broker, direct_server
@@ -79,6 +80,28 @@ def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_err
             finally:
                 await peer.close()
         assert seen[:4] == [OTHER, None, OTHER, None]
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_is_registered_where_nobody_reaches_it_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As under an address of inside a container: ten lines a second told of the way round, and none of what was wrong."""
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        peer, tries = Peer("test", ME), asyncio.Semaphore(0)
+        stub = peer.stub
+        peer.stub = lambda address: (tries.release(), stub(address))[1]  # type: ignore[method-assign]
+        nowhere = f"127.0.0.1:{free_port()}"
+        peer.register(Registered(OTHER, nowhere, nowhere))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                for _ in range(4):
+                    await tries.acquire()
+        finally:
+            await peer.close()
+        assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+        assert f"peer doesn't answer peer={OTHER} address={nowhere} reason=" in caplog.text
 
     asyncio.run(scenario())
 
