@@ -182,7 +182,7 @@ class BackgroundWork:
             is_done = await self._done(action, cause_id)
         except SeriatimError as error:
             is_done = False
-            _log.info(
+            _log.lasting(
                 "not done", action=type(action).__name__, code=error.code, reason=error.message, cause_id=cause_id
             )
         except asyncio.CancelledError:
@@ -203,7 +203,7 @@ class BackgroundWork:
         """Carry out one action. False: it has to be tried again."""
         match action:
             case CloseIt(queue_id, epoch, why):
-                _log.info("closing link", queue_id=queue_id, epoch=epoch, why=why, cause_id=cause_id)
+                _log.lasting("closing link", queue_id=queue_id, epoch=epoch, why=why, cause_id=cause_id)
                 begun = close_link.start(epoch)
                 result = await self._execution.run(queue_id, begun, close_link.step, cause_id)
                 return not isinstance(result, Wait)
@@ -243,7 +243,7 @@ class BackgroundWork:
         if reply.has_it:
             self._ends.add(end_key(document, link, action.incarnation))
             return True
-        _log.info(
+        _log.lasting(
             "member hasn't the whole link yet",
             queue=document.name,
             epoch=link.epoch,

@@ -84,7 +84,7 @@ class CoordinatorService(CoordinatorServicer):
         cause_id = request.cause_id or log.new_cause_id("acquire-send")
         asked = SendRequest(request.election_node, Token(request.token), Epoch(request.failed_epoch))
         if request.failed_epoch:
-            _log.info(
+            _log.lasting(
                 "link reported as failed",
                 queue=request.queue,
                 epoch=request.failed_epoch,
@@ -105,7 +105,7 @@ class CoordinatorService(CoordinatorServicer):
                 grant = messages.send_grant(result, self._store.registry)
                 return pb.AcquireSendReply(grant=grant, queue_id=queue_id, token=result.token)
             case Wait():
-                _log.info("sending waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
+                _log.lasting("sending waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
                 return pb.AcquireSendReply(wait=messages.wait(result), queue_id=queue_id, token=result.token)
             case _:
                 raise InvariantBroken(f"AcquireSend ended with {type(result).__name__}")
@@ -131,7 +131,7 @@ class CoordinatorService(CoordinatorServicer):
                 grant = views.read_grant(result, self._store.registry)
                 return pb.AcquireReadReply(grant=grant, queue_id=queue_id, token=result.token)
             case Wait():
-                _log.info("reading waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
+                _log.lasting("reading waits", queue=request.queue, reasons=dict(result.reasons), cause_id=cause_id)
                 return pb.AcquireReadReply(wait=messages.wait(result), queue_id=queue_id, token=result.token)
             case _:
                 raise InvariantBroken(f"AcquireRead ended with {type(result).__name__}")

@@ -17,6 +17,8 @@ from typing import Any
 
 AGAIN_S = 60.0
 """What goes on is told again after so long."""
+_REMEMBERED = 10_000
+"""So many lines that last are known at most."""
 _TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
 _ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
 """What kazoo says beside that each time, and when it is stopped."""
@@ -27,12 +29,24 @@ class KeyValueLogger:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self._told_at_s: dict[str, float] = {}
 
     def debug(self, event: str, **keys: Any) -> None:
         self._write(logging.DEBUG, event, keys)
 
     def info(self, event: str, **keys: Any) -> None:
         self._write(logging.INFO, event, keys)
+
+    def lasting(self, event: str, *, cause_id: str, **keys: Any) -> None:
+        """As `info`, of what is met at each try for as long as it lasts: the same is told again after a minute."""
+        if not self._logger.isEnabledFor(logging.INFO):
+            return
+        line, now_s = _line(event, keys), time.monotonic()
+        if now_s - self._told_at_s.get(line, -math.inf) >= AGAIN_S:
+            if len(self._told_at_s) >= _REMEMBERED:
+                self._told_at_s.clear()
+            self._told_at_s[line] = now_s
+            self.info(event, **keys, cause_id=cause_id)
 
     def warning(self, event: str, **keys: Any) -> None:
         self._write(logging.WARNING, event, keys)

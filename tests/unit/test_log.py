@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,25 @@ def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capsys: pytest.Cap
     log.logger("coordinator").info("granted", queue="orders\r", cause_id="\x1b[2J", failure="\u2028", what="ordené")
     line = capsys.readouterr().out
     assert line.endswith(r" granted queue='orders\r' cause_id='\x1b[2J' failure='\u2028' what=ordené" + "\n")
+
+
+def test_what_lasts_is_told_once_a_minute_whatever_caused_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that waits asks nine times a second: over night that took the place of what had led to it in a log of 60 MB."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    log.start_logging(to="stdout")
+    coordinator = log.logger("coordinator")
+    for at_s, reason in [(1000.0, "x"), (1001.0, "x"), (1002.0, "y"), (1003.0, "x"), (1061.0, "x"), (1061.5, "y")]:
+        now_s = at_s
+        coordinator.lasting("reading waits", queue="orders", reason=reason, cause_id=f"read-{at_s}")
+    told = [line.split(" reading waits ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert told == [
+        "queue=orders reason=x cause_id=read-1000.0",
+        "queue=orders reason=y cause_id=read-1002.0",
+        "queue=orders reason=x cause_id=read-1061.0",
+    ]
 
 
 def test_what_a_library_says_is_the_value_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
