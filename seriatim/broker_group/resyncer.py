@@ -94,7 +94,10 @@ class Resyncer:
     def _pause_s(self) -> float:
         """How long nothing is done unasked. A peer that isn't there can't be brought up, and when it comes that asks for a pass."""
         can_bring_up = self._keeper.has_noted and self._broker.peer.connected is not None
-        return BUSY_S if self.problem or can_bring_up else IDLE_S
+        if self.problem or can_bring_up:
+            return BUSY_S
+        # Where an operator recovers such a queue it stands still until this member has looked again.
+        return REST_S if self._broker.unknown_chains else IDLE_S
 
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""

@@ -23,7 +23,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer, Registered
-from seriatim.broker_group.resyncer import BUSY_S, IDLE_S, Resyncer
+from seriatim.broker_group.resyncer import BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import open_store
@@ -743,5 +743,19 @@ def test_cursors_that_can_t_be_read_keep_no_others_from_being_reported(with_link
         assert not await keeper._report_once()
         assert looked_at == [RECORD.key, OTHER.key]
         assert broker.maybe_drained == {RECORD.key}
+
+    with_links(scenario)
+
+
+def test_a_queue_that_is_recovered_isn_t_kept_waiting_by_who_knew_more(with_links: Callable[[Scenario], None]) -> None:
+    """ZooKeeper lost all it had: after `queue recover` the queue stood still for up to half a minute, and status said what it said before."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        resyncer.problem = ""
+        broker.unknown_chains = {QueueId(1): "orders"}
+        assert resyncer._pause_s() == REST_S
+        broker.unknown_chains = {}
+        assert resyncer._pause_s() == IDLE_S
 
     with_links(scenario)
