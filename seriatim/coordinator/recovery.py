@@ -37,16 +37,18 @@ class Recovery:
         if now is not None and not registry.set_back(document.queue_id):
             what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
             return pb.RecoverQueueReply(what=what, is_needless=True)
+        goes_on = now is not None and recovery.goes_on_from(now, copy)
         if now is not None:
             recovery.check_same(now, copy)
+            copies.append(now)
+            copy = recovery.with_more_links(now, copy)
         what = _what_is_recovered(now, copy, registry)
         if not request.confirmed_queue:
             return pb.RecoverQueueReply(what=what)
         if request.confirmed_queue != name:
             raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was recovered")
         await self._store.skip_queue_ids(last_queue_id)
-        version = recovery.version([*copies, copy if now is None else now])
-        goes_on = now is not None and recovery.goes_on_from(now, copy)
+        version = recovery.version(copies)
         base = now.document if now is not None and goes_on else recovery.recovered(copy)
         wanted = recovery.with_last_seeks(base, copies)
         if now is None or wanted != now.document:

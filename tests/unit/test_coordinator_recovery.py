@@ -149,7 +149,8 @@ def test_a_seek_that_only_a_member_knows_that_was_away_is_recovered_when_it_is_b
         now, document=chain.next_link(chain.lost(closed, Epoch(1)), world.registry(), avoid={}, now_ms=0)
     )
     later = zookeeper.now
-    for copies in ({"g1_a": older}, {"g1_a": later}):
+    # At last only one of before link 2: those whose link it is are away.
+    for copies in ({"g1_a": older}, {"g1_a": later}, {"g1_a": now}):
         zookeeper.now = later
         again = recovered_by(zookeeper, **copies, g2_b=newest)
         assert complaints(newest, again) == {}
@@ -157,6 +158,13 @@ def test_a_seek_that_only_a_member_knows_that_was_away_is_recovered_when_it_is_b
         assert (after.generation, after.consume_list) == (before.generation, (Epoch(1), Epoch(2)))
         assert after.reader_token > before.reader_token
         assert again.document.links == later.document.links
+
+
+def test_a_seek_that_only_zookeeper_tells_of_is_not_undone(world):
+    """What a reader commits there is told to members, which would refuse who reads by the generation before."""
+    now = replace(sought(world), holder="ZooKeeper")
+    (subscription,) = recovered_by(ZooKeeper(world, now), g1_a=a_copy(world)).document.subscriptions
+    assert subscription.generation == now.document.subscriptions[0].generation
 
 
 def test_a_seek_is_not_taken_from_another_queue_s_chain(world):

@@ -53,6 +53,11 @@ def check_same(one: Copy, other: Copy) -> None:
             )
 
 
+def with_more_links(now: Copy, copy: Copy) -> Copy:
+    """The copy, unless ZooKeeper has links that no copy tells of, as where those who hold them are away: they are sent to."""
+    return now if now.document.next_epoch > copy.document.next_epoch else copy
+
+
 def recovered(copy: Copy) -> ChainDocument:
     """The chain to go on with: whoever is elected next gets a token that nobody had, whoever subscribes an id."""
     document = copy.document
