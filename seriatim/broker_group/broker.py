@@ -44,6 +44,8 @@ from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Mem
 _log = log.logger("broker")
 
 CACHE_BYTES = 64 * 1024 * 1024
+EVERY_EPOCH = Epoch(1 << 64)
+"""Beyond all links that a queue can have."""
 
 
 class Broker:
@@ -233,12 +235,13 @@ class Broker:
         """
         document, queue_id = seen.document, seen.document.queue_id
         if document.is_deleted:
+            self.lets_go(queue_id, EVERY_EPOCH)
             await self.forget_chain(queue_id)
         elif (
             document.next_epoch > 1
             and (queue_id not in self._kept_chains or seen.version > self._kept_chains[queue_id].version)
             and queue_id not in self.set_back
-            and document.next_epoch > self._first_kept.get(queue_id, 0)  # else it was deleted since it was read
+            and document.next_epoch >= self._first_kept.get(queue_id, 0)  # else it was deleted since it was read
             and self.room.has_room
         ):
             self._kept_chains[queue_id] = KeptChain.of(document, seen.version)

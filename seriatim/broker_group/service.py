@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
-from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.broker import EVERY_EPOCH, Broker
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import SealPhase, sealed_positions
 from seriatim.broker_group.cursor_keeper import CursorKeeper
@@ -41,8 +41,6 @@ OPENING_S = 1.0
 """How long a master is kept waiting for the OpenLink that makes this member its slave."""
 LINKS_AT_ONCE = 16
 """So many links are described before others have their turn."""
-EVERY_EPOCH = 1 << 64
-"""Beyond all links that a queue can have."""
 
 
 class BrokerService(BrokerServicer):
@@ -192,7 +190,7 @@ class BrokerService(BrokerServicer):
     async def DropLinks(self, request: pb.DropLinksRequest, context: Any) -> pb.DropLinksReply:
         broker = self._broker
         broker.check_addressed(request.cluster, request.to)
-        queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch or EVERY_EPOCH)
+        queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch) or EVERY_EPOCH
         broker.check_not_set_back(queue_id)
         broker.lets_go(queue_id, below)
         for key in broker.to_drop(queue_id, below):

@@ -19,6 +19,7 @@ from seriatim.broker_group.core import disk, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role
+from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
@@ -531,6 +532,30 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
         keeper.forget(runner.key)
         await membership._look_at(RECORD.queue_id)  # its chain has changed
         assert mentioned() == []
+
+    with_links(scenario)
+
+
+def test_a_queue_of_which_nothing_is_left_is_kept_up_to_date_until_it_is_deleted(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """Nobody had sent to it for days: who came to it since then was not in the copies, from which a lost chain is recovered."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        data, _ = await ZooKeeperWithALink().get()
+        document = replace(chain_json.decode(data), links=(), next_epoch=Epoch(4))
+
+        def seen(version: int, **changes: bool) -> SeenChain:
+            changed = replace(document, **changes)
+            return SeenChain(changed, ChainVersion(version), chain_json.encode(changed))
+
+        broker.lets_go(RECORD.queue_id, document.next_epoch)
+        await broker.saw_chain(seen(8))
+        assert broker.kept_chains[RECORD.queue_id].version == 8
+        await asyncio.gather(broker.saw_chain(seen(10, is_deleted=True)), broker.saw_chain(seen(9)))
+        assert broker.kept_chains == {}
+        await broker.store.flushed()
+        assert list(broker.store.chains()) == []
 
     with_links(scenario)
 
