@@ -15,7 +15,7 @@ from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.direct_calls import DirectCalls
-from seriatim.protocol.errors import IncompatibleVersion, SeriatimError, Unreachable
+from seriatim.protocol.errors import DeadlineOver, IncompatibleVersion, SeriatimError, Unreachable
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.streams import read, write
 
@@ -44,6 +44,8 @@ class Present(NamedTuple):
 
 def of_peer(error: SeriatimError) -> SeriatimError:
     """What the peer answered, as this member tells it: whoever reads that is to look at the other one's disk, and not to replace this one's."""
+    if isinstance(error, (Unreachable, DeadlineOver)):
+        return error  # it said nothing
     found = type(error)(f"the other member says: {error.message}")
     found.details = error.details
     return found
@@ -86,7 +88,7 @@ class Peer:
         try:
             return await self._calls.call(to.direct, lambda: method(to.stub), request, timeout_s)
         except SeriatimError as error:
-            raise of_peer(error) from error
+            raise of_peer(error) from error.__cause__
 
     def register(self, registered: Registered | None) -> None:
         """Follow what ZooKeeper says of the peer; None: it isn't registered."""

@@ -34,6 +34,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durability, Link, LinkState, QueueSettings
 from seriatim.protocol.errors import (
     BadChecksum,
+    DeadlineOver,
     DiskFailed,
     DiskFull,
     MemberBehind,
@@ -691,8 +692,13 @@ def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Ca
         await keeper.commit(runner, pb.CommitCursorRequest(subscription_id=5, token=1, index=50, is_relayed=True))
         keeper.found_stale(RECORD.key)
 
+        answers: list[SeriatimError] = [
+            DiskFailed("the disk failed: [Errno 5] Input/output error", epoch=2),
+            DeadlineOver("no answer in time"),
+        ]
+
         async def failed(*_: object) -> None:
-            raise DiskFailed("the disk failed: [Errno 5] Input/output error", epoch=2)
+            raise answers.pop(0)
 
         peer = broker.peer
         peer.registered = Registered(Incarnation("b", 1), "")
@@ -706,6 +712,8 @@ def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Ca
         )
         assert "this member" not in str(told.value)
         assert told.value.details == {"epoch": 2}
+        with pytest.raises(DeadlineOver, match=r"^no answer in time"):  # that it did not say
+            await resyncer._pass()
 
     with_links(scenario)
 
