@@ -30,6 +30,11 @@ class Term:
     token: Token
     cursor_offset: Offset
 
+    @property
+    def fence(self) -> int:
+        """Rises from term to term under one name: tokens begin anew where a subscription was deleted and made again, ids don't."""
+        return self.subscription_id << 32 | self.token
+
 
 class Subscriber:
     """Stands for election as a subscription's reader, without reading.

@@ -124,7 +124,7 @@ def test_where_records_are_gone_the_way_to_a_new_snapshot_is_told_and_leads_ther
         with pytest.raises(RecordsGone, match=r"queue_id = 7 AND job = 'replay' .*another --slot.*delete that row"):
             term._stream()
         target.stored = None
-        assert term._claimed() == Position(11, 5)
+        assert term._claimed() == Position(11, TERM.fence)
 
 
 def test_only_the_operation_begins_a_snapshot():
@@ -228,6 +228,8 @@ class Claims:
 
     def claim(self, queue_id, queue, token, start=0, *, created_at_ms=0):
         self.created_at_ms = created_at_ms
+        if self.stored is not None and self.stored.token > token:
+            raise Fenced(f"{token} is older than {self.stored.token}")
         self.stored = Position(start if self.stored is None else self.stored.offset, token)
         return self.stored
 
@@ -240,9 +242,11 @@ class Elected:
         pass
 
 
+TERM = Term(3, 1, 5, 0)
+
+
 @contextmanager
-def replay_term(target, reader, tmp_path: Path, events: list[Event], max_records: int = 20_000):
-    term = Term(3, 1, 5, 0)
+def replay_term(target, reader, tmp_path: Path, events: list[Event], max_records: int = 20_000, term: Term = TERM):
     run = Run(ReplaySettings("nowhere", "stock", "dsn", max_records=max_records), events.append)
     run.grant(term)
     with ReplayTerm(run, None, target, reader, Elected(), term, tmp_path) as made:
@@ -255,9 +259,21 @@ def test_the_first_claim_begins_at_the_snapshot_and_later_ones_where_the_target_
     events: list[Event] = []
     for _ in range(2):
         with replay_term(target, reader, tmp_path, events) as term:
-            assert term._claimed() == Position(13, 5)
+            assert term._claimed() == Position(13, TERM.fence)
     assert target.created_at_ms == 1234
     assert len(events) == 1
+
+
+def test_a_subscription_that_was_made_again_is_newer_than_the_one_before_whose_tokens_were_higher(
+    queue, reader, tmp_path
+):
+    target = Claims()
+    before, again = Term(3, 1, 12, 0), Term(4, 1, 1, 0)
+    for term in (before, again):
+        with replay_term(target, reader, tmp_path, [], term=term) as elected:
+            assert elected._claimed().offset == 0
+    with replay_term(target, reader, tmp_path, [], term=before) as stopped, pytest.raises(Fenced):
+        stopped._claimed()
 
 
 def test_a_replay_that_is_to_stop_reads_no_more_of_a_large_transaction(queue, reader, tmp_path, monkeypatch):

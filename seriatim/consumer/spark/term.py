@@ -193,7 +193,7 @@ class ReplayTerm:
             )
         self._end = positions.end
         self._application = Application(
-            self._target, self._queue_id, self._term.token, claimed.offset, self._read_range
+            self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range
         )
         self._application.pass_gap(positions.beyond_gap(claimed.offset))
         start = self._application.position
@@ -201,7 +201,7 @@ class ReplayTerm:
         self._has_passed = False
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, start))
-        folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.token)
+        folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.fence)
         with folder as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(start, checkpoint)
             try:
@@ -216,7 +216,7 @@ class ReplayTerm:
         if target.position(queue_id) is None:
             start = first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
         created_at_ms = self._subscriber.queue_created_at_ms
-        return target.claim(queue_id, self._settings.queue, self._term.token, start, created_at_ms=created_at_ms)
+        return target.claim(queue_id, self._settings.queue, self._term.fence, start, created_at_ms=created_at_ms)
 
     @contextlib.contextmanager
     def _telling_if_spark_is_gone(self) -> Iterator[None]:
