@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.datasource import SeriatimDataSource
+from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,6 +56,20 @@ def test_a_micro_batch_that_a_laggard_plans_has_what_is_beyond_a_gap_that_it_doe
     queue.append_values([b"y"] * 5, 100)
     assert len(parts) < 10
     assert handed_out(stream, parts) == [*range(10), *range(2**40, 2**40 + 3)]
+
+
+def test_a_time_that_spark_can_not_hold_is_null_and_keeps_nothing_from_being_read(queue, stream):
+    """As of a sender that gives nanoseconds for milliseconds."""
+    stamps_ms = [1_700_000_000_000, 1_700_000_000_000_000_000, -(2**63), 2**63 // 1000]
+    queue.append(RecordColumns([b"x"] * 4, [0, 1, 2, 3], "s", stamps_ms))
+    (part,) = stream.partitions({"offset": 0}, {"offset": 4})
+    (batch,) = stream.read(part)
+    assert batch.column("timestamp").cast("int64").to_pylist() == [
+        1_700_000_000_000_000,
+        None,
+        None,
+        2**63 // 1000 * 1000,
+    ]
 
 
 def test_a_range_beyond_the_end_that_is_known_begins_where_it_was_asked_for(queue):

@@ -19,6 +19,8 @@ The offset, the epoch and the index are unsigned, too, but count up from 0 by on
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 _SEQ = pa.decimal128(20, 0)
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
+"""Spark counts microseconds, in as many bits as a record has for milliseconds: what it can't hold is null."""
 
 ARROW_SCHEMA = pa.schema(
     [
@@ -42,6 +44,9 @@ def arrow_batch(queue: str, rows: Rows) -> pa.RecordBatch:
     columns = rows.columns
     count = len(columns)
     sources = columns.sources
+    stamps: list[int] | list[int | None] = columns.timestamps_ms
+    if max(map(abs, columns.timestamps_ms), default=0) > _TIMESTAMP_MS_MAX:
+        stamps = [None if abs(stamp) > _TIMESTAMP_MS_MAX else stamp for stamp in columns.timestamps_ms]
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(queue), count),
@@ -53,7 +58,7 @@ def arrow_batch(queue: str, rows: Rows) -> pa.RecordBatch:
             pa.nulls(count, pa.binary()) if columns.keys is None else pa.array(columns.keys, pa.binary()),
             pa.array(columns.values, pa.binary()),
             _headers([()] * count if columns.headers is None else columns.headers),
-            pa.array(columns.timestamps_ms, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_TIMESTAMP),
+            pa.array(stamps, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_TIMESTAMP),
         ],
         schema=ARROW_SCHEMA,
     )
