@@ -67,6 +67,16 @@ class Positions:
         following = next((span.start for span in self.spans if offset < span.stop), self.end)
         return max(offset, following)
 
+    def check_same(self, queue: str, noted: str, offset: int) -> None:
+        """Raises InvalidArgument where `offset` was noted of another queue of that name; passes where nobody told which one it was."""
+        if noted and self.of and noted != self.of:
+            raise InvalidArgument(
+                f"queue {queue!r} is another one than that of which offset {offset} was noted: it was deleted and made again; "
+                "start a stream of its own, with another checkpoint",
+                queue=queue,
+                offset=offset,
+            )
+
 
 class RangeReader:
     """Reads committed records by offset, as often as asked, dropping the same re-sends as every consumer.
@@ -134,11 +144,12 @@ class RangeReader:
             view = self._thread.run(self._describe())
         return Positions.seen(view)
 
-    def read_columns(self, start_offset: int, end_offset: int) -> Iterator[Rows]:
+    def read_columns(self, start_offset: int, end_offset: int, of: str = "") -> Iterator[Rows]:
         """Batches in order, decoded by columns, cut to start_offset <= offset < end_offset, re-sends left out.
 
-        `Rows.dropped` counts those per batch, `duplicates_dropped` in all. One read at a time. Raises InvalidArgument
-        where the start isn't kept, what follows was let go meanwhile, or this was closed, DeadlineOver where nothing comes, Fenced.
+        `Rows.dropped` counts those per batch, `duplicates_dropped` in all. `of`: the queue whose offsets these are, as in
+        `Positions`; empty: that which has the name now. One read at a time. Raises InvalidArgument where another one has the name,
+        the start isn't kept, what follows was let go meanwhile, or this was closed, DeadlineOver where nothing comes, Fenced.
         """
         if not 0 <= start_offset <= end_offset:
             raise InvalidArgument(f"no range of offsets: {start_offset} to {end_offset}")
@@ -146,7 +157,7 @@ class RangeReader:
             return
         if self._fetcher is not None:
             raise InvalidArgument("this reader is reading already; finish or close that iterator first")
-        fetcher = self._thread.run(self._begin(Offset(start_offset), Offset(end_offset)))
+        fetcher = self._thread.run(self._begin(Offset(start_offset), Offset(end_offset), of))
         try:
             while (delivery := self._next(fetcher)) is not None:
                 rows = decoded(delivery)
@@ -168,8 +179,9 @@ class RangeReader:
     async def _describe(self) -> ChainView:
         return chain_view(await self._coordinators.call_within("DescribeQueue", QueueRequest(queue=self.queue)))
 
-    async def _begin(self, start: Offset, end: Offset) -> Fetcher:
+    async def _begin(self, start: Offset, end: Offset, of: str = "") -> Fetcher:
         view = await self._describe()
+        Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)
         fetcher.identity = self._identity

@@ -132,6 +132,17 @@ def test_offsets_of_a_queue_mean_nothing_in_one_that_was_made_later_by_its_name(
         stream.partitions(noted, {**noted, "offset": 12})
 
 
+def test_a_task_reads_no_queue_that_was_made_by_the_name_since_it_was_planned(queue, stream):
+    """As where it waits for members that are away, and is tried again."""
+    queue.append_values([b"x"] * 10, 0)
+    planned = [*stream.partitions({"offset": 8}, {"offset": 10}), *source(queue).reader(None).partitions()]
+    assert handed_out(stream, planned) == [8, 9, *range(10)]
+    queue.created_at_ms += 1
+    for part in planned:
+        with pytest.raises(InvalidArgument, match=r"another one than that of which offset [80] was noted"):
+            handed_out(stream, [part])
+
+
 def source(queue, **options):
     return SeriatimDataSource({"coordinators": queue.address, "queue": "orders", **options})
 

@@ -45,10 +45,11 @@ NAME: Final = "seriatim"
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """What one task reads: `start` <= offset < `end`."""
+    """What one task reads: `start` <= offset < `end`, `of` the queue that had the name when that was decided."""
 
     start: int
     end: int
+    of: str = ""
 
 
 class SeriatimDataSource(DataSource):
@@ -74,8 +75,8 @@ class SeriatimDataSource(DataSource):
         return _StreamReader(read_options(self.options, is_stream=True))
 
 
-def _tasks(ranges: Sequence[range]) -> list[OffsetRange]:
-    return [OffsetRange(one.start, one.stop) for one in ranges]
+def _tasks(ranges: Sequence[range], of: str) -> list[OffsetRange]:
+    return [OffsetRange(one.start, one.stop, of) for one in ranges]
 
 
 def _opened(options: SourceOptions) -> RangeReader:
@@ -97,7 +98,7 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
         return
     reader = _idle.pop(options, None) or _opened(options)
     try:
-        for rows in reader.read_columns(partition.start, partition.end):
+        for rows in reader.read_columns(partition.start, partition.end, partition.of):
             if len(rows.columns):
                 yield arrow_batch(options.queue, rows)
     except BaseException:
@@ -157,7 +158,7 @@ class _BatchReader(DataSourceReader):
                     offset=offset,
                     latest=latest,
                 )
-        return _tasks(offset_ranges(positions.spans, start, end, options.records_per_partition))
+        return _tasks(offset_ranges(positions.spans, start, end, options.records_per_partition), positions.of)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
@@ -190,14 +191,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _positions(self, since: Noted) -> Positions:
         """Raises InvalidArgument where `since` was noted of another queue."""
         positions = self._opened().positions()
-        if positions.of and since.get("of", positions.of) != positions.of:
-            name = self._options.queue
-            raise InvalidArgument(
-                f"queue {name!r} is another one than that of which offset {since['offset']} was noted: it was deleted and made again; "
-                "start a stream of its own, with another checkpoint",
-                queue=name,
-                offset=since["offset"],
-            )
+        positions.check_same(self._options.queue, since.get("of", ""), since["offset"])
         return positions
 
     def initialOffset(self) -> Noted:  # noqa: N802 # Spark's name
@@ -237,7 +231,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         positions = self._positions(start)
         first, stop = _kept_start(options, start["offset"], positions.earliest), end["offset"]
-        return _tasks(promised_ranges(positions, first, stop, options.records_per_partition))
+        return _tasks(promised_ranges(positions, first, stop, options.records_per_partition), positions.of)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
