@@ -597,6 +597,24 @@ def test_a_role_may_keep_a_position_in_a_table_that_somebody_else_made(target, d
         assert following.claim(QUEUE, "q", 2) == Position(0, 2)
 
 
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+def test_rows_that_the_target_hides_from_the_role_are_not_taken_for_gone(target, dsn, role_of, count) -> None:
+    poor = role_of(dsn)
+    end = target.apply(QUEUE, planned(target, inserts(count)), 1).position.offset
+    with psycopg.connect(dsn) as connection:
+        connection.execute("GRANT USAGE ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, keyed TO PUBLIC")
+        connection.execute("ALTER TABLE keyed ENABLE ROW LEVEL SECURITY")
+        connection.execute("CREATE POLICY tenant ON keyed USING (id > 0)")
+    rows = transaction(end, *(("d", {"id": i}, None) for i in range(count)))
+    with PostgresTarget(poor, "job") as following:
+        following.claim(QUEUE, "q", 2)
+        with pytest.raises(ApplyFailed, match='row-level security policy for table "keyed"') as refused:
+            following.apply(QUEUE, planned(following, rows, end), 2)
+    assert refused.value.details["table"] == "public.keyed"
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
+
+
 def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch) -> None:
     monkeypatch.setattr(positions, "CLAIM_WAIT", "100ms")
     with psycopg.connect(dsn) as holding:
