@@ -403,6 +403,47 @@ def test_identity_generated_and_awkward_names(target, dsn) -> None:
         ]
 
 
+@pytest.mark.parametrize("count", [3, BULK_FROM * 2])
+@pytest.mark.parametrize("kind", ["one by one", "patched", "without a key"])
+def test_an_identity_column_that_an_update_sets_to_its_default_is_as_in_the_source(target, dsn, kind, count) -> None:
+    """As a row's version is kept. PostgreSQL lets nobody set such a column to anything else."""
+    rule = "UNIQUE" if kind == "one by one" else ""
+    key = () if kind == "without a key" else ("id",)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            f"CREATE TABLE versions (id integer {'PRIMARY KEY' if key else ''}, note text, here text DEFAULT 'kept', "
+            f"version bigint GENERATED ALWAYS AS IDENTITY {rule}, twice bigint GENERATED ALWAYS AS (version * 2) STORED)"
+        )
+    rows = [{"id": i, "note": "n", "version": i} for i in range(count)]
+    end = applied(target, 0, *(("c", None, row) for row in rows), table="versions", key=key)
+    if key:  # the note lies elsewhere, and wasn't touched
+        updates = [("u", None, {"id": i, "version": 100 + i}, ("note",)) for i in range(count)]
+    else:
+        updates = [("u", row, {**row, "version": 100 + row["id"]}) for row in rows]
+    end = applied(target, end, *updates, table="versions", key=key)
+    found = "SELECT count(*) FROM versions WHERE version = id + 100 AND twice = version * 2 AND note = 'n' AND here = 'kept'"
+    assert fetch(dsn, found) == [(count,)]
+
+
+def test_a_row_that_others_refer_to_is_not_taken_out_to_be_put_in_anew(target, dsn, role_of) -> None:
+    """Where the role may not switch foreign keys off."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE parent (id integer PRIMARY KEY, v integer GENERATED ALWAYS AS IDENTITY, note text)"
+        )
+        connection.execute("CREATE TABLE child (id integer PRIMARY KEY REFERENCES parent ON DELETE CASCADE)")
+        connection.execute("INSERT INTO parent VALUES (1)")
+        connection.execute("INSERT INTO child VALUES (1)")
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, parent, child TO PUBLIC")
+    with PostgresTarget(poor, "job") as weak:
+        end = applied(weak, 0, ("u", None, {"id": 1, "v": 1, "note": "n"}), table="parent")
+        with pytest.raises(Diverged):
+            applied(weak, end, ("u", None, {"id": 1, "v": 2, "note": "m"}), table="parent")
+    assert fetch(dsn, "SELECT note FROM parent JOIN child USING (id)") == [("n",)]
+
+
 @pytest.mark.parametrize("is_superuser", [True, False])
 def test_foreign_keys(new_database, is_superuser) -> None:
     dsn = new_database()

@@ -20,7 +20,7 @@ from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableC
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.targets import statements
 from seriatim.consumer.spark.targets.errors import Diverged, TruncateRefused
-from seriatim.protocol.change import Value
+from seriatim.protocol.change import Row, Value
 
 BULK_FROM = 20
 """Changes of one table from which COPY and one statement take no longer than a pipeline of statements: measured on pgbench's
@@ -111,10 +111,11 @@ class Execution:
             self._truncate(segment.truncate)
             self.on_step(f"segment {number}: truncated")
         for changes in segment.collapsed:
-            if self.singly or len(changes) < BULK_FROM:
-                self._send(_collapsed(self.shapes[changes.table], changes))
+            shape = self.shapes[changes.table]
+            if self.singly or len(changes) < BULK_FROM or _may_renumber(shape, changes):
+                self._send(_collapsed(shape, changes))
             else:
-                self._bulk(self.shapes[changes.table], changes)
+                self._bulk(shape, changes)
             self._count(changes.table, len(changes))
             self.on_step(f"segment {number}: {changes.table}")
         if segment.steps:
@@ -224,24 +225,39 @@ def _stepwise(shape: TableShape, step: Step) -> Iterator[_Statement]:
         yield from _update(shape, step, place)
     else:
         place = Place(step.table, step.match_values, step.offset)
-        before = dict(zip(step.match, step.match_values, strict=True))
-        row = dict(zip(step.columns, step.values, strict=True))
-        sets = tuple(name for name in row if name not in before or before[name] != row[name])
+        sets = _changed(step, dict(zip(step.match, step.match_values, strict=True)))
         if sets:
-            values = (*(row[name] for name in sets), *step.match_values)
-            yield _Statement(place, statements.update_one(shape, step.match, sets), values, needs_row=True)
+            yield _set(shape, sets, place, statements.of_image(shape, step.match), step.match_values)
 
 
 def _update(shape: TableShape, step: orders.Change, place: Place) -> Iterator[_Statement]:
-    """An update by key. An identity column that PostgreSQL lets nobody set is set only where it has to change."""
-    row = dict(zip(step.columns, step.values, strict=True))
+    """An update by key."""
     held = dict(zip(step.key, step.key_values, strict=True))
-    sets = tuple(
-        name for name in row if (held[name] != row[name] if name in held else name not in shape.always_identity)
-    )
+    sets = _changed(step, held)
+    if shape.keeps_order:
+        # A row that is taken out would take those with it that refer to it. Where its number is another one, none is found.
+        held |= {name: sets.pop(name) for name in shape.always_identity.difference(held) & sets.keys()}
     if sets:
-        values = (*(row[name] for name in sets), *step.key_values)
-        yield _Statement(place, statements.update(shape, step.key, sets), values, needs_row=True)
+        yield _set(shape, sets, place, statements.of_key(held), tuple(held.values()))
+
+
+def _changed(step: orders.Change | orders.ChangeOne, held: Row) -> dict[str, Value]:
+    """What has another value than before, or may have."""
+    row = zip(step.columns, step.values, strict=True)
+    return {name: value for name, value in row if name not in held or held[name] != value}
+
+
+def _set(shape: TableShape, sets: Row, place: Place, which: str, named: Values) -> _Statement:
+    columns, values = tuple(sets), tuple(sets.values())
+    if shape.keeps_order or shape.always_identity.isdisjoint(sets):
+        return _Statement(place, statements.update(shape, which, columns), (*values, *named), needs_row=True)
+    # The source set it by DEFAULT, which is all that PostgreSQL lets anybody do in an UPDATE.
+    return _Statement(place, statements.put_anew(shape, which, columns), (*named, *values), needs_row=True)
+
+
+def _may_renumber(shape: TableShape, changes: TableChanges) -> bool:
+    """Whether rows that are updated have an identity column beside their key: `_set` knows how."""
+    return any(shape.always_identity.difference(changes.key).intersection(rows.columns) for rows in changes.patches)
 
 
 def _diverged(place: Place, count: int) -> Diverged:

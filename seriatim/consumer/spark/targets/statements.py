@@ -75,7 +75,7 @@ def delete_staged(stage: str, shape: TableShape, key: tuple[str, ...]) -> str:
 
 def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str | None:
     """Update the staged columns of the rows whose keys are staged; None where no column is left to update."""
-    sets = [f"{quote(name)} = s.{quote(name)}" for name in _settable(shape, key, columns)]
+    sets = [f"{quote(name)} = s.{quote(name)}" for name in columns if name not in key]
     if not sets:
         return None
     return f"UPDATE {rows_of(shape)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(key)}"
@@ -102,22 +102,39 @@ def insert(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) ->
 
 def delete(shape: TableShape, key: tuple[str, ...]) -> str:
     """Delete the row of a key. Parameters: the key."""
-    return f"DELETE FROM {rows_of(shape)} WHERE {_given(key, ' AND ')}"
+    return f"DELETE FROM {rows_of(shape)} WHERE {of_key(key)}"
 
 
-def update(shape: TableShape, key: tuple[str, ...], sets: tuple[str, ...]) -> str:
-    """Update the row of a key. Parameters: the columns set, then the key."""
-    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {_given(key, ' AND ')}"
+def of_key(key: Iterable[str]) -> str:
+    """Which row is meant. Parameters: the key."""
+    return _given(key, " AND ")
+
+
+def of_image(shape: TableShape, match: tuple[str, ...]) -> str:
+    """One of the rows that equal an image. Parameters: the image."""
+    same = " AND ".join(_equals(shape, name) for name in match) or "true"
+    place = "tableoid, ctid" if shape.is_partitioned else "ctid"
+    return f"({place}) = (SELECT {place} FROM {rows_of(shape)} WHERE {same} LIMIT 1)"
+
+
+def update(shape: TableShape, which: str, sets: tuple[str, ...]) -> str:
+    """Update a row. Parameters: the columns set, then those of `which`."""
+    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {which}"
+
+
+def put_anew(shape: TableShape, which: str, sets: tuple[str, ...]) -> str:
+    """Take a row out and put it in with other values: an identity column may be set so. Parameters: those of `which`, then the columns set."""
+    kept = [name for name in shape.columns if name not in sets and name not in shape.generated]
+    return (
+        f"WITH gone AS (DELETE FROM {rows_of(shape)} WHERE {which} RETURNING *) "
+        f"INSERT INTO {table_name(shape.name)} ({listed([*sets, *kept])}) OVERRIDING SYSTEM VALUE "
+        f"SELECT {', '.join([*['%s'] * len(sets), *(f'gone.{quote(name)}' for name in kept)])} FROM gone"
+    )
 
 
 def delete_one(shape: TableShape, match: tuple[str, ...]) -> str:
     """Delete one of the rows that equal an image. Parameters: the image."""
-    return f"DELETE FROM {rows_of(shape)} WHERE {_one(shape, match)}"
-
-
-def update_one(shape: TableShape, match: tuple[str, ...], sets: tuple[str, ...]) -> str:
-    """Update one of the rows that equal an image. Parameters: the columns set, then the image."""
-    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {_one(shape, match)}"
+    return f"DELETE FROM {rows_of(shape)} WHERE {of_image(shape, match)}"
 
 
 def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> bool:
@@ -128,10 +145,6 @@ def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, .
     return frozenset(key) in shape.arbiters and not shape.always_identity.difference(key).intersection(columns)
 
 
-def _settable(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> list[str]:
-    return [name for name in columns if name not in key and name not in shape.always_identity]
-
-
 def _given(columns: Iterable[str], between: str) -> str:
     return between.join(f"{quote(name)} = %s" for name in columns)
 
@@ -139,14 +152,8 @@ def _given(columns: Iterable[str], between: str) -> str:
 def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
     if not key or not can_overwrite(shape, key, columns):
         return ""
-    sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in _settable(shape, key, columns))
+    sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in columns if name not in key)
     return f" ON CONFLICT ({listed(key)}) DO " + (f"UPDATE SET {sets}" if sets else "NOTHING")
-
-
-def _one(shape: TableShape, match: tuple[str, ...]) -> str:
-    same = " AND ".join(_equals(shape, name) for name in match) or "true"
-    place = "tableoid, ctid" if shape.is_partitioned else "ctid"
-    return f"({place}) = (SELECT {place} FROM {rows_of(shape)} WHERE {same} LIMIT 1)"
 
 
 def _equals(shape: TableShape, name: str) -> str:
