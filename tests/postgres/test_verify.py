@@ -133,6 +133,16 @@ def test_differences_of_the_schema_are_told(pair) -> None:
     }
 
 
+def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:
+    for dsn in pair:
+        run(dsn, "CREATE SCHEMA shop; CREATE TYPE shop.mood AS ENUM ('glad', 'sad')")
+        run(dsn, "CREATE TABLE moods (mood shop.mood PRIMARY KEY); INSERT INTO moods VALUES ('sad'), ('glad')")
+    shop = f"{pair[1]}?options=-csearch_path%3Dshop,public"
+    for sides in ((pair[0], shop), (shop, pair[0])):
+        [table] = compare(*sides, ["moods"], chunk_rows=1).tables
+        assert (table.is_identical, table.rows) == (True, 2)
+
+
 def test_only_the_tables_asked_for(pair) -> None:
     run(pair[1], "TRUNCATE texts")
     assert [table.table for table in compare(*pair, ["numbers", "public.keyless"]).tables] == [

@@ -45,12 +45,18 @@ class Table:
 
 
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
-    """All user tables; a partitioned one counts as one."""
+    """All user tables; a partitioned one counts as one. Within a transaction.
+
+    Types have their schemas in their names: the two sides' roles need not have one search_path.
+    """
+    path = connection.execute("SELECT current_setting('search_path'), set_config('search_path', '', true)").fetchone()
+    rows = connection.execute(_TABLES).fetchall()
+    connection.execute("SELECT set_config('search_path', %s, true)", path[:1] if path else ("",))
     return {
         (schema, table): Table(
             (schema, table), dict(columns), tuple((name, has) for name, has in key or ()), hides_rows
         )
-        for schema, table, columns, key, hides_rows in connection.execute(_TABLES).fetchall()
+        for schema, table, columns, key, hides_rows in rows
     }
 
 
