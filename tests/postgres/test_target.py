@@ -380,9 +380,12 @@ def test_a_dsn_that_cannot_be_read_is_wrong_use_and_told_in_a_line() -> None:
 
 
 def test_unfit_targets_name_what_mends_them(target, dsn) -> None:
-    with pytest.raises(MissingTables, match="pg_dump --schema-only"):
+    with pytest.raises(MissingTables, match=r"pg_dump --schema-only --table=public\.elsewhere SOURCE"):
         planned(target, transaction(0, ("c", None, {"id": 1}), table="elsewhere"))
-    with pytest.raises(MissingColumns, match=r'ALTER TABLE "public"\."keyed" ADD COLUMN "more"'):
+    with pytest.raises(MissingTables, match=r"""--table='public\."it'"'"'s 1 ""User"' SOURCE"""):
+        planned(target, transaction(0, ("c", None, {"id": 1}), table="it's 1 \"User"))
+    # What older rows have in it by default is in no record.
+    with pytest.raises(MissingColumns, match=r'ALTER TABLE "public"\."keyed" ADD COLUMN "more" TYPE_AND_DEFAULT_AS'):
         planned(target, transaction(0, ("c", None, {"id": 1, "more": 1})))
     with pytest.raises(MissingKey, match="ADD PRIMARY KEY"):
         planned(target, transaction(0, ("c", None, {"id": 1}), table="keyless"))

@@ -14,6 +14,8 @@ SeriatimError
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable
 
 from seriatim.consumer.spark.apply.shape import TableName
@@ -32,8 +34,9 @@ class MissingTables(UnfitTarget):
     code = "missing-tables"
 
     def __init__(self, tables: Iterable[TableName]) -> None:
-        names = sorted(str(table) for table in tables)
-        wanted = " ".join(f"--table={name}" for name in names)
+        tables = sorted(tables)
+        names = [str(table) for table in tables]
+        wanted = " ".join("--table=" + shlex.quote(f"{_named(one.schema)}.{_named(one.table)}") for one in tables)
         super().__init__(
             f"the target lacks {'table' if len(names) == 1 else 'tables'} {', '.join(names)}; "
             f"make them with: pg_dump --schema-only {wanted} SOURCE | psql TARGET",
@@ -48,7 +51,7 @@ class MissingColumns(UnfitTarget):
 
     def __init__(self, table: TableName, columns: Iterable[str], offset: int) -> None:
         names = sorted(columns)
-        adds = ", ".join(f"ADD COLUMN {quote(name)} TYPE_AS_IN_THE_SOURCE" for name in names)
+        adds = ", ".join(f"ADD COLUMN {quote(name)} TYPE_AND_DEFAULT_AS_IN_THE_SOURCE" for name in names)
         super().__init__(
             f"the target's table {table} lacks {', '.join(names)}, which the change at offset {offset} has; "
             f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {adds}",
@@ -92,6 +95,11 @@ class GivenUp(RefusedError):
         super().__init__(f"the transaction at offset {begun_at} was given up at offset {ended_at}")
         self.begun_at = begun_at
         self.ended_at = ended_at
+
+
+def _named(name: str) -> str:
+    """As pg_dump takes it, to which capital letters without quotes are small ones."""
+    return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else quote(name)
 
 
 def quote(name: str) -> str:
