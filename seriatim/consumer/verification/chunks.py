@@ -8,8 +8,8 @@ Keys with a collation are ordered by COLLATE "C", since two servers need not ord
 
 A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
 
-Without a common key, rows count as a multiset: both sides give each different row with its number, ordered by
-its text's bytes, and the two are merged.
+Without a common key, or where its types have no common order, rows count as a multiset: both sides give each different row
+with its number, ordered by its text's bytes, and the two are merged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def compare_table(
     """
     tally = _Tally(examples)
     columns = tuple(name for name in source.columns if name in target.columns)
-    if source.key and source.key_columns == target.key_columns:
+    if source.key and source.key_order == target.key_order:
         _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
     else:
         _compare_as_multiset(sides, source, columns, tally, on_rows)

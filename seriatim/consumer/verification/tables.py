@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +25,9 @@ SELECT n.nspname, c.relname,
    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'seriatim_replay')
 """
 
+_without_length = re.compile(r"\([^)]*\)").sub
+_ORDERED_AS = {"smallint": "bigint", "integer": "bigint", "character varying": "text"}
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -42,6 +46,12 @@ class Table:
     def key_columns(self) -> tuple[str, ...]:
         """Names of the primary key's columns."""
         return tuple(name for name, _ in self.key)
+
+    @property
+    def key_order(self) -> tuple[tuple[str, str], ...]:
+        """By what the primary key is ordered: its columns, each with a type that all have that are compared with it."""
+        types = (_without_length("", self.columns[name]) for name in self.key_columns)
+        return tuple(zip(self.key_columns, (_ORDERED_AS.get(kind, kind) for kind in types), strict=True))
 
 
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
