@@ -45,6 +45,14 @@ def test_a_role_that_may_not_publish_is_told_what_has_to_be_run(dsn: str, few: s
     assert one(dsn, "SELECT string_agg(tablename, '') FROM pg_publication_tables WHERE pubname = 'pub'") == "a"
 
 
+def test_a_table_that_joins_a_publication_is_told_to_come_without_the_rows_it_has(dsn: str) -> None:
+    sql(dsn, "CREATE TABLE b (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE a")
+    error = refused(dsn, ("a", "b"))
+    assert isinstance(error, CaptureRefused)
+    assert str(error.details["statement"]) == 'ALTER PUBLICATION "pub" ADD TABLE "public"."b"'
+    assert 'ADD TABLE "public"."b", which leaves out the rows that the table has by then' in str(error)
+
+
 def test_what_nobody_foresaw_is_a_refusal_and_no_traceback(dsn: str) -> None:
     error = refused(dsn, ("a.b.c.d",))
     assert isinstance(error, CaptureRefused)

@@ -201,8 +201,8 @@ def check_tables(connection: Connection, publication: str, tables: Sequence[str]
             name = f"{quote_name(named.schema)}.{quote_name(named.name)}"
             statement = f"ALTER PUBLICATION {quote_name(publication)} ADD TABLE {name}"
             raise CaptureRefused(
-                f"publication {publication} exists without table {table}; run: {statement}, or choose another "
-                "publication and slot, which starts with a new snapshot",
+                f"publication {publication} exists without table {table}; choose another publication and slot, which starts with a "
+                f"new snapshot; or run: {statement}, which leaves out the rows that the table has by then",
                 table=table,
                 statement=statement,
             )
