@@ -882,6 +882,30 @@ def test_rows_without_a_key_are_told_apart_by_all_of_their_values(target, dsn) -
         assert fetch(dsn, equal) == [(True,)], type_name
 
 
+@pytest.mark.parametrize(
+    ("type_name", "value"),
+    [
+        ("regclass", "public.keyed"),
+        ("place", "(1,x)"),
+        ("integer[]", "{1,2}"),
+        ("int4range", "[1,3)"),
+        ("few", "ab"),
+        ("character varying(2)", "ab"),
+    ],
+)
+@pytest.mark.parametrize("key", [("k",), ()])
+def test_a_row_is_found_by_a_value_of_any_type(target, dsn, type_name, value, key) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TYPE place AS (a integer, b text); CREATE DOMAIN few AS varchar(2)")
+        connection.execute(f"CREATE TABLE found (k {type_name} {'PRIMARY KEY' if key else ''}, code integer UNIQUE)")
+    row = {"k": value, "code": 1}
+    end = applied(target, 0, ("c", None, row), table="found", key=key)
+    end = applied(target, end, ("u", None if key else row, {**row, "code": 2}), table="found", key=key)
+    assert fetch(dsn, "SELECT code FROM found") == [(2,)]
+    applied(target, end, ("d", {"k": value} if key else {**row, "code": 2}, None), table="found", key=key)
+    assert fetch(dsn, "SELECT code FROM found") == []
+
+
 _CHILD = """
 import os, pickle, signal, sys
 from seriatim.consumer.spark.targets.postgres import PostgresTarget

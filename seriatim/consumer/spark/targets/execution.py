@@ -238,7 +238,7 @@ def _update(shape: TableShape, step: orders.Change, place: Place) -> Iterator[_S
         # A row that is taken out would take those with it that refer to it. Where its number is another one, none is found.
         held |= {name: sets.pop(name) for name in shape.always_identity.difference(held) & sets.keys()}
     if sets:
-        yield _set(shape, sets, place, statements.of_key(held), tuple(held.values()))
+        yield _set(shape, sets, place, statements.of_key(shape, held), tuple(held.values()))
 
 
 def _changed(step: orders.Change | orders.ChangeOne, held: Row) -> dict[str, Value]:

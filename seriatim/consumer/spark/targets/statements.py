@@ -18,6 +18,10 @@ _is_equal_when_whole = re.compile(
 ).fullmatch
 """Types whose equality is of the whole value. The others may have none (json), or one that takes different values for equal: 1.0 for
 1.00, -0 for 0, 24 hours for a day, an A for an a by a collation, and an array or a domain of such values."""
+_is_name = re.compile(
+    r"reg(class|collation|config|dictionary|namespace|oper|operator|proc|procedure|role|type)"
+).fullmatch
+"""Its values are written with or without a schema, as the session's search path has it; captured ones with it."""
 _is_padded = re.compile(r"character\(\d+\)").fullmatch
 """Its values are equal to others with fewer blanks at the end; a column pads all of them to one length."""
 
@@ -102,12 +106,20 @@ def insert(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) ->
 
 def delete(shape: TableShape, key: tuple[str, ...]) -> str:
     """Delete the row of a key. Parameters: the key."""
-    return f"DELETE FROM {rows_of(shape)} WHERE {of_key(key)}"
+    return f"DELETE FROM {rows_of(shape)} WHERE {of_key(shape, key)}"
 
 
-def of_key(key: Iterable[str]) -> str:
+def of_key(shape: TableShape, key: Iterable[str]) -> str:
     """Which row is meant. Parameters: the key."""
-    return _given(key, " AND ")
+    return " AND ".join(f"{quote(name)} = {_typed(shape.columns[name])}" for name in key)
+
+
+def _typed(type_name: str) -> str:
+    """A parameter of that type: beside a composite value, or a name, it would be taken for one of another type.
+
+    A cast to a type with a length cuts off what is longer, and those need none.
+    """
+    return "%s" if "(" in type_name else f"CAST(%s AS {type_name.replace('%', '%%')})"
 
 
 def of_image(shape: TableShape, match: tuple[str, ...]) -> str:
@@ -119,7 +131,7 @@ def of_image(shape: TableShape, match: tuple[str, ...]) -> str:
 
 def update(shape: TableShape, which: str, sets: tuple[str, ...]) -> str:
     """Update a row. Parameters: the columns set, then those of `which`."""
-    return f"UPDATE {rows_of(shape)} SET {_given(sets, ', ')} WHERE {which}"
+    return f"UPDATE {rows_of(shape)} SET {', '.join(f'{quote(name)} = %s' for name in sets)} WHERE {which}"
 
 
 def put_anew(shape: TableShape, which: str, sets: tuple[str, ...]) -> str:
@@ -145,10 +157,6 @@ def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, .
     return frozenset(key) in shape.arbiters and not shape.always_identity.difference(key).intersection(columns)
 
 
-def _given(columns: Iterable[str], between: str) -> str:
-    return between.join(f"{quote(name)} = %s" for name in columns)
-
-
 def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
     if not key or not can_overwrite(shape, key, columns):
         return ""
@@ -167,6 +175,8 @@ def _equals(shape: TableShape, name: str) -> str:
         if name in shape.primary_key:
             return f"{column} = %s"
         return f"{column} IS NOT DISTINCT FROM %s"
+    if _is_name(type_name):
+        return f"{column} IS NOT DISTINCT FROM {_typed(type_name)}"
     if _is_padded(type_name):
         return f'{column}::text COLLATE "C" IS NOT DISTINCT FROM %s::bpchar::text'
     # What `format` makes of null is the empty text. A composite of nulls IS NULL, too, but isn't one.
