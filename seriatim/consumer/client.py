@@ -29,6 +29,7 @@ RECORDS_AT_ONCE = 100
 """So many records are made at a time for who iterates."""
 _CLOSE_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 30.0
+_CLOSED = "the consumer is closed"
 
 
 class Consumer:
@@ -116,9 +117,17 @@ class Consumer:
                 self._thread = thread
         return self
 
+    def _opened(self) -> LoopThread:
+        """Its thread, once it is open. Raises as `open`, also where another thread, or a signal's handler, closes it at this moment."""
+        self.open()
+        thread = self._thread
+        if thread is None:
+            raise InvalidArgument(_CLOSED)
+        return thread
+
     def _check_not_closed(self) -> None:
         if self._hand_over.is_closed:
-            raise InvalidArgument("the consumer is closed")
+            raise InvalidArgument(_CLOSED)
 
     async def _start(self) -> None:
         session = ReaderSession(
@@ -292,8 +301,9 @@ class Consumer:
             if taken is None:
                 return None
             following, size_bytes = taken
-            if self._thread is not None and self._fetcher is not None and self._fetcher.taken(size_bytes):
-                self._thread.tell(self._fetcher.tell_taken)
+            thread, fetcher = self._thread, self._fetcher  # no thread where it is closed at this moment
+            if thread is not None and fetcher is not None and fetcher.taken(size_bytes):
+                thread.tell(fetcher.tell_taken)
             self._chunk = following
         hand_over.check()
         return None
@@ -409,15 +419,15 @@ class Consumer:
         not. What an earlier term handed out raises Fenced; what was not handed out raises InvalidArgument, and NotElected where
         this consumer isn't. Raises DeadlineOver where the members don't answer within `timeout_s`.
         """
-        self.open()
-        if self._thread is not None and not self._is_committed(record_or_offset):
-            self._thread.run(self._commit(self._place_to_commit(record_or_offset)), timeout_s)
+        thread = self._opened()
+        if not self._is_committed(record_or_offset):
+            thread.run(self._commit(self._place_to_commit(record_or_offset)), timeout_s)
 
     async def commit_async(self, record_or_offset: Record | int | None = None) -> None:
         """As `commit`, awaited."""
-        await asyncio.to_thread(self.open)
-        if self._thread is not None and not self._is_committed(record_or_offset):
-            await self._thread.elsewhere(self._commit(self._place_to_commit(record_or_offset)))
+        thread = await asyncio.to_thread(self._opened)
+        if not self._is_committed(record_or_offset):
+            await thread.elsewhere(self._commit(self._place_to_commit(record_or_offset)))
 
     def _is_committed(self, what: Record | int | None) -> bool:
         """Whether there is nothing to commit: a loop of polls and commits has this on a quiet queue, and while it stands by."""
@@ -457,9 +467,9 @@ class Consumer:
         Where this consumer is elected, the next record is that of the new position. Raises InvalidArgument for an
         offset that isn't kept.
         """
-        self.open()
-        if self._thread is not None and self._session is not None:
-            self._thread.run(self._seek(self._session, str(position), timeout_s), timeout_s + 1)
+        thread = self._opened()
+        if self._session is not None:
+            thread.run(self._seek(self._session, str(position), timeout_s), timeout_s + 1)
 
     @staticmethod
     async def _seek(session: ReaderSession, position: str, timeout_s: float) -> None:

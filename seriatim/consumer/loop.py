@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
@@ -12,26 +14,35 @@ from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 
 Result = TypeVar("Result")
+_CLOSED = "it is closed"
 
 
 class LoopThread:
     """Runs coroutines on its own thread until it is closed."""
 
     def __init__(self, name: str) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(rpc.ignore_shared_poller)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        loop = self._loop
+        asyncio.set_event_loop(loop)
         try:
-            self._loop.run_forever()
+            loop.run_forever()
         finally:
-            self._loop.run_until_complete(_nothing_left())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
+            # Once more at the end: what was begun meanwhile is waited for as well.
+            for last in (_nothing_left, loop.shutdown_asyncgens, loop.shutdown_default_executor, _nothing_left):
+                loop.run_until_complete(last())
+            loop.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything is done there any more: not once it is closed, nor in a forked process, nor while the interpreter ends."""
+        # Not by `is_alive`, which Ctrl-C may leave with the wrong answer for good.
+        return not self._loop.is_closed() and os.getpid() == self._process and not sys.is_finalizing()
 
     def check_may_wait(self) -> None:
         """Raises InvalidArgument on this very thread: what a callback waited for would go on only when the callback has returned."""
@@ -41,7 +52,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
         """Run to the end and return the result.
 
-        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed first, and as `check_may_wait`.
+        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed, before or meanwhile, and as `check_may_wait`.
         """
         try:
             self.check_may_wait()
@@ -66,34 +77,46 @@ class LoopThread:
                 task.cancel()
 
         try:
-            self._loop.call_soon_threadsafe(begin)
-            task = ended.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            is_taken = self.tell(begin)
+            task = ended.get(timeout=None if timeout_s is None else max(0.0, timeout_s)) if is_taken else None
         except Empty:
             self.tell(give_up)
             raise DeadlineOver(f"not done within {timeout_s} s") from None
         except BaseException:
             self.tell(give_up)
             raise
+        if task is None:
+            coroutine.close()
+            raise InvalidArgument(_CLOSED)
         try:
             return task.result()
         except asyncio.CancelledError as error:
-            raise InvalidArgument("it was closed meanwhile") from error
+            raise InvalidArgument(_CLOSED) from error
 
     async def elsewhere(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run there, awaited from another loop. Raises InvalidArgument where this is closed first."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run there, awaited from another loop. Raises InvalidArgument where this is closed, before or meanwhile."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError as error:
+            coroutine.close()
+            raise InvalidArgument(_CLOSED) from error
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise InvalidArgument("it was closed meanwhile") from error
+            raise InvalidArgument(_CLOSED) from error
 
-    def tell(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function there, soon. Nothing happens once the loop is closed."""
-        if not self._loop.is_closed():
+    def tell(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Call a function there, soon. False: nobody does any more."""
+        if not self.is_running:
+            return False
+        try:
             self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # closed at this moment
+            return False
+        return True
 
     def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
         """Run `last`, call `behind`, and close: each of them also where the one before it was interrupted. Raises as `run`."""
@@ -107,8 +130,7 @@ class LoopThread:
 
     def close(self) -> None:
         """End what runs there, and the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self.tell(self._loop.stop):
             self._thread.join()
 
 

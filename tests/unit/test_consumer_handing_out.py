@@ -15,6 +15,8 @@ from seriatim.consumer import client, handover
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.consumer.fetching import Fetcher
+from seriatim.consumer.loop import LoopThread
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
@@ -208,6 +210,41 @@ def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_in
         if handler.left > 0:
             break
     assert number > 20
+
+
+class ClosedMeanwhile:
+    """Stands for what a consumer calls while another thread, or a signal's handler, closes it: that is done when it returns."""
+
+    def __init__(self, consumer: Consumer, answer: object = None) -> None:
+        self._consumer = consumer
+        self._answer = answer
+
+    def __call__(self, *_: object) -> Any:
+        thread, self._consumer._thread = self._consumer._thread, None
+        self._consumer._hand_over.close()
+        thread.close()
+        return self._answer
+
+
+@pytest.mark.parametrize("interrupted", ["open", "_is_committed"])
+@pytest.mark.parametrize(
+    "commit", [Consumer.commit, lambda consumer: asyncio.run(consumer.commit_async())], ids=["commit", "commit_async"]
+)
+def test_who_commits_while_it_is_closed_is_told_so(commit, interrupted) -> None:
+    """`close` and `commit` may be called by any thread: what wasn't committed isn't said to be."""
+    consumer = elected(delivery(1, 0, 0, 4))
+    consumer._session, consumer._thread = Session(object()), LoopThread("closed meanwhile")
+    assert len(consumer.poll(500, 0)) == 4
+    setattr(consumer, interrupted, ClosedMeanwhile(consumer, answer=False))
+    with pytest.raises(InvalidArgument):
+        commit(consumer)
+
+
+def test_a_poll_in_the_middle_of_which_it_is_closed_returns_nothing() -> None:
+    consumer = elected(delivery(1, 0, 0, 4), delivery(1, 4, 4, 4))
+    consumer._thread, consumer._fetcher = LoopThread("closed meanwhile"), Fetcher(None, 8, print, print, print)
+    consumer._fetcher.taken = ClosedMeanwhile(consumer, answer=True)
+    assert consumer.poll(500, 0) == []
 
 
 def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from seriatim.consumer.loop import LoopThread
 from seriatim.protocol.errors import InvalidArgument
 
@@ -38,6 +40,44 @@ def test_who_waits_for_what_is_closed_is_told_so() -> None:
     for one in waiting:
         one.join(WAIT_S)
     assert told == [InvalidArgument, InvalidArgument]
+
+
+def test_who_comes_to_what_is_closed_is_told_so() -> None:
+    """As a commit that another thread has just closed the consumer of: no task of the loop's is left that nobody runs."""
+    thread = LoopThread("closed")
+    thread.close()
+    for wait in (thread.run, lambda coroutine: asyncio.run(thread.elsewhere(coroutine))):
+        with pytest.raises(InvalidArgument):
+            wait(asyncio.sleep(0))
+    assert not thread.tell(print)
+
+
+def test_who_comes_while_it_is_closed_is_told_so() -> None:
+    """What the loop has waited for of others, such as the thread that ends a session, takes some milliseconds."""
+    thread, is_closing, has_begun, told = LoopThread("closing"), threading.Event(), asyncio.Event(), list[str]()
+    shut_down = thread._loop.shutdown_default_executor
+
+    async def late() -> None:
+        is_closing.set()
+        await has_begun.wait()
+        await shut_down()
+
+    async def forever() -> None:
+        has_begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    def wait() -> None:
+        is_closing.wait(WAIT_S)
+        with pytest.raises(InvalidArgument) as error:
+            thread.run(forever())
+        told.append(str(error.value))
+
+    thread._loop.shutdown_default_executor = late
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    thread.close()
+    waiting.join(WAIT_S)
+    assert told == ["it is closed"]
 
 
 class Handler:
