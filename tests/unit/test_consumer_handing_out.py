@@ -247,6 +247,24 @@ def test_a_poll_in_the_middle_of_which_it_is_closed_returns_nothing() -> None:
     assert consumer.poll(500, 0) == []
 
 
+def test_what_was_taken_before_an_interruption_is_told_after_it() -> None:
+    """Else the member that is read never hears of the room again: after 16 MB nothing came any more, in a notebook that went on."""
+    consumer = elected(*(delivery(1, 4 * at, 4 * at, 4) for at in range(3)))
+    told: list[object] = []
+
+    class Thread(NoThread):
+        def tell(self, *_: object) -> None:
+            told.append(consumer._chunk)
+            if len(told) == 1:
+                raise KeyboardInterrupt
+
+    consumer._thread, consumer._fetcher = Thread(), Fetcher(None, 8, print, print, print)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(4, 0)
+    assert offsets(consumer.poll(500, 0)) == list(range(12))
+    assert len(told) > 1
+
+
 def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:
     """ZooKeeper answers pings, and no write: nothing is handed out any more, and the next reader is elected, before the session is known to be lost."""
 
