@@ -126,7 +126,8 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
             for place in ("a", "b")
         )
     )
-    assert planned(world, told=everything_told) == ()  # the subscription has unread records there
+    assert planned(world, told=everything_told) == ()
+    assert status.waits(world.document, world.registry()) == {"g1": "it holds unread records of s"}
     world.document = subscriptions.deleted(world.document, "s")
     (change,) = planned(world, told=everything_told)
     assert isinstance(change, Change)

@@ -66,6 +66,7 @@ from seriatim.protocol.errors import (
     OlderGeneration,
     OlderVersion,
     StaleCursor,
+    UnknownLink,
     UnknownQueue,
     Unreachable,
     Waiting,
@@ -273,6 +274,16 @@ def test_what_told_no_end_doesnt_count_beside_what_is_asked_for_again():
     assert trace.orders == ["kept seals"]
 
 
+def test_what_was_answered_of_one_link_says_nothing_of_the_next(world):
+    """Another coordinator recorded the end first and granted the next link, which failed at once and is being closed."""
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), whole(world, "b", at(3), at(5)))
+    send_call(world, token=1, failed_epoch=1).finish()
+    marked = chain.closing(world.document, Epoch(2))
+    trace.tell(ChainConflict(), ChainRead(marked, ChainVersion(9), world.registry()))
+    assert trace.orders == ["seal g2-a link=2 version=9", "seal g2-b link=2 version=9"]
+
+
 def test_seals_that_were_answered_hold_for_the_background_closing_too(world):
     trace = closing().tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(whole(world, "a", at(3), at(5)), whole(world, "b", at(5)), ChainConflict())
@@ -331,6 +342,14 @@ def test_h1_partial_answers_seal_nothing_in_sync(world):
         trace.tell(SealAnswered(place, SealAnswer(Wholeness.PARTIAL, incarnation, (at(2),), "a checksum failed")))
     trace.tell(KeptSealsRead({}), SessionsSeen(world.registry()))
     assert trace.document.links[0].certificate is None
+
+
+def test_h10_an_answer_that_is_none_is_no_seal_either(world):
+    """Who can't read the link may not have sealed it; beside a member that can't be reached it may still take records."""
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), SealFailed("b", DOWN))
+    unknown = SealAnswer(Wholeness.UNKNOWN, world.members["g1", "a"].incarnation, ())
+    trace.tell(SealAnswered("a", unknown), KeptSealsRead({}), SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("wait link 1: its end can't be told")
 
 
 def test_h3_unequal_copies_are_asked_again_and_never_granted(world):
@@ -428,6 +447,15 @@ def test_who_meets_a_chain_that_keeps_changing_is_asked_to_come_again(world, beg
         rounds += 1
     assert trace.orders == ["wait chain: it keeps changing"]
     assert rounds == acquire_send.MAX_ROUNDS + 1
+
+
+def test_a_closing_that_meets_a_chain_that_keeps_changing_comes_to_an_end(world):
+    trace, rounds = closing(), 0
+    while not trace.orders[0].startswith("wait") and rounds < 100:
+        trace.tell(read(world), ChainConflict())
+        rounds += 1
+    assert trace.orders == ["wait link 1: the chain keeps changing"]
+    assert rounds == close_link.MAX_RESTARTS + 1
 
 
 def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
@@ -568,6 +596,17 @@ def test_where_no_group_is_left_only_one_comes_back_whose_members_are_known_to_h
     assert chain.obstacles(doubtful, world.registry(), {})["g1"] == "its members are asked for link 1"
 
 
+@pytest.mark.parametrize("durability", list(Durability))
+def test_what_two_members_said_of_a_link_is_no_proof_where_they_can_have_lost_it_since(durability):
+    world = World(durability)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    assert len(world.document.links[0].certificate.answered) == 2
+    back = chain.back_at_once(replace(world.document, send_list=("g2", "g3")), world.registry())
+    assert back == (("g1",) if durability.survives_restart else ())
+
+
 def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read(world):
     trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(SealFailed("a", DOWN), SealFailed("b", DeadlineOver("no answer")))
@@ -674,6 +713,19 @@ def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
     trace = sending().tell(read(world), LinkOpened("a", START), LinkOpened("b", START), ChainWritten(ChainVersion(6)))
     grant = trace.effects[0].result
     assert (grant.held, grant.given_up_from) == ({}, {"s": 0})
+
+
+def test_of_a_source_that_a_tail_has_nothing_of_nothing_is_given_up(world):
+    ended = sealed_by_one(world, epoch=Epoch(1), positions=(at(3), at(5)))
+    certificate = ended.links[0].certificate
+    ended = replace(
+        ended, links=(replace(ended.links[0], certificate=replace(certificate, marks={"s": 15, "t": 3, "u": 7})),)
+    )
+    left = replace(certificate, end=Index(4), marks={"s": 14, "t": 3}, link_hash=b"4" * 32)
+    assert chain.given_up_from(chain.abandoned(ended, Epoch(1), left, "a record of s, all of u", 9)) == {
+        "s": 15,
+        "u": 0,
+    }
 
 
 def sealed_by_one(world, *, epoch, positions):
@@ -796,6 +848,29 @@ def test_a_member_whose_disk_failed_keeps_no_reader_waiting_and_is_noted_as_stal
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", StaleCursor("its disk failed")))
     assert trace.orders == [_note(world, "b")]
+
+
+def test_a_blank_disk_has_no_cursors_to_be_stale(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", UnknownLink("it has nothing of it")))
+    assert _granted(trace, world) == ["grant link=1 index=4 token=1"]
+
+
+def test_a_member_that_is_back_when_it_has_been_noted_is_told_who_reads_and_waited_for(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", DOWN))
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == [_note(world, "b")]
+    world.restart(("g1", "b"))
+    trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
+    assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
+    assert trace.tell(ReaderTold("a", Index(4), is_stale=False)).orders == []
+    trace.tell(ReaderTold("b", Index(2), is_stale=False))
+    assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
 
 
 @pytest.mark.parametrize("error", [OlderVersion("older"), Fenced("fenced"), OlderGeneration("sought")])
