@@ -57,6 +57,24 @@ def test_two_histories_are_not_made_one(world):
         recovery.newest([a_copy(world), another], "orders")
 
 
+def test_the_history_of_an_earlier_queue_of_that_name_is_another_one_s_h16(world):
+    """It was deleted while a member was away that keeps a copy of its chain, and made again."""
+    link = world.document.links[0]
+    other = replace(link, master=ChainMember(link.master.name, Incarnation("elsewhere", 1)))
+    again = a_copy(world, queue_id=QueueId(7), links=(other,))
+    assert recovery.newest([a_copy(world, "g3-a"), again], "orders") is again
+
+
+def test_a_recovered_chain_names_no_reader(world):
+    """Where ZooKeeper lost all, election nodes are numbered anew: one of the same name is somebody else's."""
+    newest = sought(world)
+    named = replace(newest, document=subscriptions.with_reader(newest.document, "s", "node-1"))
+    recovered = recovery.recovered(named)
+    assert recovered.subscriptions[0].reader_node == ""
+    (found,) = recovery.with_last_seeks(recovery.recovered(a_copy(world)), [named]).subscriptions
+    assert (found.generation, found.reader_node) == (2, "")
+
+
 def test_whoever_comes_next_gets_numbers_that_nobody_had(world):
     copy = a_copy(world)
     document = recovery.recovered(copy)
