@@ -74,6 +74,11 @@ def test_a_disk_that_was_full_takes_records_again_only_with_a_quarter_more() -> 
     assert not disk.taken(room, 126).has_room
 
 
+def test_resync_leaves_half_of_the_reserve() -> None:
+    assert disk.has_room_to_copy(disk.seen(Room(1000), 501))
+    assert not disk.has_room_to_copy(disk.seen(Room(1000), 500))
+
+
 # ---- retention
 
 
@@ -280,6 +285,9 @@ def test_cursors_are_not_taken_from_a_member_that_missed_some() -> None:
     assert plan(sealed(1, 9), holding=lacking, stale_cursors=(noted("b"),), subscriptions=UNREAD) == ()
     others = replace(noted("b"), of=((SubscriptionId(2), Generation(1)),))  # what it missed is had here
     assert plan(sealed(1, 9), holding=lacking, stale_cursors=(others,), subscriptions=UNREAD) == takes
+    both = (*UNREAD, replace(UNREAD[0], subscription_id=SubscriptionId(2), name="t"))
+    lacking = (held(1, 9, 9, lacks=(WHOSE, both[1].whose)),)
+    assert plan(sealed(1, 9), holding=lacking, stale_cursors=(others,), subscriptions=both) == ()
 
 
 def unfinished(*links: Link, holding: tuple[Holding, ...] = (), start: int = 1, **changes) -> str:
@@ -323,6 +331,10 @@ def answered(link: Link) -> Link:
     return replace(link, certificate=replace(link.certificate, answered=(Incarnation("a", 1),)))
 
 
+def given_up(link: Link) -> Link:
+    return replace(link, certificate=replace(link.certificate, is_abandoned=True))
+
+
 def unended(link: Link, state: LinkState) -> Link:
     return replace(link, state=state, certificate=None)
 
@@ -344,6 +356,9 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     assert known_more(opened(1, 9, 9)) == ""  # retention let it go
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
+    # Given up while this disk was away, the whole link or its tail: it is kept aside (H21).
+    assert known_more(opened(1, None, 5), given_up(sealed(1, 0))) == ""
+    assert known_more(opened(1, 9, 9), given_up(answered(sealed(1, 4, digest=b"x" * 32)))) == ""
     assert known_more(opened(7, 9, 9), is_deleted=True) == ""
     assert setback.queues(MemberName("g1", "a"), "a", {}, [opened(7, 9, 9)], {}) == {}  # not read
 

@@ -233,6 +233,20 @@ def test_a_limit_that_was_raised_holds_for_the_open_link_and_never_falls() -> No
 
 
 @pytest.mark.parametrize(
+    ("sizes_bytes", "is_taken"), [([100], True), ([100] * 3, True), ([300], False), ([0, 500], False)]
+)
+def test_the_limit_is_for_what_a_record_holds_and_not_for_what_it_takes(sizes_bytes: list[int], is_taken: bool) -> None:
+    columns = RecordColumns(
+        [bytes(size) for size in sizes_bytes], list(range(len(sizes_bytes))), "s", [0] * len(sizes_bytes)
+    )
+    one = batch.encode(columns, Index(0), compress=False)
+    _, effects = step(master(), replace(arrived(0), header=one.header, header_bytes=one.header_bytes))
+    assert [shown(effect) for effect in effects] == (
+        ["Forward", f"store 0..{len(sizes_bytes)} committed=0"] if is_taken else ["Refuse too-large"]
+    )
+
+
+@pytest.mark.parametrize(
     ("state", "event", "code"),
     [
         (master(), arrived(0, lease_until_s=NOW_S), "lease-over"),
@@ -274,6 +288,12 @@ def test_the_same_batch_is_acknowledged_again_and_another_refused() -> None:
     assert (
         refusal(after, replace(arrived(0, 3, seq=7), hash_before=EMPTY_HASH, hash_after=hash_of(one))) == "wrong-index"
     )
+
+
+def test_a_slave_confirms_the_same_batch_again_as_far_as_it_is_durable() -> None:
+    one, two = arrived(0, token=None), arrived(1, token=None)
+    _, text = trace(slave(), one, two, Flushed(Index(1)), one, two)
+    assert text.splitlines()[-2:] == ["batch 0..1: Confirm 1", "batch 1..2: Confirm 1"]
 
 
 @pytest.mark.parametrize(("index", "digest"), [(1, b"x" * 32), (2, EMPTY_HASH), (7, EMPTY_HASH)])
