@@ -49,13 +49,14 @@ def granted(seen: ChainView, epoch: int, index: int) -> Granted:
 
 
 class Commits:
-    """The core at one moment of its clock."""
+    """The core and its clock."""
 
     def __init__(self) -> None:
         self.state = CursorState()
+        self.now_s = 0.0
 
     def happened(self, event: cursor.Event) -> list[cursor.Effect]:
-        self.state, effects = cursor.decide(self.state, event, 0.0)
+        self.state, effects = cursor.decide(self.state, event, self.now_s)
         return effects
 
 
@@ -107,6 +108,40 @@ def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_th
         happened(cursor.ViewChanged(seen))
         refused = happened(CommitFailed(second.commit_id, "behind", is_grant_old=False, is_beyond=True))
         assert any(isinstance(effect, Refuse) for effect in refused) is is_refused
+
+
+def test_a_commit_that_both_members_refuse_is_tried_ever_more_slowly_and_anew_after_one_that_succeeds() -> None:
+    commits, seen = Commits(), view(1, (1,), link(1, 0))
+    happened = commits.happened
+    happened(granted(seen, 1, 0))
+    (order,) = happened(CommitAsked(Place(Epoch(1), Index(3))))
+    waits = []
+    for _ in range(6):
+        (other,) = happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
+        assert (order.side.member, other.side.member) == ("b", "a")  # at once
+        assert happened(CommitFailed(other.commit_id, "no", is_grant_old=False)) == [AcquireAgain()]
+        (wake,) = happened(granted(seen, 1, 0))
+        assert isinstance(wake, cursor.WakeAt)
+        assert commits.state.waiting_for == "no"
+        waits.append(round(wake.at_s - commits.now_s, 3))
+        commits.now_s = wake.at_s
+        (order,) = happened(cursor.Tick())
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    (other,) = happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
+    assert happened(Committed(other.commit_id)) == []
+    (order,) = happened(CommitAsked(Place(Epoch(1), Index(5))))
+    (other,) = happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
+    assert (order.side.member, other.side.member) == ("b", "a")
+
+
+def test_nothing_is_committed_in_a_queue_or_for_a_subscription_that_was_deleted() -> None:
+    seen = view(2, (1,), link(1, 0))
+    for gone in (replace(seen, is_deleted=True), replace(seen, subscriptions=())):
+        commits = Commits()
+        commits.happened(granted(view(1, (1,), link(1, 0)), 1, 0))
+        commits.happened(cursor.ViewChanged(gone))
+        assert commits.happened(CommitAsked(Place(Epoch(1), Index(3)))) == []
+        assert commits.state.waiting_for == "nothing: the subscription was deleted"
 
 
 def test_a_member_that_starts_behind_what_was_asked_for_is_left() -> None:

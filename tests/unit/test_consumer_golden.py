@@ -140,6 +140,17 @@ def test_to_the_other_member_at_once_and_back_after_a_while() -> None:
     assert trace(Tick(), 10.1) == ["open 3: link 1 at g1-b from 0"]
 
 
+def test_who_failed_is_tried_at_once_when_it_is_another_one_and_not_because_the_chain_was_seen_again() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(FetchFailed(1, "gone"), 10.0)
+    assert trace(FetchFailed(2, "gone too"), 10.0) == ["wake at 10.1"]
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN), version=2)), 10.01) == ["wake at 10.1"]
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN, b=2), version=3)), 10.02) == [
+        "open 3: link 1 at g1-b from 0"
+    ]
+
+
 def test_a_member_that_left_or_came_back_changed_is_left() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
@@ -188,6 +199,32 @@ def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
     sealed = chain(link(1, LinkState.SEALED, end=3), version=2)
     assert trace(ViewChanged(sealed), 50.0) == ["wake at 51"]
     assert trace(Tick(), 51.0) == ["close 1", "open 2: link 1 at g1-a from 0", "wake at 52"]
+
+
+def test_a_member_that_had_no_credit_is_not_left_for_having_sent_nothing() -> None:
+    """The application stood still for 40 s with all that it had room for."""
+    trace = Trace(limit_bytes=100)
+    trace(ReadFrom(chain(link(1, LinkState.SEALED, end=2)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    one = batch(1, 0, [1])
+    assert trace(one, 10.0) == ["deliver link 1 0..1"]
+    assert trace(Heard(1), 50.0) == []
+    size_bytes = one.batches[0].size_bytes
+    assert trace(RowsTaken(size_bytes), 50.0) == [f"credit 1: {size_bytes}"]
+    trace(Heard(1), 50.1)
+    assert trace(Tick(), 50.2) == ["wake at 51"]
+
+
+def test_a_range_is_cut_off_by_a_gap_where_it_stands_and_by_no_later_one() -> None:
+    trace, until = Trace(), Offset(20)
+    ended = link(1, LinkState.SEALED, end=3)
+    kept = chain(ended, link(2, LinkState.SEALED, base=3, end=3), link(3, LinkState.OPEN, base=6))
+    trace(ReadFrom(kept, Place(Epoch(1), Index(3)), until=until))
+    assert trace.state.at == Place(Epoch(2), Index(0))
+    assert not trace.state.is_cut_off
+    trace(ReadFrom(chain(ended, link(3, LinkState.OPEN, base=6)), Place(Epoch(1), Index(3)), until=until))
+    assert trace.state.waiting_for == "offset 3, which is no longer kept"
+    assert trace.state.is_cut_off
 
 
 def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> None:
