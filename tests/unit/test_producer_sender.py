@@ -185,11 +185,16 @@ def test_a_refusal_that_is_no_failure_costs_no_group(sending: Trace, error: erro
     ]
 
 
-def test_a_sender_refused_again_and_again_gives_the_link_up_in_the_end(sending: Trace) -> None:
+@pytest.mark.parametrize(
+    "error", [errors.WrongIndex("7"), errors.Resend("again"), errors.PartlyResend("part", marks={"another": 9})]
+)
+def test_a_sender_refused_again_and_again_gives_the_link_up_in_the_end(
+    sending: Trace, error: errors.SeriatimError
+) -> None:
     for stream in range(1, SETTINGS.tries_on_link + 1):
-        assert sending(events.Refused(stream, errors.WrongIndex("7")))[-1].endswith("failed 0")
+        assert sending(events.Refused(stream, error))[-1].endswith("failed 0")
         sending.granted(grant(1, 0))
-    assert sending(events.Refused(SETTINGS.tries_on_link + 1, errors.WrongIndex("7")))[-1].endswith("failed 1")
+    assert sending(events.Refused(SETTINGS.tries_on_link + 1, error))[-1].endswith("failed 1")
 
 
 def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending: Trace) -> None:
