@@ -1,11 +1,14 @@
 """Mutants change what they say they change, and nothing else."""
 
 import importlib
+import multiprocessing
 import sys
+import time
 import uuid
 
 import pytest
 
+from tests.mutation import judge
 from tests.mutation.judge import MODULES, own_tests
 from tests.mutation.operators import Mutant, apply, mutants
 
@@ -100,6 +103,30 @@ def test_what_is_only_said_or_checked_of_itself_is_left_alone(module) -> None:
     said = [one.what for one in mutants(module.__name__)]
     assert not any("order is not None" in one or "Says more" in one or "Is for IsNot" in one for one in said)
     assert sum("Sub for Add" in one for one in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "found"), [(lambda *_: time.sleep(0.2) or "", ""), (lambda *_: _for_ever(), "not over after 0.1 s")]
+)
+def test_a_step_that_never_ends_is_found_and_a_process_that_has_to_wait_is_not(monkeypatch, stage, found) -> None:
+    """On a busy machine nothing could be run: what had not been changed was found, too."""
+    monkeypatch.setattr(judge, "LIMIT_S", 0.1)
+    monkeypatch.setitem(judge._STAGES, "a stage", stage)
+    context = multiprocessing.get_context("fork")
+    mine, its = context.Pipe(duplex=False)
+    process = context.Process(target=judge._judge, args=(MODULES[0], None, "a stage", 0, its))
+    process.start()
+    try:
+        assert mine.poll(60)
+        assert mine.recv() == found
+    finally:
+        process.kill()
+        process.join()
+
+
+def _for_ever() -> None:
+    while True:
+        pass
 
 
 @pytest.mark.parametrize("module", MODULES)
