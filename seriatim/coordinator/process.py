@@ -88,7 +88,7 @@ class CoordinatorSettings:
 
 
 class CoordinatorProcess:
-    """A coordinator that can also run inside another process's loop: `start`, then `run` until cancelled, then `stop`."""
+    """A coordinator that can also run inside another process's loop: `live` until cancelled, or `start`, `run` until cancelled, `stop`."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         settings.check()
@@ -113,6 +113,15 @@ class CoordinatorProcess:
         self._outside_server = rpc.server([AnswersOutside(self._outside_addresses)])
         self._is_stopping = False
         self._name_owner = 0
+
+    async def live(self, ready: Callable[[str, str], None]) -> None:
+        """All of it, until cancelled; `ready(name, address)` is called when it serves. However it ends, it stops."""
+        try:
+            await self.start()
+            ready(self.name, self.address)
+            await self.run()
+        finally:
+            await self.stop()
 
     async def start(self) -> None:
         """Connect, serve and register. Raises Unreachable where ZooKeeper never answered, and InvalidArgument."""
@@ -220,21 +229,12 @@ async def serve(settings: CoordinatorSettings) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    work = asyncio.create_task(_work(process))
+    work = asyncio.create_task(process.live(log.say_ready))
     signalled = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            await work
     finally:
-        for task in (work, signalled):
+        for task in (signalled, work):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await process.stop()
-
-
-async def _work(process: CoordinatorProcess) -> None:
-    await process.start()
-    log.say_ready(process.name, process.address)
-    await process.run()

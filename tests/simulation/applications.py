@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 from unittest import mock
 
 from seriatim.consumer import Consumer, RangeReader, range_reader
@@ -31,6 +33,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
 from seriatim.protocol.record import Record
 from tests.simulation.ledger import Violation
+from tests.simulation.loop import Process
 from tests.simulation.world import World
 
 QUEUE = "q"
@@ -59,15 +62,19 @@ class Sender:
         self._is_new = False
         self._next_seq = 0
         self._sent_in_term = 0
+        self._incomplete: set[Handle] = set()
 
     async def main(self) -> None:
-        """One producer after the other, as a supervisor would start them."""
-        while True:
-            await self._produce()
+        """One producer after the other, as a supervisor would start them, until this is asked to stop."""
+        process = self._world.loop.process
+        assert process is not None
+        while not process.is_stopping:
+            await self._produce(process)
             self._elected = None
             await asyncio.sleep(0.5)
 
-    async def _produce(self) -> None:
+    async def _produce(self, process: Process) -> None:
+        self._incomplete = set()
         world = self._world
         sizes = world.limits.sizes
         buffer = Buffer(self._name, BatchLimits(sizes.batch_bytes, 0.005), sizes.buffer_bytes, 1.0)
@@ -88,9 +95,25 @@ class Sender:
             await asyncio.sleep(self._pause_s)
             if self._elected is not None and not world.is_draining:
                 self._send(buffer, sending)
+            if process.is_stopping:
+                await self._close(buffer, sending, process.patience_s)
         await running
+        if self._incomplete:
+            world.violated(Violation(f"12: {self._name} is closed, and {len(self._incomplete)} records have no end"))
         if isinstance(buffer.stopped, BugError):
             world.loop.problems.append(f"a producer stopped: {buffer.stopped}")
+
+    async def _close(self, buffer: Buffer, sending: SendingLoop, patience_s: float) -> None:
+        """As Producer.close, which waits on a thread of the application's: what was sent before is at its end, or late; then it leaves."""
+        incomplete, _ = buffer.flush()
+        ends = []
+        for shared in incomplete:
+            end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            shared.when_done(partial(end.set_result, None))
+            ends.append(end)
+        if ends:
+            await asyncio.wait(ends, timeout=patience_s)
+        sending._closing.set()
 
     def _on_elected(self, elected: Elected) -> None:
         self._elected, self._is_new, self._sent_in_term = elected, True, 0
@@ -153,12 +176,15 @@ class Sender:
             self._next_seq += 1
         else:
             self._sent_in_term += 1
+        self._incomplete.add(handle)
         handle.add_done_callback(self._ended)
 
     def _ended(self, handle: Handle) -> None:
+        self._incomplete.discard(handle)
         try:
             end = handle.result(0)
         except OutcomeUnknown:
+            self._world.ledger.unknown += 1
             return
         place = None if end.epoch is None or end.index is None else (end.epoch, end.index)
         self._told(end.source, end.seq, end.offset, place)
@@ -174,6 +200,20 @@ class _Thread:
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
         asyncio.get_running_loop().call_soon(function, *arguments)
+
+    def check_may_wait(self) -> None: ...
+
+    def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
+        """Nobody waits for it here: that is `ended`."""
+
+        async def end() -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await last
+            finally:
+                behind()
+
+        self.ended = asyncio.ensure_future(end())
 
 
 class Reader:
@@ -191,6 +231,12 @@ class Reader:
         self._life = object()
         self._grants: dict[int, Grant] = {}
         self._in_hand: list[Record] = []
+        self._term = 0
+        self._done: tuple[int, Record] | None = None
+        process, main = self._world.loop.process, asyncio.current_task()
+        assert process is not None
+        assert main is not None
+        process.at_stop = main.cancel
         consumer = Consumer(
             self._world.coordinator_addresses,
             QUEUE,
@@ -214,37 +260,73 @@ class Reader:
                 break
             except SeriatimError:
                 await asyncio.sleep(0.2)
-        consumer._thread = _Thread()  # type: ignore[assignment]
+        process.at_stop = lambda: None
+        thread = _Thread()
+        consumer._thread = thread  # type: ignore[assignment]
         session = consumer._session
         assert session is not None
         self._check_commits(session)
         while True:
             await asyncio.sleep(0.1)
+            if process.is_stopping:
+                self._note_committed(session)
+                self._note_done(consumer)
+                consumer.close()
+                await thread.ended
+                return
             consumer._hand_over.check()
             (self._poll if self._polls else self._iterate)(consumer)
-            if session.grant is not None:
-                committed = session.committed
-                self._world.ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
+            self._note_committed(session)
+
+    def _note_committed(self, session: ReaderSession) -> None:
+        if session.grant is not None:
+            committed = session.committed
+            self._world.ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
+
+    def _ask_for_more(self) -> None:
+        """The application is done with what it has in hand."""
+        if self._in_hand:
+            self._done = self._term, self._in_hand[-1]
+        self._in_hand = []
+
+    def _note_done(self, consumer: Consumer) -> None:
+        """It closes: up to where it is done with what it was handed in this term."""
+        self._world.ledger.done.pop(self._name, None)
+        term, record = self._done or (0, None)
+        if record is not None and term == consumer._hand_over.term:
+            self._world.ledger.done[self._name] = self._grants[term].generation, (record.epoch, record.index + 1)
 
     def _check_commits(self, session: ReaderSession) -> None:
-        """What is committed by itself is what the application is done with."""
-        ask_commit = session.ask_commit
+        """What is committed by itself, also at the end, is what the application is done with."""
+        ask_commit, commit = session.ask_commit, session.commit
 
-        def ask_checked(place: Place) -> None:
+        def check(place: Place) -> None:
             in_hand = next((one for one in self._in_hand if (one.epoch, one.index) < (place.epoch, place.index)), None)
             if in_hand is not None:
                 found = f"6: {self._subscription} commits up to {place} while {in_hand.offset} is in hand"
                 self._world.violated(Violation(found))
+
+        def ask_checked(place: Place) -> None:
+            check(place)
             ask_commit(place)
 
+        async def commit_checked(place: Place) -> None:
+            check(place)
+            grant = session.grant
+            await commit(place)
+            assert grant is not None
+            self._world.ledger.committed(self._subscription, grant, place.epoch, place.index)
+
         session.ask_commit = ask_checked  # type: ignore[method-assign]
+        session.commit = commit_checked  # type: ignore[method-assign]
 
     def _handed(self, term: int, record: Record) -> None:
+        self._term = term
         delivered = self._world.ledger.delivered
         self._world.told(delivered, self._subscription, (self._life, term), self._grants[term], record)
 
     def _poll(self, consumer: Consumer) -> None:
-        self._in_hand = []
+        self._ask_for_more()
         self._in_hand = consumer.poll(self._pace, 0)
         for record in self._in_hand:
             assert consumer._chunk is not None
@@ -253,11 +335,14 @@ class Reader:
     def _iterate(self, consumer: Consumer) -> None:
         left = self._pace
         while left:
+            self._ask_for_more()
             consumer._move_past()
             chunk = consumer._take()
             if chunk is None:
                 return
             for record in consumer._handed_out(chunk):
+                self._ask_for_more()
+                self._in_hand = [record]
                 self._handed(chunk.term, record)
                 left -= 1
                 if not left:
@@ -279,6 +364,9 @@ class Replay:
         self._grant = Grant(SubscriptionId(0), Generation(0), Token(0))
 
     async def main(self) -> None:
+        main = asyncio.current_task()
+        assert main is not None
+        self._world.at_stop(main.cancel)
         with mock.patch.object(range_reader, "LoopThread", _Thread):
             prefetch_bytes = self._world.limits.sizes.range_bytes
             addresses = self._world.coordinator_addresses

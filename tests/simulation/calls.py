@@ -18,6 +18,8 @@ import grpc.aio
 from tests.simulation.network import Connection, Network
 
 _EOF = vars(grpc.aio)["EOF"]
+_DIRECT = "/Append", "/Replicate", "/Fetch", "/Connect"
+"""How the paths end of what goes over direct streams, where there are some."""
 
 
 @types.coroutine
@@ -76,6 +78,7 @@ class SimulatedServer:
         self._network = network
         self._handlers: dict[str, Any] = {}
         self.address = ""
+        self._is_closed = False
         process = network.loop.process
         assert process is not None
         self.process = process
@@ -91,14 +94,29 @@ class SimulatedServer:
         self._network.started(self)
 
     async def stop(self, grace: float | None) -> None:
-        if grace:
-            await asyncio.sleep(min(grace, 0.05))
+        """As with grpc.aio: who comes now is refused, who is here has so long, and is cut off then. Direct streams end at once."""
+        self._is_closed = True
+        if not self.address:
+            return  # it was never started
+        calls = self._network.closed(self)
+        for call in calls if self._network.is_direct else ():
+            if call.path.endswith(_DIRECT):
+                call.context.gone()
+                call.to_client(call.ended, grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        under_way = {task for call in calls if (task := call.context.task) is not None and not task.done()}
+        if grace and under_way:
+            await asyncio.wait(under_way, timeout=grace)
+        for call in calls:
+            call.context.gone()
         self._network.stopped(self)
 
     def accept(self, call: ClientCall) -> None:
         """A call's head arrived; runs as the server's process."""
         handler = self._handlers.get(call.path)
         context = call.context
+        if self._is_closed:
+            context.finish(grpc.StatusCode.UNAVAILABLE, "the server is being stopped")
+            return
         if handler is None:
             context.finish(grpc.StatusCode.UNIMPLEMENTED, call.path)
             return

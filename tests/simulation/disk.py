@@ -7,6 +7,7 @@ what bypassed the log.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import random
 import struct
@@ -207,12 +208,17 @@ class SimulatedWriter:
             self._is_busy = True
             self._loop.at(self._loop.now_s + 0.00005, self._process, self._serve)
 
-    def close(self) -> None:
-        """Finish what was submitted."""
-        for write in self._queue:
+    async def close(self) -> None:
+        """Finish what was submitted, and write down what RocksDB has in memory. Raises DiskFailed."""
+        await asyncio.sleep(self._disk.flush_s * (0.2 + 2 * self._disk._chance.random()))
+        if self._disk.is_failing:
+            raise self._distrust("Input/output error")
+        writes, self._queue = self._queue, []
+        for write in writes:
             self._disk.write(write)
-        self._queue.clear()
-        self._disk.flushed(self._disk.unflushed)
+        self._disk.emptied_memory()
+        waiting, self._unflushed = [*self._unflushed, *writes], []
+        self._complete(waiting, self.failure)
 
     def _serve(self) -> None:
         writes, self._queue = self._queue, []
@@ -300,7 +306,7 @@ class SimulatedStore(Store):
         """Nothing: this disk is always read itself."""
 
     async def close(self) -> None:
-        self._writer.close()
+        await self._writer.close()  # type: ignore[func-returns-value, misc] # the parent's is another class
 
 
 def opened(disk: Disk, loop: SimulatedLoop, process: Process) -> SimulatedStore:

@@ -139,6 +139,11 @@ class Ensemble:
         """The live session of a process."""
         return next((number for number, session in self._live.items() if session.process is process), None)
 
+    def process_of(self, session_id: int) -> Process | None:
+        """Whose live session this is."""
+        session = self._live.get(session_id)
+        return None if session is None else session.process
+
     def has_timed_out(self, process: Process) -> bool:
         """Whether a session of this process ended by silence, as its lease counts on, and not by an order."""
         return process in self._timed_out

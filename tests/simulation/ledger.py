@@ -64,6 +64,10 @@ class Ledger:
         self.given_up: dict[int, int] = {}
         self.idle: set[str] = set()
         """Subscriptions that nobody reads."""
+        self.unknown = 0
+        """So many records ended as unknown."""
+        self.done: dict[str, tuple[int, tuple[int, int]]] = {}
+        """By reader that was closed: its generation, and up to where its application was done with what it was handed."""
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""

@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+PATIENCE_S = 30.0
+"""So long a sender waits, when it closes, for what it has sent."""
+
 
 class Host:
     """A machine: its name and address, and a clock that runs at `clock_rate` of the world's, `clock_offset_s` off."""
@@ -38,9 +41,15 @@ class Host:
 
 
 class Process:
-    """One life of a process. `steps_to_live`: killed when so many more of its steps have run; None: not."""
+    """One life of a process. `steps_to_live`: killed when so many more of its steps have run; None: not.
 
-    __slots__ = ("backlog", "host", "is_alive", "is_paused", "on_end", "steps_to_live", "tasks")
+    `is_stopping`: it was asked to end, as by SIGTERM, which `at_stop` tells it; it is started again `away_s` after its end.
+    `patience_s`: how long a sender waits for what it has sent.
+    """
+
+    __slots__ = (
+        "at_stop", "away_s", "backlog", "host", "is_alive", "is_paused", "is_stopping", "patience_s", "steps_to_live", "tasks",
+    )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -49,7 +58,14 @@ class Process:
         self.backlog: list[_Due] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.steps_to_live: int | None = None
-        self.on_end: list[Callable[[], None]] = []
+        self.is_stopping = False
+        self.at_stop: Callable[[], object] = lambda: None
+        self.away_s = 0.0
+        self.patience_s = PATIENCE_S
+
+    def told_to_stop(self) -> None:
+        """As a signal's handler, which goes by what is being done when the signal comes."""
+        self.at_stop()
 
     def __repr__(self) -> str:
         return self.host.name
@@ -257,10 +273,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
         Python says that when it frees a task, which is too late here. To be asked where no step is due.
         """
+        return [one for process in self._processes if process.is_alive for one in self.unseen_of(process)]
+
+    def unseen_of(self, process: Process) -> list[str]:
+        """As `unseen`, of one that ends."""
         return [
             f"{one.get_coro().__qualname__} of {process} failed and nobody knows: {one.exception()!r}"
-            for process in self._processes
-            if process.is_alive
             for one in process.tasks
             if _is_unseen(one)
         ]

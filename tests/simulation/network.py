@@ -256,9 +256,14 @@ class Network:
     def started(self, server: Server) -> None:
         self._servers[server.address] = server
 
-    def stopped(self, server: Server) -> None:
+    def closed(self, server: Server) -> list[Any]:
+        """Nobody comes in any more; the calls of those who are in."""
         if self._servers.get(server.address) is server:
             del self._servers[server.address]
+        to_it = [one for one in self._connections.values() if one.ends[1] is server.process]
+        return sorted((call for one in to_it for call in one.calls), key=lambda one: one.number)
+
+    def stopped(self, server: Server) -> None:
         for connection in list(self._connections.values()):
             if connection.ends[1] is server.process:
                 connection.end("the server was stopped")

@@ -30,6 +30,7 @@ from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
 from tests.simulation.setbacks import SETBACKS
+from tests.simulation.stops import CLOSE_S, STOPS
 from tests.simulation.verdict import Verdict
 from tests.simulation.world import CLUSTER, MemberHost, World, installed
 
@@ -62,6 +63,7 @@ class Shape:
     `pause_s`: between records of a sender.
     `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
     `limits`: None for any. `direct`: how often batches go over direct streams. `polls`: how often readers poll.
+    `stops`: how often something is stopped on purpose before a fault, or by it.
     """
 
     kinds: tuple[str, ...] = ()
@@ -77,10 +79,11 @@ class Shape:
     limits: Limits | None = None
     direct: float = 0.0
     polls: float = 0.0
+    stops: float = 0.0
 
 
-ANY: Final = Shape(direct=0.5, polls=0.3)
-"""Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams."""
+ANY: Final = Shape(direct=0.5, polls=0.3, stops=0.15)
+"""Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams, and stops."""
 
 
 class Stuck(Violation):
@@ -98,7 +101,8 @@ class Schedule(Nemesis):
         super().__init__(World(seed, groups=groups, coordinators=coordinators), chance)
         self.world.limits = shape.limits or limits.some(random.Random(f"limits {seed}"))
         self._verdict = Verdict(self.world.ledger, self.world.oracle.documents)
-        self._kinds = list(shape.kinds or KINDS)
+        self._kinds = list(shape.kinds or FAULTS)
+        self.stop_chance = random.Random(f"stop {seed}")
         self.faults: list[str] = []
         if is_traced:
             self.world.trace = []
@@ -136,7 +140,10 @@ class Schedule(Nemesis):
         self.until(lambda: self._kept() > 0, "the first record is kept", START_S)
         for _ in range(chance.randint(*self.shape.faults)):
             world.loop.run(world.loop.now_s + chance.choice((0.05, 0.5, 2.0)) * chance.random())
-            self._harm()
+            if self.stop_chance.random() < self.shape.stops:
+                self._harm(list(STOPS), self.stop_chance)
+                world.loop.run(world.loop.now_s + self.stop_chance.choice((0.0, 0.02, 0.6)) * self.stop_chance.random())
+            self._harm(self._kinds, chance)
         world.loop.run(world.loop.now_s + chance.choice(self.shape.lasts_s) * chance.random())
         self._heal()
         self._settle()
@@ -213,8 +220,8 @@ class Schedule(Nemesis):
 
     # ---- harm
 
-    def _harm(self) -> None:
-        kind = self.chance.choices(self._kinds, [KINDS[kind][0] for kind in self._kinds])[0]
+    def _harm(self, kinds: list[str], chance: random.Random) -> None:
+        kind = chance.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
         self.faults.append(kind)
         self.world.note(f"FAULT {kind}")
         KINDS[kind][1](self)
@@ -242,6 +249,7 @@ class Schedule(Nemesis):
                     world.kill(name, is_power=False)
             if host.process is not None:
                 host.process.steps_to_live = None
+                host.process.away_s = 0.0
             world.start(name)
             process = host.process
             assert process is not None
@@ -250,6 +258,7 @@ class Schedule(Nemesis):
 
     def _settle(self) -> None:
         world = self.world
+        self._until_stopped()
         self._resume_operator()
         self.later(OPERATOR_PATIENCE_S + 1, self._resume_operator)  # a drain that was asked for before may come late
         self.until_sending_goes_on(HEAL_S)
@@ -287,9 +296,15 @@ class Schedule(Nemesis):
             step.cancel()
         self._pending.clear()
         self._heal()
+        self._until_stopped()
         self._resume_operator()
         self.until_sending_goes_on(HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
+
+    def _until_stopped(self) -> None:
+        """Who was asked to before everything was healed."""
+        if names := self.world.stopping:
+            self.until(lambda: not self.world.stopping, f"{', '.join(names)} stop", CLOSE_S)
 
     def _resume_operator(self) -> None:
         for group in self.world.group_names:
@@ -362,7 +377,8 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-KINDS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS}
+FAULTS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS}
+KINDS = {**FAULTS, **STOPS}
 
 
 def run(seed: int, shape: Shape | None = None, *, is_traced: bool = False) -> Outcome:

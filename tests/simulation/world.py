@@ -213,13 +213,22 @@ class World:
             scrub_interval_s=SCRUB_S,
             direct_port=-1,
         )
-        await serve_broker(settings, lambda *_: None, asyncio.Event())
+        stop = asyncio.Event()
+        self.at_stop(stop.set)
+        await serve_broker(settings, lambda *_: None, stop)
 
     async def _coordinator(self, name: str) -> None:
         settings = CoordinatorSettings("zookeeper", CLUSTER, f"{self.hosts[name].address}:7000", name=name)
-        process = CoordinatorProcess(settings)
-        await process.start()
-        await process.run()
+        task = asyncio.current_task()
+        assert task is not None
+        self.at_stop(task.cancel)
+        await CoordinatorProcess(settings).live(lambda *_: None)
+
+    def at_stop(self, tell: Callable[[], object]) -> None:
+        """The process that runs now learns by this that it is asked to end."""
+        process = self.loop.process
+        assert process is not None
+        process.at_stop = tell
 
     def start(self, name: str) -> None:
         """Start a host's process, unless it runs."""
@@ -232,13 +241,45 @@ class World:
         task = self.loop.start(process, self.mains[name])
 
         def ended(task: Any) -> None:
-            if not task.cancelled() and task.exception() is not None and process.is_alive:
+            if not process.is_alive:
+                return
+            if not task.cancelled() and task.exception() is not None:
                 self.note(f"{name} ends: {task.exception()!r}")
                 if not self._is_excused(name):
                     self.violated(Violation(f"12: {name} ended by itself: {task.exception()!r}"))
                 self.kill(name, is_power=False)
+            elif process.is_stopping:
+                self.loop.start(process, lambda: self._run_out(process))
 
         task.add_done_callback(ended)
+
+    def stop(self, name: str, away_s: float) -> None:
+        """Ask a process to end, as SIGTERM does, and start it again so long after its end."""
+        process = self.hosts[name].process
+        if process is not None and process.is_alive and not process.is_stopping:
+            self.note(f"{name} is asked to stop")
+            process.is_stopping, process.away_s = True, away_s
+            self.loop.after(0.0, process, process.told_to_stop)
+
+    @property
+    def stopping(self) -> list[str]:
+        """Who was asked to end, and hasn't yet."""
+        processes = [host.process for host in self.hosts.values()]
+        return [one.host.name for one in processes if one is not None and one.is_alive and one.is_stopping]
+
+    async def _run_out(self, process: Process) -> None:
+        """As asyncio.run does it: what still runs is cancelled, and comes to its end, and with it the process."""
+        me = asyncio.current_task()
+        while rest := [one for one in process.tasks if one is not me and not one.done()]:
+            for one in rest:
+                one.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+        if self.ensemble.sessions_of(process):
+            self.violated(Violation(f"12: {process} has stopped, and holds its session"))
+        for one in self.loop.unseen_of(process):
+            self.violated(Violation(f"not handled: {one}"))
+        self.note(f"{process} has stopped")
+        self.kill(process.host.name, is_power=False)
 
     def _is_excused(self, name: str) -> bool:
         """Whether a process may end: its disk fails, or there was no ZooKeeper to begin with."""
@@ -251,7 +292,7 @@ class World:
         process = host.process
         if process is None or not process.is_alive:
             return
-        self.note(f"{name} {'loses its power' if is_power else 'is killed'}")
+        self.note(f"{name} {'loses its power' if is_power else 'is gone' if process.is_stopping else 'is killed'}")
         process.is_alive = False
         process.backlog.clear()
         self.network.killed(process, is_silent=is_power)
@@ -262,6 +303,12 @@ class World:
             if is_power:
                 host.disk.power_failed()
             self.holdings.crashed(host.disk)
+        if process.is_stopping:
+            self.loop.after(process.away_s, None, self._start_again, host)
+
+    def _start_again(self, host: Host) -> None:
+        if self.hosts.get(host.name) is host:  # its machine is still there
+            self.start(host.name)
 
     def pause(self, name: str) -> None:
         process = self.hosts[name].process

@@ -110,10 +110,40 @@ class SimulatedSession:
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
+        """As kazoo's: behind what was asked before, and waited for as long as a silent server isn't given up."""
+        if self._is_stopped:
+            return
         self._is_stopped = True
-        if self.session_id and self.state is SessionState.CONNECTED:
-            self.ensemble.expire(self.session_id)
+        server, session_id, loop = self.server, self.session_id, self.ensemble.loop
+        if server is not None:
+            ended: asyncio.Future[Any] = loop.create_future()
+            self._pending[ended] = None
+            self._send(server, lambda server, answer: self._close(server, session_id, answer), ended)
+            await asyncio.wait((ended,), timeout=self.session_timeout_s * 2 / 3)
+        self.end()
+
+    def _close(self, server: Server, session_id: int, answer: Callable[..., None]) -> None:
+        """The server has heard that the client closes its session: the leader ends it."""
+        ensemble = self.ensemble
+
+        def ended() -> None:
+            if server.is_cut_off:
+                server.held.append(ended)
+            elif not ensemble.is_down:
+                ensemble.expire(session_id)
+                ensemble.catch_up(server)
+                answer(None)
+
+        ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, ended)
+
+    def end(self) -> None:
+        """Behind `stop` nothing is left to do but to hang up: the leader ends a session that it hears no more of."""
+        self._is_stopped = True
         self._leave()
+        if self.ensemble.is_live(self.session_id):
+            self.heard_of()
+        self._fail_pending(Unreachable("ZooKeeper didn't answer: ConnectionClosedError"))
+        self._tell_state(SessionState.LOST)
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)

@@ -8,11 +8,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tests.simulation.plants import chain, members, reading, sealing, sending
+from tests.simulation.plants import chain, members, reading, sealing, sending, stopping
 from tests.simulation.plants.plant import Plant
 
 PLANTS: dict[str, Plant] = {
-    plant.name: plant for plant in (*sending.PLANTS, *sealing.PLANTS, *reading.PLANTS, *members.PLANTS, *chain.PLANTS)
+    plant.name: plant
+    for plant in (
+        *sending.PLANTS,
+        *sealing.PLANTS,
+        *reading.PLANTS,
+        *members.PLANTS,
+        *chain.PLANTS,
+        *stopping.PLANTS,
+    )
 }
 
 HARMLESS: dict[str, Plant] = {plant.name: plant for plant in (members.LYING_SLAVES,)}
