@@ -299,6 +299,34 @@ def test_bytes_that_are_no_call_end_the_stream() -> None:
     run(scenario())
 
 
+def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
+    def reply(request: bytes, index: int) -> tuple[bytes, ...]:
+        return request[:4] + b"\0", pb.DescribeLinkReply(next_index=index).SerializeToString()
+
+    async def answer(stream: DirectStream) -> None:
+        first = await stream.read()
+        given_up = await stream.read()
+        assert given_up == first[:4] + bytes(5)
+        second = await stream.read()
+        for request, index in ((first, 1), (second, 2), (second, 3), (first, 4)):
+            await stream.write(reply(request, index))
+        await stream.write(reply(await stream.read(), 5))
+        await stream.read()
+
+    async def scenario() -> None:
+        direct._avoided_until_s.clear()
+        server = DirectServer(direct_calls.methods(answer))
+        served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
+        with pytest.raises(DeadlineOver):
+            await served.describe(9, timeout_s=0.1)
+        assert (await served.describe(9)).next_index == 2
+        assert (await served.describe(9)).next_index == 5
+        await served.calls.close()
+        await server.stop()
+
+    run(scenario())
+
+
 def test_an_answer_that_makes_no_sense_ends_the_calls_with_an_error() -> None:
     async def answer(stream: DirectStream) -> None:
         number = struct.unpack_from("<I", await stream.read())[0]
