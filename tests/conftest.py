@@ -17,7 +17,7 @@ from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 
 TESTS = Path(__file__).parent
 LATE = [TESTS / "simulation", TESTS / "compose"]
-BESIDE = ["spark", "postgres"]
+BESIDE = ["spark", "postgres", "compose"]
 """What waits for servers of its own most of the time: `make test` runs it beside all the rest, and behind it."""
 _NICENESS = 5
 _BEGUN = pytest.StashKey[bool]()
@@ -26,8 +26,8 @@ _BEGUN = pytest.StashKey[bool]()
 class Hooks:
     """What a folder's conftest.py may have beside pytest's own hooks."""
 
-    def pytest_first_test(self, session: pytest.Session) -> None:
-        """Called once by the process that runs what isn't `BESIDE`, before its first test: for what is to be ready later."""
+    def pytest_first_test(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Called once by each process before its first test, with all that it runs: for what is to be ready later."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -37,7 +37,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The simulator's tests come late: what they look at is made by what all others leave of the processors.
 
-    Those in containers come last: they want both cores, and nothing of the others runs any more.
+    Those in containers come last: their images are made meanwhile.
     """
     items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if folder in item.path.parents), 0))
 
@@ -63,10 +63,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if session.stash.setdefault(_BEGUN, False):
         return
     session.stash[_BEGUN] = True
-    if "PYTEST_XDIST_WORKER" not in os.environ or not _is_beside(item.nodeid):
-        item.config.hook.pytest_first_test(session=session)
-    else:
-        os.nice(_NICENESS)
+    items = session.items
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items = [one for one in items if _is_beside(one.nodeid) == _is_beside(item.nodeid)]
+        os.nice(_NICENESS if _is_beside(item.nodeid) else 0)
+    item.config.hook.pytest_first_test(config=item.config, items=items)
 
 
 class _Problems(logging.Handler):

@@ -132,9 +132,9 @@ class Ahead:
 _KEY = pytest.StashKey[Ahead]()
 
 
-def pytest_first_test(session: pytest.Session) -> None:
-    if any(HERE in item.path.parents for item in session.items):
-        session.config.stash[_KEY] = Ahead()
+def pytest_first_test(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any(HERE in item.path.parents for item in items):
+        config.stash[_KEY] = Ahead()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

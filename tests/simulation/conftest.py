@@ -53,12 +53,12 @@ class Ahead:
 _KEY = pytest.StashKey[Ahead]()
 
 
-def pytest_first_test(session: pytest.Session) -> None:
-    asked = [job for item in session.items if (job := _job_of(item)) is not None]
-    if any("summaries" in getattr(item, "fixturenames", ()) for item in session.items):
+def pytest_first_test(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = [job for item in items if (job := _job_of(item)) is not None]
+    if any("summaries" in getattr(item, "fixturenames", ()) for item in items):
         asked += [(jobs.schedules, part) for part in _PARTS]
     if asked:
-        session.config.stash[_KEY] = Ahead(asked)
+        config.stash[_KEY] = Ahead(asked)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
