@@ -266,9 +266,8 @@ def _deletion(seen: SeenChain, view: View) -> list[Action]:
     document = seen.document
     due: list[Action] = list(_drops(document, Epoch(0), view))
     if view.names.get(document.name) == document.queue_id:
-        due.append(
-            FreeName(document.queue_id, document.name)
-        )  # at once: the next queue of this name waits for no member
+        # At once: the next queue of this name waits for no member.
+        due.append(FreeName(document.queue_id, document.name))
     if due:
         return due
     is_awaited = any(awaits(document, group) for group in view.registry.groups.values())
