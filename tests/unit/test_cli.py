@@ -24,7 +24,8 @@ from seriatim.cli import coordinators, exits, main, views
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.status import with_members_knowledge
-from seriatim.coordinator import process as coordinator_process
+from seriatim.coordinator.process import CoordinatorProcess
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (
     BugError,
@@ -349,7 +350,7 @@ def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatc
         ready("g1-a", "127.0.0.1:1")
         ran.append("broker")
 
-    async def started():
+    async def does_nothing():
         pass
 
     async def runs():
@@ -359,7 +360,8 @@ def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatc
     monkeypatch.setattr("seriatim.broker_group.process.serve", serves)
     monkeypatch.setattr(sys, "stdout", Full())
     asyncio.run(broker_module._run(None))
-    asyncio.run(coordinator_process._work(SimpleNamespace(name="c", address="c:1", start=started, run=runs)))
+    coordinator = SimpleNamespace(name="c", address="c:1", start=does_nothing, run=runs, stop=does_nothing)
+    asyncio.run(CoordinatorProcess.live(coordinator, log.say_ready))
     assert ran == ["broker", "coordinator"]
 
 
