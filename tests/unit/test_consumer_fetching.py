@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,10 @@ class SilentCall:
         self._is_over.set()
 
 
+def members_that_fetch(fetch: Any) -> Any:
+    return SimpleNamespace(stub=lambda _: SimpleNamespace(Fetch=fetch), using=lambda _: nullcontext())
+
+
 def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_speaks() -> None:
     sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
     link = LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, sides[0], sides[1], {})
@@ -49,7 +54,7 @@ def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_spea
             calls.put_nowait(SilentCall())
             return SilentCall()
 
-        members: Any = SimpleNamespace(stub=lambda _: SimpleNamespace(Fetch=fetch))
+        members = members_that_fetch(fetch)
         fetcher = Fetcher(members, 1000, lambda _: None, lambda: None, lambda _: None)
         fetcher.state = replace(fetcher.state, patience=Patience(silences=12))  # 19.2 s
         fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
@@ -91,7 +96,7 @@ def test_credit_that_is_given_before_the_stream_is_open_comes_with_its_opening()
             written.append(message)
 
     async def scenario() -> None:
-        members: Any = SimpleNamespace(stub=lambda _: SimpleNamespace(Fetch=Call))
+        members = members_that_fetch(Call)
         side = Side("g1", "a", "a:1", Incarnation("a", 1))
         stream = FetchStream(members, side, pb.FetchOpen(credit_bytes=5))
         running = asyncio.create_task(stream.run(lambda _: True))
