@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Self
@@ -51,6 +53,9 @@ class Consumer:
 
     Used by one application thread at a time; `close` and `commit` by any. A signal's handler better sets an event: it may have
     interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
+
+    A forked process can't use what its parent has opened: all but `close`, which does nothing there, raises InvalidArgument. Nor can it
+    open any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Consumer:
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
         self._lapse: asyncio.TimerHandle | None = None
+        _consumers.add(self)
 
     # ---- life
 
@@ -127,6 +133,7 @@ class Consumer:
 
     def _check_not_closed(self) -> None:
         if self._hand_over.is_closed:
+            self._hand_over.check()
             raise InvalidArgument(_CLOSED)
 
     async def _start(self) -> None:
@@ -201,6 +208,13 @@ class Consumer:
         await asyncio.gather(*tasks, return_exceptions=True)
         if session is not None:
             await session.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked from the one that it reads in: hand out nothing, and leave nothing to close."""
+        self._opening = threading.RLock()  # who holds the other one doesn't run here
+        if self._thread is not None:
+            self._thread = self._session = None
+            self._hand_over.leave_to_parent()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -499,3 +513,14 @@ class Consumer:
             if self._chunk is not None:
                 self._chunk.row = self._chunk.passed
             raise
+
+
+_consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for consumer in list(_consumers):
+        consumer._leave_to_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.errors import InvalidArgument, SeriatimError
 from seriatim.protocol.names import Index
 from seriatim.protocol.record import Record
 
@@ -118,6 +118,13 @@ class HandOver:
     def close(self) -> None:
         self.is_closed = True
         self._tell()
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: nothing is handed out here any more."""
+        self.error = InvalidArgument(
+            "the consumer was opened before a fork, and reads in the parent only: start processes by spawn, and make one there"
+        )
+        self.is_closed = True
 
     # ---- the application's side
 

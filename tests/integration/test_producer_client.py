@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, Self
@@ -33,6 +31,7 @@ from seriatim.protocol.seriatim_pb2_grpc import (
     add_BrokerServicer_to_server,
     add_CoordinatorServicer_to_server,
 )
+from tests.forks import in_a_fork
 
 QUEUE_ID = 7
 WAIT_S = 60.0
@@ -758,30 +757,6 @@ def test_why_a_sender_isn_t_connected_is_told_once(
     assert caplog.text.count("not connected yet") == 1
 
 
-def _in_a_fork(*works: Callable[[], object]) -> list[str]:
-    """What each of them raises in a forked process, or that it returned."""
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # later Pythons advise against a fork where there are threads
-        child = os.fork()
-    if child == 0:
-        try:
-            for work in works:
-                try:
-                    work()
-                    said = "returned"
-                except BaseException as error:
-                    said = f"{type(error).__name__}: {error}"
-                os.write(writing, f"{said}\n".encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        said_by_all = told.read().splitlines()
-    os.waitpid(child, 0)
-    return said_by_all
-
-
 def test_a_forked_process_is_told_that_the_producer_runs_in_its_parent(cluster: SmallCluster) -> None:
     with new(cluster) as producer:
         done = producer.send(b"1")
@@ -789,7 +764,7 @@ def test_a_forked_process_is_told_that_the_producer_runs_in_its_parent(cluster: 
         cluster.silent_epochs = {*range(100)}
         handle = producer.send(b"2")
         with producer._buffer._lock, handle.batch._ends.lock, producer._standing:  # as another thread may
-            said = _in_a_fork(
+            said = in_a_fork(
                 lambda: producer.send(b"3"),
                 lambda: producer.send_many([b"3"]),
                 handle.result,

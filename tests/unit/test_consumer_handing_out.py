@@ -22,6 +22,7 @@ from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+from tests.forks import in_a_fork
 
 BEFORE_ALL = Place(Epoch(1), Index(0))
 
@@ -263,6 +264,30 @@ def test_what_was_taken_before_an_interruption_is_told_after_it() -> None:
         consumer.poll(4, 0)
     assert offsets(consumer.poll(500, 0)) == list(range(12))
     assert len(told) > 1
+
+
+def test_a_forked_process_is_handed_nothing_of_what_its_parent_reads() -> None:
+    """Both would have had the next records; and the child would have waited for more for ever, or 20 s for what it can't close."""
+    consumer = elected(delivery(1, 0, 0, 4), delivery(1, 4, 4, 4))
+    consumer._thread = LoopThread("the parent's")
+    records = iter(consumer)
+    assert next(records).offset == 0
+    opening = threading.Thread(target=consumer._opening.acquire)  # which never lets go
+    opening.start()
+    opening.join()
+    said = in_a_fork(
+        lambda: next(records),
+        lambda: next(iter(consumer)),
+        lambda: consumer.poll(5, 0),
+        consumer.commit,
+        lambda: consumer.seek(0),
+        lambda: consumer.run(print),
+        consumer.close,
+    )
+    assert [one.split(":")[0] for one in said] == ["InvalidArgument"] * 6 + ["returned"]
+    assert all("before a fork" in one for one in said[:6])
+    assert [next(records).offset for _ in range(7)] == list(range(1, 8))
+    consumer._thread.close()
 
 
 def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:
