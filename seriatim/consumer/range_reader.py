@@ -109,11 +109,13 @@ class RangeReader:
         self._fetcher: Fetcher | None = None
         self._patience = Patience()  # one path, however often it is read
         self._watching: asyncio.Task[None] | None = None
-        self._thread = LoopThread(f"seriatim-range-{queue}")
         self._coordinators = Coordinators(coordinators)
         self._members = Members()
+        self._thread = LoopThread(f"seriatim-range-{queue}")
 
     def close(self) -> None:
+        if not self._thread.is_running:
+            return
         try:
             self._thread.run(self._stop(), CALL_TIMEOUT_S)
         finally:
@@ -166,7 +168,7 @@ class RangeReader:
                     self._thread.tell(self._tell_taken, fetcher)
                 yield rows
         finally:
-            if self._is_current(fetcher):
+            if self._is_current(fetcher) and self._thread.is_running:
                 self._thread.run(self._end())
 
     def read(self, start_offset: int, end_offset: int) -> Iterator[Record]:
@@ -196,9 +198,10 @@ class RangeReader:
 
     async def _end(self) -> None:
         fetcher, self._fetcher = self._fetcher, None
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         if fetcher is not None:
             self._patience = fetcher.state.patience
             await fetcher.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -260,6 +262,50 @@ def test_a_range_whose_reader_was_closed_does_not_end_as_if_all_were_read(cluste
         left = reader.read(0, 20)
         assert next(left).offset == 0
     left.close()
+
+
+def test_a_range_reader_may_be_closed_twice(cluster: FakeCluster) -> None:
+    with RangeReader(cluster.coordinator, "q") as reader:
+        reader.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        reader.positions()
+
+
+def test_a_range_reader_that_cannot_be_leaves_no_thread() -> None:
+    with pytest.raises(InvalidArgument):
+        RangeReader("nowhere", "left")
+    assert not any("range-left" in thread.name for thread in threading.enumerate())
+
+
+LEFT = """
+import os, signal, sys
+from seriatim.consumer import RangeReader
+
+def new():
+    return RangeReader(sys.argv[1], "q")
+
+with new() as reader:
+    print(len(list(reader.read(0, 5))), flush=True)
+if not (child := os.fork()):
+    signal.alarm(60)
+    with new() as reader:
+        print(len(list(reader.read(5, 9))), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+left = new().read(0, 20)
+print(next(left).offset)
+"""
+
+
+def test_what_is_left_of_a_range_reader_holds_up_neither_a_fork_nor_the_end_of_its_process(
+    cluster: FakeCluster,
+) -> None:
+    """A call that it had broken off kept gRPC's threads, and the child crashed; an iterator that was left waited for a loop that ran no more."""
+    cluster.append(numbered(0, 10), 0)
+    command = (sys.executable, "-c", LEFT, cluster.coordinator)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["5", "4", "0"]), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_range_behind_links_that_were_all_dropped_is_waited_for(cluster: FakeCluster) -> None:
