@@ -82,8 +82,8 @@ class BrokerSettings:
 async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
     """Run a broker until `stop` is set; `ready(name, address)` is called when it is registered and serves.
 
-    Raises InvalidArgument for settings that can't be, DiskFailed where the directory can't be read, Unreachable where no
-    ZooKeeper answers.
+    Raises InvalidArgument for settings that can't be, DiskFailed or DiskFull where the directory can't be read, Unreachable where
+    no ZooKeeper answers.
     """
     settings.check()
     name = MemberName(settings.group, settings.member)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -38,7 +39,7 @@ from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_d
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
-from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument, MalformedFrame
+from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, MalformedFrame
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, SubscriptionId
 
 FORMAT: Final = 2
@@ -463,7 +464,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
 
     `place`: cluster, group and member; a directory serves one place for ever. The start is on disk before anything else
     is done. `segment_bytes`: batches from this size on go to segment files. Raises InvalidArgument where another process
-    has it, or where it belongs to another place or a newer version; DiskFailed where it can't be read.
+    has it, or where it belongs to another place or a newer version; DiskFailed where it can't be read, DiskFull where that needs more room.
     """
     try:
         directories.make(directory)
@@ -484,7 +485,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         os.close(lock)
         if isinstance(error, DiskFailed):
             raise
-        raise DiskFailed(f"can't open the data in {directory}: {error}") from error
+        raise _not_opened(directory, error) from error
     try:
         found = database.get(b"Midentity")
         new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
@@ -502,9 +503,15 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
             database.close()
         os.close(lock)
         if is_the_disk_s(error):
-            raise DiskFailed(f"can't open the data in {directory}: {error}") from error
+            raise _not_opened(directory, error) from error
         raise
     return store
+
+
+def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:
+    """Where only room is missing nothing is damaged: nobody is to be sent for an empty directory."""
+    kind = DiskFull if os.strerror(errno.ENOSPC) in str(error) else DiskFailed
+    return kind(f"can't open the data in {directory}: {error}")
 
 
 def _check_is_whole(directory: Path) -> None:

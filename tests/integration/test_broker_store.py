@@ -31,7 +31,7 @@ from seriatim.broker_group.store import Store, open_store
 from seriatim.broker_group.writer import Write, Writer
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
-from seriatim.protocol.errors import BadChecksum, DiskFailed, InvalidArgument
+from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, SeriatimError
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
@@ -466,6 +466,23 @@ def test_records_without_their_database_are_no_blank_disk(tmp_path: Path) -> Non
         await second.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
+def test_whoever_lacks_only_room_is_not_sent_for_an_empty_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: type[SeriatimError]
+) -> None:
+    """Somebody else filled the disk, and the broker is started again: RocksDB writes tables of what its log has."""
+
+    def failing(*_: object) -> None:
+        raise Exception(f"IO error: {os.strerror(number)}: While appending to file: 000010.blob")  # noqa: TRY002 - as it does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rocksdict, "Rdict", failing)
+        with pytest.raises(told, match=os.strerror(number)) as error:
+            open_store(tmp_path, "c/g1-a")
+    assert ("an empty directory" in str(error.value)) is (number == errno.EIO)
+    on_disk(filled, tmp_path)
 
 
 def test_each_start_is_another_and_a_directory_has_one_place(tmp_path: Path) -> None:
