@@ -70,7 +70,7 @@ def test_every_service_is_upgraded_while_records_flow(
 ) -> None:
     with make_flow("upgrade") as flow:
         deployment.next_version("SERIATIM_IMAGE", "ZOOKEEPER_IMAGE")
-        for service in (*ZOOKEEPERS, *COORDINATORS, *MEMBERS):
+        for service in (*ZOOKEEPERS, *MEMBERS, *COORDINATORS):
             deployment.up("--no-deps", service)
             wanted = deployment.settings["ZOOKEEPER_IMAGE" if service in ZOOKEEPERS else "SERIATIM_IMAGE"]
             assert deployment.container(service).image == client.images.get(wanted), service
