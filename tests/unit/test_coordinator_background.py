@@ -316,6 +316,15 @@ def test_status_says_what_waits_and_how_many_switches_are_left():
     assert "one group only" in status.waits(alone.document, alone.registry())["queue"]
 
 
+def test_a_group_whose_members_don_t_reach_each_other_is_no_switch_that_is_left():
+    """Registered under an address of inside, say: a switch was said to be left, nothing to be wrong, and the next failure had sending wait."""
+    world = sending_world()
+    registry = without_peers(world, "g2")
+    assert status.switches_left(world.document, registry) == 1
+    assert status.waits(world.document, registry) == {"g2": "g2-a is not connected to its peer"}
+    assert status.switches_left(world.document, without_peers(world, "g1")) == 2
+
+
 def test_a_member_without_room_takes_no_new_link_h17():
     full = MemberState(World().members["g1", "a"].incarnation, "x:1", is_accepting=False, problem="disk full")
     world = World()

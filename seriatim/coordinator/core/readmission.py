@@ -26,8 +26,8 @@ def obstacle(document: ChainDocument, registry: Registry, group: str) -> str:
     for place in MEMBERS:
         if not state.members[place].is_in_sync:
             return f"{group}-{place} has not caught up yet"
-        if not state.is_peer_connected(place):
-            return f"{group}-{place} is not connected to its peer"
+    if apart := registry.apart(group):
+        return apart
     if document.settings.readmit is Readmit.DRAINED:
         unread = backlog(document, group)
         if unread:

@@ -132,6 +132,14 @@ class Registry:
         awaited = self.awaited
         return self.set_back(queue_id) or ({"coordinator": not_ready(awaited).message} if awaited else {})
 
+    def apart(self, name: str) -> str:
+        """Which member of a group doesn't reach the other one, or empty: no link can be opened there."""
+        group = self.group(name)
+        return next(
+            (f"{name}-{place} is not connected to its peer" for place in MEMBERS if not group.is_peer_connected(place)),
+            "",
+        )
+
     def send_obstacle(self, name: str) -> str:
         """Why a group of a send list can't take records now, or empty (protocol.md 4, step 4)."""
         if name not in self.groups:

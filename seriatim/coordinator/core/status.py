@@ -10,6 +10,9 @@ from seriatim.protocol.chain import ChainDocument, LinkState
 def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
     """Everything that something of this queue waits for, or would have to wait for at the next failure, and why."""
     reasons = {**chain.obstacles(document, registry, {}), **registry.standstill(document.queue_id)}
+    for group in document.send_list:
+        if apart := registry.apart(group):
+            reasons.setdefault(group, apart)
     for link in document.links:
         if link.state is LinkState.LOST:
             reasons[f"link {link.epoch}"] = (
@@ -24,5 +27,5 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
 
 def switches_left(document: ChainDocument, registry: Registry) -> int:
     """How often sending can go on with another group before it would wait (H14)."""
-    able = [group for group in document.send_list if not registry.send_obstacle(group)]
+    able = [group for group in document.send_list if not registry.send_obstacle(group) and not registry.apart(group)]
     return len(able) - 1 if chain.serving(document) in able else len(able)
