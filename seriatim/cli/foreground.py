@@ -12,7 +12,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from seriatim.protocol import values
+from seriatim.protocol import log, values
+
+_log = log.logger("server")
+_FEW_FILES = 4096
+"""Fewer are soon used up, by a stream each and a link in use one or two."""
 
 
 @contextlib.contextmanager
@@ -76,6 +80,8 @@ def _allow_open_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # it goes on as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 0 <= most < _FEW_FILES:  # less than 0: without end
+        _log.warning("few files can be open at once, raise the hard limit (ulimit -Hn)", limit=most, wanted=_FEW_FILES)
 
 
 def wait_for_signal() -> None:

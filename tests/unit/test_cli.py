@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from seriatim.cli import broker as broker_module
 from seriatim.cli import capture as capture_module
 from seriatim.cli import consume as consume_module
-from seriatim.cli import coordinators, exits, main, views
+from seriatim.cli import coordinators, exits, foreground, main, views
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.status import with_members_knowledge
@@ -260,6 +260,15 @@ def test_a_server_opens_as_many_files_as_it_may(server):
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("most", "is_told"), [(256, True), (1 << 20, False), (resource.RLIM_INFINITY, False)])
+def test_a_server_that_may_open_few_files_says_so_at_its_start(monkeypatch, caplog, most, is_told):
+    """The first that it can't open may be one of its disk's, which then counts as failed."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    foreground._allow_open_files()
+    assert ("few files can be open" in caplog.text) is is_told
 
 
 def test_a_person_isn_t_told_of_each_try_to_reach_zookeeper():
