@@ -45,6 +45,23 @@ def test_a_few_at_a_time_are_the_same_records_as_all_at_once(
         assert [one for some in cut for one in some] == whole
 
 
+@pytest.mark.parametrize("marks", [None, {"s": 4, "t": 6}], ids=["whole", "with re-sends"])
+def test_each_record_keeps_what_is_its_own_where_others_are_dropped(marks: dict[str, int] | None) -> None:
+    rows = decoded(delivery(has_all=True, marks=marks, start=FIRST + 1))
+    kept = [1, 2, 3, 4, 5, 6, 7, 8] if marks is None else [4, 6, 7, 8]
+    assert rows.dropped == 8 - len(kept)
+    assert [(one.seq, one.source, one.key, one.headers, one.timestamp_ms) for one in rows.records("q")] == [
+        (
+            number + 1,
+            "st"[number % 2],
+            None if number % 3 == 0 else bytes((number,)),
+            () if number % 4 else (("name", bytes((number,))),),
+            number,
+        )
+        for number in kept
+    ]
+
+
 def test_the_place_behind_records_is_that_of_the_next_one_also_where_some_were_dropped() -> None:
     rows = decoded(delivery(has_all=True, marks={"s": 4, "t": 6}))
     before = Place(Epoch(3), Index(FIRST))
