@@ -325,6 +325,21 @@ def test_a_group_whose_members_don_t_reach_each_other_is_no_switch_that_is_left(
     assert status.switches_left(world.document, without_peers(world, "g1")) == 2
 
 
+def test_status_says_which_link_stops_readers_or_is_being_closed() -> None:
+    world = sending_world()
+    closing = chain.closing(world.document, Epoch(1))
+    assert status.waits(closing, world.registry()) == {"link 1": "being closed on g1"}
+    lost = status.waits(chain.lost(closing, Epoch(1)), world.registry())
+    assert lost["link 1"].startswith("lost on g1: readers stop there")
+
+
+def test_a_group_that_serves_and_can_take_no_other_link_is_no_switch_that_is_left() -> None:
+    world = sending_world()
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    assert status.switches_left(world.document, world.registry()) == 2
+
+
 def test_a_member_without_room_takes_no_new_link_h17():
     full = MemberState(World().members["g1", "a"].incarnation, "x:1", is_accepting=False, problem="disk full")
     world = World()
