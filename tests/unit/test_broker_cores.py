@@ -151,6 +151,15 @@ def test_the_further_cursor_of_the_newer_generation_counts() -> None:
     assert cursors.further(cursor(2, 1, None), cursor(1, 7, 9)) == cursor(2, 1, None)
 
 
+def test_who_may_fetch_is_the_reader_that_was_told_a_newer_one_or_one_of_whom_nothing_was() -> None:
+    for record in (None, cursor(1, 1), cursor(1, 2), cursor(0, 9)):
+        cursors.check_reader(record, Generation(1), Token(2))
+    with pytest.raises(Fenced):
+        cursors.check_reader(cursor(1, 3), Generation(1), Token(2))
+    with pytest.raises(OlderGeneration):
+        cursors.check_reader(cursor(2, 1), Generation(1), Token(2))
+
+
 def test_a_cursor_at_or_beyond_the_end_is_drained() -> None:
     assert [cursors.is_drained(cursor(index=index), Index(5)) for index in (4, 5, 6, None)] == [
         False,

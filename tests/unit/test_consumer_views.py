@@ -74,6 +74,24 @@ def test_a_queue_keeps_its_offsets_where_all_its_links_were_dropped() -> None:
         seen.place_of(Offset(99))
 
 
+def test_where_a_queue_ends_is_known_where_its_last_link_is_sealed_or_empty_or_its_master_tells() -> None:
+    ended = chain_view(views.queue_view(sealed_once(100), ChainVersion(8), Registry()))
+    assert (ended.is_latest_known, ended.latest) == (True, 100)
+    assert (ended.offset_of(Place(Epoch(1), Index(7))), ended.offset_of(Place(Epoch(2), Index(0)))) == (7, None)
+    (link,) = ended.links
+
+    def followed_by(**changes) -> tuple[bool, int]:
+        last = replace(link, epoch=Epoch(2), **{"base": Offset(100), "end": None, "state": LinkState.OPEN} | changes)
+        seen = replace(ended, links=(link, last))
+        return seen.is_latest_known, seen.latest
+
+    assert followed_by() == (False, 100)
+    assert followed_by(state=LinkState.OPENING) == (True, 100)
+    assert followed_by(committed=Index(5)) == (False, 105)
+    assert followed_by(committed=Index(5), is_committed_exact=True) == (True, 105)
+    assert followed_by(base=None, committed=Index(5), is_committed_exact=True) == (False, 100)
+
+
 def test_of_a_coordinator_of_an_earlier_version_a_queue_without_links_is_taken_as_before() -> None:
     seen = chain_view(pb.QueueView())
     assert (seen.earliest, seen.latest, seen.place_of(Offset(0))) == (0, 0, START)

@@ -81,7 +81,11 @@ def test_without_a_whole_answer_nothing_is_decided_where_acknowledged_means_on_d
     answers = {"a": answer(Wholeness.PARTIAL, at(4))}
     if other is not None:
         answers["b"] = answer(other, side=SLAVE)
-    assert isinstance(decided(answers, durability), Undecided)
+    undecided = decided(answers, durability)
+    assert isinstance(undecided, Undecided)
+    assert undecided.reasons["g1-a"] == "it may have lost records"
+    if other is Wholeness.UNKNOWN:
+        assert undecided.reasons["g1-b"] == "it can't read the link"
 
 
 @pytest.mark.parametrize("durability", [Durability.ASYNC, Durability.MEMORY])
