@@ -342,7 +342,8 @@ def _summarise(run: _Run, queue_name: str, name: str, seconds: float, *, as_json
         "records_per_s": round(done.acknowledged / seconds) if seconds > 0 else 0,
     }
     if as_json:
-        print(json.dumps(summary))
+        with contextlib.suppress(BrokenPipeError):  # the exit code tells it, too
+            click.echo(json.dumps(summary))
         return
     text = f"{done.acknowledged:,} of {run.read:,} records acknowledged in {seconds:.1f} s"
     if done.stored_before:

@@ -124,6 +124,26 @@ def test_why_it_ends_is_said_where_nobody_can_tell_what_was_stored(cluster: Smal
     assert "a newer sender was elected" in said
 
 
+def test_records_that_were_not_acknowledged_are_no_success_where_nobody_reads_the_summary(
+    cluster: SmallCluster,
+) -> None:
+    """Python writes at once where PYTHONUNBUFFERED is set, as in containers."""
+    cluster.silent_epochs = {1}
+    reading, writing = os.pipe()
+    os.close(reading)
+    command, unbuffered = (
+        [*COMMAND, "--coordinator", cluster.address, "--json"],
+        {**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    given = subprocess.PIPE
+    with subprocess.Popen(command, stdin=given, stdout=writing, stderr=given, text=True, env=unbuffered) as process:
+        os.close(writing)
+        stored(cluster, process, "1\n")
+        cluster.token += 1
+        cluster.break_streams()
+        assert ended(process)[0] == exits.REFUSED
+
+
 def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallCluster) -> None:
     reasons = [pb.WaitReason(what="g1", reason="it is at [fd00::1]:7000")]
     wait = pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=50, reasons=reasons), token=1)
