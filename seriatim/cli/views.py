@@ -273,7 +273,7 @@ def queue_lines(view: pb.QueueView) -> Iterator[str]:
 
 def _chain_lines(view: pb.QueueView) -> Iterator[str]:
     if not view.links:
-        yield "  chain          empty: nobody has sent yet"
+        yield f"  chain          empty: {'all that was sent was let go' if view.first_offset else 'nobody has sent yet'}"
         return
     yield "  chain"
     hidden = max(0, len(view.links) - _SEALED_SHOWN)

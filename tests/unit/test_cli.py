@@ -870,6 +870,13 @@ def test_many_links_are_not_all_shown_to_a_person():
     assert len(views.queue_object(view)["links"]) == 30
 
 
+@pytest.mark.parametrize(
+    ("first_offset", "why"), [(0, "nobody has sent yet"), (30_000, "all that was sent was let go")]
+)
+def test_a_queue_whose_records_are_all_gone_is_not_said_to_have_had_none(first_offset, why):
+    assert f"  chain          empty: {why}" in views.queue_lines(pb.QueueView(first_offset=first_offset))
+
+
 def test_a_pushed_view_is_completed_with_what_members_told_before():
     described, pushed = a_view(), a_view()
     pushed.chain_version += 1
