@@ -255,7 +255,7 @@ class _Run:
             self._note_failure("link not sealed", effect.side.name, effect.link.epoch, error)
             return SealFailed(place, error)
         if answer.wholeness is not Wholeness.WHOLE:
-            _log.info(
+            _log.lasting(
                 "seal not whole",
                 member=effect.side.name,
                 epoch=effect.link.epoch,

@@ -16,7 +16,7 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
     for link in document.links:
         if link.state is LinkState.LOST:
             reasons[f"link {link.epoch}"] = (
-                f"lost on {link.group}: readers stop there until one of its members returns, or it is abandoned"
+                f"lost on {link.group}: readers stop there until a member returns with its disk, or it is abandoned"
             )
         if link.state is LinkState.CLOSING:
             reasons[f"link {link.epoch}"] = f"being closed on {link.group}"
