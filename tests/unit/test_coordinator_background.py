@@ -21,7 +21,7 @@ from seriatim.coordinator.core.background import (
 from seriatim.coordinator.core.chain_point import filled, point_before
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol import chain_json
-from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -199,6 +199,13 @@ def test_a_clock_that_was_ahead_for_a_while_keeps_no_link_for_so_long():
     assert rotation.is_due(
         replace(document, links=(replace(open_one, created_at_ms=year_ms),)), sending_world().registry(), 1
     )
+
+
+def test_h7_a_note_of_stale_cursors_goes_with_its_link_and_no_other():
+    world = sealed_links(2)
+    notes = tuple(StaleCursors(Epoch(epoch), "a", ()) for epoch in (1, 2))
+    document = replace(world.document, stale_cursors=notes)
+    assert retention.without(document, (Epoch(1),)).stale_cursors == notes[1:]
 
 
 def test_a_chain_of_few_links_with_many_sources_is_too_long_for_a_node_all_the_same():

@@ -639,6 +639,18 @@ def test_what_a_member_wrote_beside_the_chain_counts(world):
     assert trace.document.links[0].end == 2
 
 
+@pytest.mark.parametrize(("there", "is_told"), [(Wholeness.UNKNOWN, True), (Wholeness.PARTIAL, False)])
+def test_what_a_member_wrote_beside_the_chain_counts_where_it_says_nothing_now_and_not_where_it_says_less(
+    world, there, is_told
+):
+    """Its disk was replaced since, or failed a check since: then it can't give what it had."""
+    incarnation = world.members["g1", "b"].incarnation
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), SealFailed("a", DOWN))
+    trace.tell(SealAnswered("b", SealAnswer(there, incarnation, (at(1),) if there is Wholeness.PARTIAL else ())))
+    trace.tell(KeptSealsRead({"b": SealAnswer(Wholeness.WHOLE, incarnation, (at(2),))}))
+    assert trace.orders[0].startswith("write 4: link 1 sealed at 2" if is_told else "sessions of g1")
+
+
 def test_h18_a_link_is_closed_without_a_sender_and_its_group_leaves_in_the_same_write(world):
     world.kill(("g1", "b"))
     trace = closing().tell(read(world), ChainWritten(ChainVersion(4)), whole(world, "a", at(1)), SealFailed("b", DOWN))

@@ -185,6 +185,22 @@ def test_a_seek_that_only_zookeeper_tells_of_is_not_undone(world):
     assert subscription.generation == now.document.subscriptions[0].generation
 
 
+def test_of_each_subscription_the_last_seek_counts_whichever_copy_comes_last(world):
+    with_subscription(world, "t")
+    older, newest = a_copy(world), sought(world)
+    now = recovery.recovered(older)
+    for copies in ([older, newest], [newest, older]):
+        s, t = recovery.with_last_seeks(now, copies).subscriptions
+        assert (s.name, s.generation) == ("s", 2)
+        assert t == now.subscriptions[1]
+    # What was read since the last seek isn't put back by a copy from before.
+    (read, _), links = now.subscriptions, now.links
+    read = replace(read, consume_list=())
+    now = replace(now, subscriptions=(read, now.subscriptions[1]))
+    assert recovery.with_last_seeks(now, [older]) is now
+    assert links == older.document.links
+
+
 def test_a_seek_is_not_taken_from_another_queue_s_chain(world):
     assert recovery.with_last_seeks(world.document, [a_copy(world)]) is world.document
     of_another = sought(world)
