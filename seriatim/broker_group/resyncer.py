@@ -151,12 +151,15 @@ class Resyncer:
         if not broker.has_compared or unknown != broker.unknown_chains:
             broker.has_compared, broker.unknown_chains = True, unknown
             self.changed()
+            if unknown:
+                broker.resync_wanted.set()  # another pass asks to be told when one of them is made again
 
     async def _chains(self) -> dict[QueueId, SeenChain]:
         try:
             # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
             await self._session.sync(self._paths.queues)
-            names = await self._session.children(self._paths.queues)
+            recovered = self._broker.resync_wanted.set if self._broker.unknown_chains else None
+            names = await self._session.children(self._paths.queues, recovered)
         except NoNode:
             return {}
         queue_ids = [QueueId(int(name)) for name in names]

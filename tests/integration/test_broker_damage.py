@@ -249,12 +249,15 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
 
 
 class EmptyZooKeeper:
-    """No queue is there."""
+    """No queue is there. `watch`: to be called when one is."""
+
+    watch: Callable[[], None] | None = None
 
     async def sync(self, _: str) -> None:
         pass
 
-    async def children(self, _: str) -> list[str]:
+    async def children(self, _: str, watch: Callable[[], None] | None = None) -> list[str]:
+        self.watch = watch
         return []
 
 
@@ -557,6 +560,33 @@ def test_a_queue_of_which_nothing_is_left_is_kept_up_to_date_until_it_is_deleted
         assert broker.kept_chains == {}
         await broker.store.flushed()
         assert list(broker.store.chains()) == []
+
+    with_links(scenario)
+
+
+def test_a_chain_that_is_made_again_is_compared_at_once(with_links: Callable[[Scenario], None]) -> None:
+    """It was recovered, and the queue stood still for up to half a minute more, for a chain of which ZooKeeper knows nothing."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        zookeeper = EmptyZooKeeper()
+        resyncer = Resyncer(
+            broker, CursorKeeper(broker, cast("Coordinators", None)), cast("ZooKeeperSession", zookeeper), Paths("c")
+        )
+        wanted = broker.resync_wanted
+        await resyncer._pass()
+        assert zookeeper.watch is None
+        assert not wanted.is_set()
+        data, _ = await ZooKeeperWithALink().get()
+        await broker.saw_chain(SeenChain(chain_json.decode(data), ChainVersion(7), data))
+        await resyncer._pass()
+        assert broker.unknown_chains == {RECORD.queue_id: "orders"}
+        assert wanted.is_set()
+        wanted.clear()
+        await resyncer._pass()
+        assert not wanted.is_set()
+        assert zookeeper.watch is not None
+        zookeeper.watch()
+        assert wanted.is_set()
 
     with_links(scenario)
 
