@@ -307,6 +307,8 @@ class Consumer:
                 if is_done and chunk.passed == chunk.row:
                     # Passed are also the re-sends at its end, and a batch of nothing else.
                     self._passed = chunk.term, chunk.behind
+                elif chunk.passed:  # in part: a poll goes on from its rest into what follows
+                    self._passed = chunk.term, chunk.place_after(chunk.passed)
             if self._again:
                 self._chunk = self._again[0]
                 self._again.popleft()
