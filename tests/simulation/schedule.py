@@ -82,7 +82,7 @@ class Shape:
     stops: float = 0.0
 
 
-ANY: Final = Shape(direct=0.5, polls=0.3, stops=0.15)
+ANY: Final = Shape(direct=0.5, polls=0.3, stops=0.08)
 """Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams, and stops."""
 
 

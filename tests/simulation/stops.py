@@ -75,7 +75,7 @@ def _stopped(schedule: Schedule, name: str, away_s: float) -> None:
 
 
 def restart_one_by_one(schedule: Schedule) -> None:
-    """As an upgrade does it: the next one once all is well again."""
+    """As an upgrade does it: the next one once all is well again. Some of them: a schedule is to be short."""
     world = schedule.world
     calmed(schedule)
     names = _stoppable(world)
@@ -103,7 +103,13 @@ def stop_member(schedule: Schedule) -> None:
 
     schedule.until(is_sealed, f"link {link.epoch} is sealed at once, {side.name} stops", AT_ONCE_S)
     _check_sealed(schedule, link)
-    schedule.until_sending_goes_on(at_once_s - world.loop.now_s)
+
+    def goes_on() -> bool:
+        """Also where there is much to send first."""
+        places = [one.place for one in world.ledger.sent.values() if one.place is not None]
+        return any(epoch > link.epoch for epoch, _ in places)
+
+    schedule.until(goes_on, "sending goes on at once", at_once_s - world.loop.now_s)
     schedule.until(lambda: not world.stopping, f"{side.name} stops", AT_ONCE_S)
 
 
