@@ -29,6 +29,13 @@ async def _hands_over_all(right: Any, self: Consumer) -> None:
     await right(self)
 
 
+def _forgets_a_part(right: Any, self: Consumer, *, is_done: bool = True) -> Any:
+    passed, chunk = self._passed, right(self, is_done=is_done)
+    if not is_done:
+        self._passed = passed
+    return chunk
+
+
 async def _leaves_it_to_the_session(_: Any) -> None:
     """Whoever is gone is found out."""
 
@@ -61,6 +68,14 @@ PLANTS = (
         within=20,
         shape=Shape(kinds=("stop", "close the reader"), faults=(2, 3)),
         finds="6: .* is in hand",
+    ),
+    Plant(
+        "passed in part",
+        "a poll that goes on from the rest of a batch into the next one takes back what was passed of it",
+        changed(Consumer, "_take", _forgets_a_part),
+        within=60,
+        shape=Shape(kinds=("close the reader", "pause an application"), faults=(3, 4), paces=(4,), polls=1.0),
+        finds="6: .* was closed, done up to",
     ),
     Plant(
         "gone without a word",
