@@ -102,6 +102,7 @@ class Consumer:
         self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
+        self._is_closing = False
         self._lapse: asyncio.TimerHandle | None = None
         _consumers.add(self)
 
@@ -171,14 +172,17 @@ class Consumer:
         self._check_may_wait()  # not in a callback, where the lock may be held by who waits for that
         with self._opening:
             self._check_may_wait()
-            thread, is_closing = self._thread, self._hand_over.is_closed
             self._hand_over.close()
-            if thread is None or is_closing:
+            thread = self._thread
+            if thread is None or self._is_closing:
                 return
+            self._is_closing = True
             try:
                 self._end(thread)
             finally:
-                self._thread = None
+                self._is_closing = False
+                if not thread.is_running:  # else it was interrupted, and to close it again ends it
+                    self._thread = None
 
     def _check_may_wait(self) -> None:
         thread = self._thread

@@ -22,6 +22,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
+        self._is_stopped = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(rpc.ignore_shared_poller)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -42,7 +43,7 @@ class LoopThread:
     def is_running(self) -> bool:
         """Whether anything is done there any more: not once it is closed, nor in a forked process, nor while the interpreter ends."""
         # Not by `is_alive`, which Ctrl-C may leave with the wrong answer for good.
-        return not self._loop.is_closed() and os.getpid() == self._process and not sys.is_finalizing()
+        return not self._is_stopped and os.getpid() == self._process and not sys.is_finalizing()
 
     def check_may_wait(self) -> None:
         """Raises InvalidArgument on this very thread: what a callback waited for would go on only when the callback has returned."""
@@ -119,7 +120,13 @@ class LoopThread:
         return True
 
     def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
-        """Run `last`, call `behind`, and close: each of them also where the one before it was interrupted. Raises as `run`."""
+        """Run `last`, call `behind`, and close: each of them also where the one before it was interrupted. Raises as `run`.
+
+        Where it is closed already, or in a forked process, there is nothing to end.
+        """
+        if not self.is_running:
+            last.close()
+            return
         try:
             self.run(last, timeout_s)
         finally:
@@ -130,7 +137,9 @@ class LoopThread:
 
     def close(self) -> None:
         """End what runs there, and the thread."""
-        if self.tell(self._loop.stop):
+        if self.is_running:
+            self._is_stopped = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
 

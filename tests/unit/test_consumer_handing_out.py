@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seriatim.consumer import client, handover
+from seriatim.consumer import client, handover, loop
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
@@ -288,6 +288,57 @@ def test_a_forked_process_is_handed_nothing_of_what_its_parent_reads() -> None:
     assert all("before a fork" in one for one in said[:6])
     assert [next(records).offset for _ in range(7)] == list(range(1, 8))
     consumer._thread.close()
+
+
+class CtrlCWhileClosing(CtrlC):
+    """As CtrlC, in front of a call as well, and in what ends the loop's thread."""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in (client.__file__, handover.__file__, loop.__file__):
+            return None
+        if event in ("call", "return"):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+class Left(Session):
+    """Knows whether its place was given back: then another reader can be elected."""
+
+    is_left = False
+
+    async def close(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self.is_left = True
+
+
+@pytest.mark.filterwarnings("ignore")  # of a coroutine that wasn't come to
+def test_a_consumer_whose_closing_was_interrupted_wherever_that_was_is_closed_by_closing_it_again() -> None:
+    """Else it stayed elected as long as its process lived, as a notebook's does, and nothing closed it any more."""
+    number = 0
+    while True:
+        number += 1
+        consumer = elected(delivery(1, 0, 0, 4))
+        consumer._auto_commit_ms = None
+        thread = consumer._thread = LoopThread("closed twice")
+        session = consumer._session = Left(object())
+        before, ctrl_c = sys.gettrace(), CtrlCWhileClosing(number)
+        sys.settrace(ctrl_c)
+        try:
+            consumer.close()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        consumer.close()
+        assert session.is_left, f"interrupted at {number}"
+        assert not thread.is_running, f"interrupted at {number}"
+        if ctrl_c.left > 0:
+            break
+    assert number > 20
 
 
 def test_on_deposed_is_told_by_the_reader_s_own_clock() -> None:

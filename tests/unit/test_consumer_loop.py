@@ -52,8 +52,9 @@ def test_who_comes_to_what_is_closed_is_told_so() -> None:
     assert not thread.tell(print)
 
 
-def test_who_comes_while_it_is_closed_is_told_so() -> None:
-    """What the loop has waited for of others, such as the thread that ends a session, takes some milliseconds."""
+def test_who_comes_while_it_is_closed_is_told_so(monkeypatch) -> None:
+    """Having looked just before. What the loop waits for then, such as the thread that ends a session, takes some milliseconds."""
+    monkeypatch.setattr(LoopThread, "is_running", True)
     thread, is_closing, has_begun, told = LoopThread("closing"), threading.Event(), asyncio.Event(), list[str]()
     shut_down = thread._loop.shutdown_default_executor
 
