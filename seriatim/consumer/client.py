@@ -111,6 +111,7 @@ class Consumer:
     def open(self) -> Self:
         """Connect, and stand for election. Raises Unreachable, UnknownQueue, UnknownSubscription."""
         self._check_not_closed()  # also while it is being closed, which a callback must not wait for
+        self._check_may_wait()  # nor for records
         with self._opening:
             self._check_not_closed()
             if self._thread is None:

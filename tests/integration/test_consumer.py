@@ -455,12 +455,14 @@ def test_a_callback_that_would_wait_for_its_own_consumer_is_told_so(cluster: Fak
 
     consumer = new(
         cluster,
-        on_elected=lambda: refuse(consumer.close, lambda: consumer.seek(0)),
+        on_elected=lambda: refuse(
+            consumer.close, lambda: consumer.seek(0), consumer.poll, lambda: next(iter(consumer))
+        ),
         on_deposed=lambda: refuse(consumer.close, consumer.commit),
     )
     assert len(taken(consumer, 2)) == 2
     assert is_done(consumer.close)
-    assert [("callback" in one, "closed" in one) for one in refused] == [(True, False)] * 3 + [(False, True)]
+    assert [("callback" in one, "closed" in one) for one in refused] == [(True, False)] * 5 + [(False, True)]
 
 
 def test_a_subscriber_s_callback_that_would_wait_for_it_is_told_so(cluster: FakeCluster) -> None:
