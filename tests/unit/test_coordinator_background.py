@@ -57,6 +57,13 @@ def without_peers(world: World, group: str) -> Registry:
     return Registry({**registry.groups, group: GroupState(group, members=members)})
 
 
+def out_of_sync(world: World, group: str, place: str) -> Registry:
+    registry = world.registry()
+    members = registry.groups[group].members
+    behind = {**members, place: replace(members[place], is_in_sync=False)}
+    return Registry({**registry.groups, group: GroupState(group, members=behind)})
+
+
 def test_nothing_is_done_where_all_is_well():
     assert planned(sending_world()) == ()
 
@@ -133,6 +140,10 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     assert isinstance(change, Change)
     assert change.document.send_list == ("g2", "g3", "g1")
     assert planned(world, told=everything_told, registry=without_peers(world, "g1")) == ()
+    for place in ("a", "b"):
+        behind = out_of_sync(world, "g1", place)
+        assert planned(world, told=everything_told, registry=behind) == ()
+        assert status.waits(world.document, behind) == {"g1": f"g1-{place} has not caught up yet"}
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 
@@ -199,6 +210,14 @@ def test_a_clock_that_was_ahead_for_a_while_keeps_no_link_for_so_long():
     assert rotation.is_due(
         replace(document, links=(replace(open_one, created_at_ms=year_ms),)), sending_world().registry(), 1
     )
+
+
+def test_retention_is_done_unasked_where_nothing_else_is_to_be_written():
+    world = sealed_links(1)
+    changes = [
+        one for one in planned(world, now_ms=world.document.settings.retention_ms + 1) if isinstance(one, Change)
+    ]
+    assert [[link.epoch for link in one.document.links] for one in changes] == [[2]]
 
 
 def test_h7_a_note_of_stale_cursors_goes_with_its_link_and_no_other():
@@ -299,6 +318,11 @@ def test_a_queue_whose_making_was_cut_off_is_cleared_away():
         # By compare-and-set, so that it stays where somebody has begun to use it.
         assert marked == Change(chain.deleted(world.document), ChainVersion(0), "deleted: its making was cut off")
     assert planned(world, chains=seen, now_ms=100_000) == ()
+    # It is just being made, by a coordinator whose clock is behind, or is first seen by one whose clock is.
+    just_seen = (replace(seen[0], since_ms=99_000),)
+    just_made = (replace(seen[0], document=replace(world.document, created_at_ms=99_000)),)
+    assert planned(world, chains=just_seen, names={}, now_ms=100_000) == ()
+    assert planned(world, chains=just_made, names={}, now_ms=100_000) == ()
 
 
 def test_nodes_of_a_queue_that_has_no_chain_after_a_while_are_swept_away():

@@ -590,6 +590,8 @@ def test_where_no_group_is_left_only_one_comes_back_whose_members_are_known_to_h
     link = alone.links[0]
     one_answer = replace(link, certificate=replace(link.certificate, answered=link.certificate.answered[:1]))
     doubtful = replace(alone, links=(one_answer, *alone.links[1:]), send_list=())
+    not_whole = replace(link, certificate=replace(link.certificate, is_whole=False))  # as where a tail is given up
+    assert "g1" not in chain.back_at_once(replace(doubtful, links=(not_whole, *alone.links[1:])), world.registry())
     assert chain.back_at_once(replace(alone, send_list=("g2", "g3")), world.registry()) == ("g1",)
     assert readmission.eligible(doubtful, world.registry())[0] == "g1"
     assert "g1" not in chain.back_at_once(doubtful, world.registry())
@@ -605,6 +607,9 @@ def test_what_two_members_said_of_a_link_is_no_proof_where_they_can_have_lost_it
     assert len(world.document.links[0].certificate.answered) == 2
     back = chain.back_at_once(replace(world.document, send_list=("g2", "g3")), world.registry())
     assert back == (("g1",) if durability.survives_restart else ())
+    send_call(world, token=1, failed_epoch=2).finish()  # in that one is nothing that could have been lost
+    assert world.document.links[1].end == 0
+    assert chain.back_at_once(replace(world.document, send_list=("g1", "g3")), world.registry()) == ("g2",)
 
 
 def test_h10_h15_lost_only_when_a_session_was_seen_gone_after_the_chain_was_read(world):
@@ -704,6 +709,14 @@ def test_an_offset_that_was_given_up_is_the_end_of_the_chain_until_a_link_follow
         assert subscriptions.located(given_up, str(offset), None) == subscriptions.QueuePosition(Epoch(2), Index(0), ())
     with pytest.raises(InvalidArgument, match="beyond the queue's end"):
         subscriptions.located(given_up, str(2**40 + 1), None)
+    followed = chain.next_link(given_up, world.registry(), avoid={}, now_ms=0)
+    for offset in (0, 7, 2**40):
+        behind = subscriptions.QueuePosition(Epoch(2), Index(0), (Epoch(2),))
+        assert subscriptions.located(followed, str(offset), None) == behind
+    with pytest.raises(InvalidArgument, match="beyond the queue's end"):
+        subscriptions.located(followed, str(2**40 + 1), None)  # nobody was let send to that link
+    with pytest.raises(InvariantBroken, match="nothing of it lies beyond 0"):
+        chain.abandoned(given_up, Epoch(1), certificate, "nothing", 9)
 
 
 def test_a_tail_given_up_is_no_longer_held_and_says_from_which_seq_on(world):
@@ -837,6 +850,37 @@ def test_a_group_that_couldnt_be_opened_isnt_tried_again_in_the_same_call():
     answer = send_call(world).finish()
     assert isinstance(answer, Wait)
     assert set(answer.reasons) == {"g1", "g2", "g3"}
+
+
+def test_a_group_that_was_tried_in_vain_is_neither_left_on_the_list_nor_brought_back_by_that_call():
+    world = World()
+    tried = {"g1": "no answer", "g2": "its disk is full"}
+    for send_list in (("g1", "g2", "g3"), ()):
+        before = replace(world.document, send_list=send_list)
+        listed = chain.next_link(before, world.registry(), avoid=tried, now_ms=0)
+        assert (listed.last_link.group, listed.send_list) == ("g3", ("g3",))
+        with pytest.raises(Waiting) as waiting:
+            chain.next_link(before, world.registry(), avoid=tried | {"g3": "gone"}, now_ms=0)
+        assert waiting.value.details["reasons"] == tried | {"g3": "gone"}
+    assert chain.obstacles(world.document, Registry(), {}) == {"any group": "no member of it was ever started"}
+
+
+def test_a_queue_begins_with_the_groups_that_it_is_given():
+    made = World().document
+    given = replace(made.settings, groups=("g3", "g1"))
+    for settings, send_list in ((made.settings, ("g1", "g2")), (given, ("g3", "g1"))):
+        document = chain.created(
+            cluster="c", queue_id=made.queue_id, name="q", settings=settings, groups=("g1", "g2"), now_ms=0
+        )
+        assert document.send_list == send_list
+
+
+def test_the_end_of_a_lost_link_that_is_found_leaves_its_group_where_it_has_come_back_to(world):
+    lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    later = chain.readmitted(chain.next_link(lost, world.registry(), avoid={}, now_ms=0), "g1")
+    answer = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(2),))
+    certificate = seal.decide(later.links[0], point_before(later, Epoch(1)), {"b": answer}, now_ms=7)
+    assert chain.sealed(later, Epoch(1), certificate).send_list == later.send_list == ("g2", "g3", "g1")
 
 
 def test_h8_every_registered_member_is_told_who_reads(world):

@@ -75,6 +75,17 @@ def test_whole_copies_without_a_common_point_decide_nothing():
     assert undecided.are_diverged
 
 
+def test_a_whole_copy_that_lacks_what_the_other_has_committed_cuts_nothing():
+    undecided = decided(
+        {
+            "a": answer(Wholeness.WHOLE, at(4), at(5)),
+            "b": answer(Wholeness.WHOLE, START, at(1), at(2), at(3), side=SLAVE),  # it never heard what was committed
+        }
+    )
+    assert isinstance(undecided, Undecided)
+    assert undecided.are_diverged
+
+
 @pytest.mark.parametrize("durability", [Durability.SYNC, Durability.INTERVAL])
 @pytest.mark.parametrize("other", [None, Wholeness.UNKNOWN, Wholeness.PARTIAL])
 def test_without_a_whole_answer_nothing_is_decided_where_acknowledged_means_on_disk_h1(durability, other):
@@ -131,6 +142,9 @@ def test_a_restarted_member_is_whole_only_where_that_survives_a_restart(durabili
     restarted = SealAnswer(Wholeness.WHOLE, Incarnation("disk-a", 2), (at(4),))
     judged = seal.judged(replace(LINK, durability=durability), MASTER, restarted)
     assert (judged.wholeness is Wholeness.WHOLE) == durability.survives_restart
+    link = replace(LINK, durability=durability)
+    for one in (answer(Wholeness.WHOLE, at(4)), replace(restarted, wholeness=Wholeness.UNKNOWN, positions=())):
+        assert seal.judged(link, MASTER, one) == one  # it didn't restart; who can't read something says nothing
 
 
 def test_an_empty_links_marks_are_those_before_it():
