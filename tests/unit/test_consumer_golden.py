@@ -201,6 +201,18 @@ def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
     assert trace(Tick(), 51.0) == ["close 1", "open 2: link 1 at g1-a from 0", "wake at 52"]
 
 
+def test_a_member_that_says_where_it_starts_has_given_something() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.SEALED, end=3)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.25)
+    trace(Heard(1), 11.1)
+    assert trace(Tick(), 11.1) == ["wake at 11.25"]
+    assert trace(FetchFailed(1, "broken"), 11.1) == ["open 2: link 1 at g1-a from 0", "wake at 12.1"]
+    trace(StartArrived(2, Index(0), {}), 11.3)
+    trace(Heard(2), 12.2)
+    assert trace(Tick(), 12.2) == ["wake at 12.3"]
+
+
 def test_a_member_that_had_no_credit_is_not_left_for_having_sent_nothing() -> None:
     """The application stood still for 40 s with all that it had room for."""
     trace = Trace(limit_bytes=100)

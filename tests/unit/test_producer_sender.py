@@ -197,6 +197,14 @@ def test_a_sender_refused_again_and_again_gives_the_link_up_in_the_end(
     assert sending(events.Refused(SETTINGS.tries_on_link + 1, error))[-1].endswith("failed 1")
 
 
+def test_refusals_on_one_link_say_nothing_of_the_next(sending: Trace) -> None:
+    """A planned switch came in between."""
+    for stream in range(1, 2 * SETTINGS.tries_on_link + 1):
+        assert sending(events.Refused(stream, errors.WrongIndex("7")))[-1].endswith("failed 0")
+        sending.granted(grant(1 if stream < SETTINGS.tries_on_link else 2, 0))
+    assert sending(events.Refused(2 * SETTINGS.tries_on_link + 1, errors.WrongIndex("7")))[-1].endswith("failed 2")
+
+
 def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending: Trace) -> None:
     assert sending(events.Refused(1, errors.Resend("again", marks={"s": 3}))) == [
         "close stream 1",
