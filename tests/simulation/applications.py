@@ -198,8 +198,6 @@ class _Thread:
 
     def __init__(self, _: str = "") -> None: ...
 
-    def check_may_wait(self) -> None: ...
-
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
         asyncio.get_running_loop().call_soon(function, *arguments)
 
