@@ -199,12 +199,14 @@ class RangeReader:
     async def _end(self) -> None:
         fetcher, self._fetcher = self._fetcher, None
         watching, self._watching = self._watching, None
+        # Whoever waits for it may be interrupted once more: nothing goes on even where this is cancelled then.
         if watching is not None:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         if fetcher is not None:
             self._patience = fetcher.state.patience
             await fetcher.stop()
+        if watching is not None:
+            await asyncio.gather(watching, return_exceptions=True)
         with self._changed:
             self._changed.notify_all()
 

@@ -308,6 +308,35 @@ def test_what_is_left_of_a_range_reader_holds_up_neither_a_fork_nor_the_end_of_i
     assert "Traceback" not in done.stderr
 
 
+def test_a_range_that_was_left_twice_interrupted_gives_nothing_to_the_next_one(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second Ctrl-C while it ends: what it had fetched still came, among what is read next."""
+    cluster.append(numbered(0, 10), 0)
+    with RangeReader(cluster.coordinator, "q") as reader:
+        left, run = reader.read_columns(0, 1000), reader._thread.run
+        assert len(next(left).offsets) == 10
+
+        def interrupted(coroutine: Any) -> None:
+            async def begun() -> None:
+                ending = asyncio.ensure_future(coroutine)
+                await asyncio.sleep(0)
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+
+            run(begun())
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(reader._thread, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            left.close()
+        monkeypatch.undo()
+        going_on = reader.read(0, 15)
+        assert next(going_on).offset == 0
+        cluster.append(numbered(10, 10), 10)
+        assert [record.offset for record in going_on] == list(range(1, 15))
+
+
 def test_a_range_behind_links_that_were_all_dropped_is_waited_for(cluster: FakeCluster) -> None:
     cluster.append(numbered(0, 10), 0)
     cluster.drop_all()
