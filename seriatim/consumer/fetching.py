@@ -79,12 +79,13 @@ class Fetcher:
     def taken(self, size_bytes: int) -> bool:
         """The application took so much, on whatever thread.
 
-        True: `tell_taken` is to be called on the loop, be it again: who was to call it before may have been interrupted.
-        Else nothing would follow from it yet.
+        True: `tell_taken` is to be called on the loop; else that is on its way, or nothing would follow from it yet. It is said again
+        with as much more: who was to call it may have been interrupted.
         """
         with self._taken_lock:
+            before = self._taken_bytes
             self._taken_bytes += size_bytes
-            return self._taken_bytes >= self._told_bytes
+            return before // self._told_bytes < self._taken_bytes // self._told_bytes
 
     def tell_taken(self) -> None:
         """What the application took since the last time."""

@@ -196,7 +196,8 @@ class Sender:
 class _Thread:
     """Stands for a reader's own thread: all runs on the one loop."""
 
-    def __init__(self, _: str = "") -> None: ...
+    def __init__(self, _: str = "") -> None:
+        self.is_running = True
 
     def tell(self, function: Callable[..., object], *arguments: object) -> None:
         asyncio.get_running_loop().call_soon(function, *arguments)
@@ -205,6 +206,8 @@ class _Thread:
 
     def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
         """Nobody waits for it here: that is `ended`."""
+
+        self.is_running = False
 
         async def end() -> None:
             try:
