@@ -206,7 +206,6 @@ class _Thread:
 
     def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
         """Nobody waits for it here: that is `ended`."""
-
         self.is_running = False
 
         async def end() -> None:
