@@ -72,6 +72,8 @@ def test_a_disk_that_was_full_takes_records_again_only_with_a_quarter_more() -> 
     assert not disk.seen(room, 1000).has_room
     assert disk.taken(room, 100).has_room
     assert not disk.taken(room, 126).has_room
+    assert not disk.taken(disk.taken(room, 63), 63).has_room  # though nobody looked in between
+    assert not disk.taken(disk.seen(Room(1000), 1200), 1).has_room
 
 
 def test_resync_leaves_half_of_the_reserve() -> None:
@@ -110,7 +112,7 @@ def commit(record: CursorRecord, generation: int, token: int, index: int, *, is_
 
 
 def test_only_the_reader_that_was_told_moves_the_cursor_and_only_forward() -> None:
-    assert commit(cursor(), 1, 1, 8).index == 8
+    assert [commit(cursor(), 1, 1, index).index for index in (8, 10)] == [8, 10]
     assert commit(cursor(), 1, 1, 3) == cursor()
     with pytest.raises(InvalidArgument):
         commit(cursor(), 1, 1, 11)
@@ -147,6 +149,7 @@ def test_the_further_cursor_of_the_newer_generation_counts() -> None:
     assert cursors.further(None, cursor()) == cursor()
     assert cursors.further(cursor(1, 1, 5), cursor(1, 2, 3)) == cursor(1, 2, 5)
     assert cursors.further(cursor(1, 1, None), cursor(1, 1, 3)) == cursor(1, 1, 3)
+    assert cursors.further(cursor(1, 1, None), cursor(1, 2, None)) == cursor(1, 2, None)
     assert cursors.further(cursor(1, 1, 9), cursor(2, 1, None)) == cursor(2, 1, None)
     assert cursors.further(cursor(2, 1, None), cursor(1, 7, 9)) == cursor(2, 1, None)
 
@@ -237,6 +240,8 @@ def test_a_blank_member_learns_the_end_then_copies_then_takes_cursors() -> None:
         Copy(*key, Index(4), Index(9)),
         Lack(*key, (WHOSE,)),
     )
+    lacking = (held(1, 9, 4, None, lacks=(WHOSE,)),)
+    assert plan(sealed(1, 9), holding=lacking, subscriptions=UNREAD) == (Copy(*key, Index(4), Index(9)),)
     lacking = (held(1, 9, 9, lacks=(WHOSE,)),)
     assert plan(sealed(1, 9), holding=lacking, subscriptions=UNREAD) == (TakeCursors(*key, ("s",)),)
 
@@ -274,6 +279,8 @@ def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
     lost = replace(sealed(2, 9), state=LinkState.LOST, certificate=None)
     dropped = Dropped(Epoch(2), Offset(9), EMPTY_HASH, {}, {})
     assert plan(lost, holding=(held(1, 9, 9), held(2, None, 5)), dropped=dropped) == (Drop(QUEUE, Epoch(1)),)
+    # Of a queue that was deleted nothing is taken up again.
+    assert plan(sealed(1, 9), sealed(2, 9), holding=(held(1, 9, 9),), is_deleted=True) == (Drop(QUEUE, Epoch(1)),)
 
 
 def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_other() -> None:
@@ -309,14 +316,19 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     assert unfinished(open_link) == ""
     assert "isn't recorded yet" in unfinished(open_link, start=2)
     assert "isn't recorded yet" in unfinished(open_link, holding=(held(1, None, 9),))
+    assert unfinished(open_link, holding=(held(1, None, 9, is_sealed=False),)) == ""
+    assert unfinished(open_link, start=2, is_deleted=True) == ""
+    assert resync.unfinished(MemberName("g1", "a"), Incarnation("a", 1), {QUEUE: None}, ()) == ""
     assert unfinished(replace(open_link, state=LinkState.LOST), start=2) == ""
     assert unfinished(replace(open_link, group="g2"), start=2) == ""
     # Told of an end that the documents don't show yet.
     assert "isn't whole here" in unfinished(holding=(held(1, 9, 4, None),))
+    assert unfinished(holding=(held(1, 9, 4, None, is_abandoned=True),)) == ""
     lacking, note = held(1, 9, 9, lacks=(WHOSE,)), (noted("b"),)
     lost = unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=UNREAD)
     assert "the newest cursors are lost; seek s" in lost
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
+    assert unfinished(sealed(1, 9), holding=(lacking,), subscriptions=UNREAD) == ""  # the other one has them
     sought = (replace(UNREAD[0], generation=Generation(2)),)
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=sought) == ""
 
@@ -363,6 +375,7 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     ):
         assert known_more(opened(1, 9, 9), chain) == ""
     assert known_more(opened(1, 9, 9)) == ""  # retention let it go
+    assert known_more(opened(1, 9, 9, opened_start=0), answered(sealed(1, 9))) == ""  # copied to a new disk
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
     # Given up while this disk was away, the whole link or its tail: it is kept aside (H21).
@@ -388,6 +401,8 @@ def test_a_copy_of_the_chain_that_is_newer_than_the_chain_shows_what_no_link_was
         "was sought to generation 2, in the chain to 1" in said
     )  # though others were elected by it, so that its version is beyond
     assert found(9) == found(10) == found(8, is_deleted=True) == {}
+    as_sought = {QUEUE: replace(kept_sought, generations={UNREAD[0].subscription_id: Generation(1)})}
+    assert setback.queues(MemberName("g1", "a"), "a", seen, [], as_sought) == {}
 
 
 @pytest.mark.parametrize(
