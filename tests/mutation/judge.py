@@ -36,7 +36,10 @@ CORES = {
     ),
     "seriatim.producer.core": (
         "sequencing resume sender sender_state batching timing",
-        "tests/unit/test_producer_*.py tests/unit/test_capture_sender.py tests/property/test_producer_sender.py",
+        (
+            "tests/unit/test_producer_*.py tests/unit/test_capture_sender.py tests/property/test_producer_sender.py "
+            "tests/property/test_slow_paths.py"
+        ),
     ),
     "seriatim.consumer.core": (
         "reading cursor rows view",
