@@ -169,6 +169,15 @@ def test_a_lost_link_stops_the_reading_until_its_end_is_known() -> None:
     assert trace(ViewChanged(found)) == ["open 1: link 2 at g1-b from 0"]
 
 
+def test_h16_of_a_queue_that_was_deleted_or_made_again_nothing_more_is_read() -> None:
+    opened = chain(link(1, LinkState.OPEN))
+    for changed in (replace(opened, version=ChainVersion(2), is_deleted=True), replace(opened, queue_id=2)):
+        trace = Trace()
+        trace(ReadFrom(opened, START))
+        assert trace(ViewChanged(changed)) == ["close 1"]
+        assert trace.state.waiting_for == "nothing: the queue was deleted"
+
+
 def test_without_the_base_of_its_link_nothing_is_read() -> None:
     trace = Trace()
     lost = chain(link(1, LinkState.LOST), link(2, LinkState.OPEN, base=None))
