@@ -110,6 +110,51 @@ def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_th
         assert any(isinstance(effect, Refuse) for effect in refused) is is_refused
 
 
+def test_who_has_nothing_left_to_read_stands_at_the_end_of_the_last_link_whatever_was_asked_for() -> None:
+    commits = Commits()
+    assert commits.happened(granted(view(1, (), link(1, 0, 5)), 0, 0)) == [
+        StartReading(Place(Epoch(1), Index(5)), is_end=True)
+    ]
+    commits.happened(CommitAsked(Place(Epoch(1), Index(7))))  # beyond the end counts as the end (H22)
+    commits.happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
+    assert commits.state.is_done
+    # The links were let go, of which this reader hears with the grant.
+    commits.happened(granted(view(9, ()), 0, 0))
+    assert commits.state.is_done
+
+
+def test_a_member_that_knows_of_a_newer_reader_has_the_coordinator_asked_at_once() -> None:
+    commits = Commits()
+    commits.happened(granted(view(1, (1,), link(1, 0)), 1, 0))
+    (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(3))))
+    assert commits.happened(CommitFailed(order.commit_id, "fenced", is_grant_old=True)) == [AcquireAgain()]
+
+
+def test_an_answer_from_before_a_seek_that_a_grant_tells_of_moves_nothing() -> None:
+    commits, seen = Commits(), view(1, (1,), link(1, 0))
+    commits.happened(granted(seen, 1, 0))
+    (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(9))))
+    sought = replace(seen, subscriptions=(replace(seen.subscriptions[0], generation=Generation(2)),))
+    commits.happened(replace(granted(sought, 1, 2), generation=Generation(2)))
+    commits.happened(Committed(order.commit_id))
+    assert commits.state.committed == commits.state.wanted == Place(Epoch(1), Index(2))
+
+
+def test_commits_go_to_members_that_are_registered() -> None:
+    both = link(1, 0)
+    alone = replace(both, slave=replace(both.slave, incarnation=None))
+    commits = Commits()
+    commits.happened(granted(view(1, (1,), alone), 1, 0))
+    (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(3))))
+    assert order.side == alone.master
+    (again,) = commits.happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
+    assert again.side == alone.master
+    commits = Commits()
+    commits.happened(granted(view(1, (1,), replace(alone, master=replace(alone.master, incarnation=None))), 1, 0))
+    assert commits.happened(CommitAsked(Place(Epoch(1), Index(3)))) == []
+    assert commits.state.waiting_for == "g1-a or g1-b: neither is registered"
+
+
 def test_a_commit_that_both_members_refuse_is_tried_ever_more_slowly_and_anew_after_one_that_succeeds() -> None:
     commits, seen = Commits(), view(1, (1,), link(1, 0))
     happened = commits.happened

@@ -95,3 +95,5 @@ def test_where_a_queue_ends_is_known_where_its_last_link_is_sealed_or_empty_or_i
 def test_of_a_coordinator_of_an_earlier_version_a_queue_without_links_is_taken_as_before() -> None:
     seen = chain_view(pb.QueueView())
     assert (seen.earliest, seen.latest, seen.place_of(Offset(0))) == (0, 0, START)
+    kept = pb.QueueView(links=[pb.LinkView(epoch=3, group="g1", state="open", has_base=True, base=7)])
+    assert chain_view(kept).earliest == 7
