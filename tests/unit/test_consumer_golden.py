@@ -246,6 +246,8 @@ def test_a_range_is_cut_off_by_a_gap_where_it_stands_and_by_no_later_one() -> No
     trace(ReadFrom(chain(ended, link(3, LinkState.OPEN, base=6)), Place(Epoch(1), Index(3)), until=until))
     assert trace.state.waiting_for == "offset 3, which is no longer kept"
     assert trace.state.is_cut_off
+    trace(ReadFrom(chain(ended), Place(Epoch(1), Index(3)), until=until))
+    assert not trace.state.is_cut_off
     # Who reads for a subscription has read what was let go, or was put behind it.
     assert trace(ReadFrom(chain(link(3, LinkState.OPEN, base=6)), Place(Epoch(1), Index(3)), is_end=True))[-1:] == [
         "open 2: link 3 at g1-b from 0"
