@@ -147,6 +147,23 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 
+def test_only_groups_that_may_serve_a_queue_come_to_its_send_list_in_the_order_given():
+    world = sending_world()
+    world.document = replace(world.document, send_list=("g1",))
+    for groups, added in (((), ("g2", "g3")), (("g1", "g3"), ("g3",)), (("g3", "g2", "g1"), ("g3", "g2"))):
+        settings = replace(world.document.settings, groups=groups)
+        (change,) = background.plan(
+            View(
+                (SeenChain(replace(world.document, settings=settings), world.version, since_ms=0),),
+                world.registry(),
+                {"orders": QueueId(1)},
+                Told(),
+            ),
+            LATER_MS,
+        )
+        assert change.document.send_list == ("g1", *added)
+
+
 def test_invariant_6_what_a_member_said_before_the_end_was_recorded_does_not_count():
     world = sending_world()
     close_call(world, 1).finish()
