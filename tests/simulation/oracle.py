@@ -43,6 +43,7 @@ class Oracle:
         self.named: dict[tuple[object, ...], tuple[int, int]] = {}
         self.sessions: Ensemble | None = None
         self._taken: dict[tuple[Process, tuple[int, int]], int] = {}
+        self._kept_at_first: dict[str, int] = {}
         self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
 
     # ---- members
@@ -77,14 +78,15 @@ class Oracle:
         """What `replied` is to know of how it was when this arrived.
 
         Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
-        somebody asks for a place: up to which offset records were told to be kept.
+        somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
         """
         if path.endswith("/AcquireRead"):
             progress = self._ledger.progress[request.subscription]
             return progress.generation, progress.committed
-        if path.endswith(("/CreateSubscription", "/SeekSubscription", "/DescribeQueue")):
-            return max(self._ledger.told, default=-1)
-        return None
+        kept = max(self._ledger.told, default=-1)
+        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
+            return self._kept_at_first.setdefault(request.cause_id, kept)
+        return kept if path.endswith("/DescribeQueue") else None
 
     def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
         """A coordinator or a member answered: whoever was named to a member as the reader, nobody older is served."""

@@ -131,7 +131,13 @@ def close_sender(schedule: Schedule) -> None:
     if ledger.unknown > unknown and world.loop.now_s < began_s + PATIENCE_S:
         raise Violation(f"8: {name} was closed, and {ledger.unknown - unknown} of its records ended as unknown")
     schedule.until(lambda: _sender_token(world) > token, f"another sender than {name} is elected at once", AT_ONCE_S)
-    schedule.until_sending_goes_on(AT_ONCE_S)
+    elected_s = world.loop.now_s
+
+    def goes_on() -> bool:
+        """Also where there is much to send first."""
+        return any((one.acknowledged_at_s or 0) > elected_s for one in ledger.sent.values())
+
+    schedule.until(goes_on, "sending goes on at once", AT_ONCE_S)
 
 
 def close_reader(schedule: Schedule) -> None:
