@@ -69,12 +69,8 @@ def decode(data: bytes) -> ChainDocument:
     """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it."""
     try:
         return _decoded(data)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        zstandard.ZstdError,
-    ) as error:  # of the same format, with something new in it
+    except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
+        # Of the same format, with something new in it.
         raise IncompatibleVersion(
             f"a chain document holds what this version doesn't know ({error}): {_NEEDS}"
         ) from error

@@ -309,9 +309,8 @@ class PostgresTarget:
             connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
             for name, value in (*TEXT_SETTINGS.items(), *TARGET_SETTINGS.items()):
                 connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-            connection.execute(
-                "SET row_security = off"
-            )  # a row that policies hide is refused; it would be left as it is
+            # A row that policies hide is refused; it would be left as it is.
+            connection.execute("SET row_security = off")
             try:
                 connection.execute("SET session_replication_role = replica")
                 connection.execute("RESET session_replication_role")
