@@ -54,7 +54,8 @@ class Broker:
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
     chains, since the process was started. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
-    `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name.
+    `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name. `damaged`: batches that are to be
+    mended from the peer. `unreadable`: links of which something can't be read, and can't be mended here.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -70,6 +71,7 @@ class Broker:
         self.drained_wanted = asyncio.Event()
         self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
+        self.unreadable: dict[LinkKey, str] = {}
         self.has_compared = False
         self.set_back: dict[QueueId, str] = {}
         self.unknown_chains: dict[QueueId, str] = {}
@@ -277,6 +279,16 @@ class Broker:
         except BadChecksum as error:
             self.note_damage(key, Index(int(str(error.details.get("index", from_index)))))
             raise
+        except DiskFailed as error:
+            self._note_unreadable(key, error)
+            raise
+
+    def _note_unreadable(self, key: LinkKey, error: DiskFailed) -> None:
+        """What lies in a damaged table of RocksDB's can't be mended batch by batch: it trusts no table that it can't read."""
+        problem = f"queue {key[0]} epoch {key[1]}: {error.message}"
+        if key in self._links and self.unreadable.get(key) != problem:
+            self.unreadable[key] = problem
+            self.found_lacking(problem)
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
@@ -291,6 +303,12 @@ class Broker:
     def _forget_damage(self, key: LinkKey, from_index: Index) -> None:
         """What was damaged from there on isn't kept any more."""
         self.damaged -= {(link, index) for link, index in self.damaged if link == key and index >= from_index}
+        if from_index == 0:
+            self.unreadable.pop(key, None)
+
+    def is_damaged(self, key: LinkKey) -> bool:
+        """Whether something of the link can't be read here, as far as is known."""
+        return key in self.unreadable or any(damaged == key for damaged, _ in self.damaged)
 
     async def cut(self, runner: LinkRunner, record: LinkRecord, end: Index) -> None:
         """Forget what a link has from `end` on, and keep this record of it. Raises DiskFailed, UnknownLink for one that was let go."""

@@ -148,6 +148,48 @@ def test_a_scrub_finds_every_damaged_batch_of_every_link_and_goes_on_behind_it(
     with_links(scenario)
 
 
+def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tmp_path: Path) -> None:
+    """A flipped bit among small batches: the daily read wrote it into the log, and the member stayed in sync, and in service, for good."""
+    sent = batches(5)
+
+    def life(scenario: Callable[[Broker], Awaitable[None]]) -> None:
+        async def opened() -> None:
+            store = open_store(tmp_path, "c/g1-a", segment_bytes=1 << 30)
+            try:
+                await scenario(Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0))
+            finally:
+                await store.close()
+
+        asyncio.run(opened())
+
+    async def filled(broker: Broker) -> None:
+        await fill(broker.store, RECORD, sent)
+        await broker.store.keep_link(RECORD)
+
+    async def started(_: Broker) -> None:
+        """What was in the log is in a table now."""
+
+    async def read(broker: Broker) -> None:
+        resyncer, _ = resyncer_of(broker)
+        resyncer.problem, resyncer.is_in_sync = "", True
+        await Scrubber(broker, 1)._pass()
+        assert "Corruption" in resyncer.problem
+        assert not resyncer.is_in_sync
+        assert "Corruption" in await resyncer._pass()
+        assert broker.is_damaged(RECORD.key)  # what its seal then says
+        await broker.drop(RECORD.key)
+        assert not broker.is_damaged(RECORD.key)
+        assert await resyncer._pass() == ""
+
+    life(filled)
+    life(started)
+    (table,) = (path for path in (tmp_path / "data").glob("*.sst") if sent[0].payload in path.read_bytes())
+    damaged = bytearray(table.read_bytes())
+    damaged[damaged.index(sent[0].payload) + 5] ^= 4
+    table.write_bytes(damaged)
+    life(read)
+
+
 def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
     with_links: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
