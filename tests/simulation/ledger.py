@@ -35,7 +35,7 @@ class Progress:
     """Of one subscription: offsets handed out since it was sought last, the newest reader's token, the furthest commit
     that was answered. `given_up`: identities that were handed out, and whose place then was lost as section 8 allows.
     `before`: offsets handed out before it was sought; whose place is lost then is dropped as a re-send all the same.
-    `start`: the offset that it was sought to; None until it is known.
+    `start`: the offset that it was sought to; None until it is known. `start_epoch`: the link in which that is; 0: any.
     """
 
     delivered: set[int] = field(default_factory=set)
@@ -46,6 +46,7 @@ class Progress:
     committed: tuple[int, int] = (0, 0)
     given_up: set[tuple[str, int]] = field(default_factory=set)
     start: int | None = None
+    start_epoch: int = 0
 
 
 class Ledger:
@@ -194,8 +195,8 @@ class Ledger:
             progress.last.clear()
             if progress.committed > (link.epoch, end):
                 progress.committed = min(progress.committed, (link.epoch, end))
-            if progress.start is not None and link.base is not None and progress.start > link.base + end:
-                progress.start = link.base + end
+            if progress.start is not None and link.base is not None and progress.start_epoch in (0, link.epoch):
+                progress.start = min(progress.start, link.base + end)
 
     def is_given_up(self, epoch: int, index: int) -> bool:
         return index >= self.given_up.get(epoch, index + 1)

@@ -212,7 +212,7 @@ class Oracle:
                 self._ledger.sought(one)
             link = document.link(one.position_epoch)
             if progress.start is None and link is not None and link.base is not None:
-                progress.start = link.base + one.position_index
+                progress.start, progress.start_epoch = link.base + one.position_index, link.epoch
         for link in document.links:
             was = None if before is None else before.link(link.epoch)
             if link.end is not None and (was is None or was.end != link.end):
