@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Self
@@ -17,7 +15,7 @@ from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
-from seriatim.protocol import log, values
+from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
@@ -104,7 +102,7 @@ class Consumer:
         self._is_elected = False
         self._is_closing = False
         self._lapse: asyncio.TimerHandle | None = None
-        _consumers.add(self)
+        forks.call_in_child(self, Consumer._leave_to_parent)
 
     # ---- life
 
@@ -520,14 +518,3 @@ class Consumer:
             if self._chunk is not None:
                 self._chunk.row = self._chunk.passed
             raise
-
-
-_consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for consumer in list(_consumers):
-        consumer._leave_to_parent()  # noqa: SLF001
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

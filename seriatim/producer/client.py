@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -21,7 +20,7 @@ from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
 from seriatim.producer.timeouts import check_seconds, check_timeout
-from seriatim.protocol import log, values
+from seriatim.protocol import forks, log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
@@ -126,7 +125,7 @@ class Producer:
         )
         self._is_closed = False
         self._loop.start()
-        _producers.add(self)
+        forks.call_in_child(self, Producer._leave_to_parent)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -372,16 +371,6 @@ class Producer:
     ) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
 
-
-_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    for producer in list(_producers):
-        producer._leave_to_parent()  # noqa: SLF001
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 _SEND = Producer.send
 """The method that producers have by themselves: not what somebody put in its place."""
