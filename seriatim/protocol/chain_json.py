@@ -47,7 +47,7 @@ _OPEN, _CLOSE = '"links":[', "]}"
 
 def encode(document: ChainDocument) -> bytes:
     """The document, as it stands in ZooKeeper. Raises ChainTooLong where no node takes it."""
-    content = {"format": FORMAT} | _plain(document) | {"settings": _plain_settings(document.settings)}
+    content = {"format": FORMAT} | _plain(document)
     del content["links"]
     # JSON has no line breaks but these: in texts they are escaped.
     links = ",\n".join(map(_links.text, document.links))
@@ -142,17 +142,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     content = {name: getattr(value, name) for name in value.__dataclass_fields__}
-    if isinstance(value, Subscription) and not value.cause_id:
-        del content["cause_id"]  # versions before can't read it
+    later = _LATER.get(type(value))
+    if later is not None and content[later[0]] == later[1]:
+        del content[later[0]]
     return content
 
 
-def _plain_settings(settings: QueueSettings) -> dict[str, Any]:
-    """Versions before `rotate_ms` can't read it, so it is left out where it is what nobody chose."""
-    content: dict[str, Any] = _plain(settings)
-    if settings.rotate_ms == ROTATE_MS:
-        del content["rotate_ms"]
-    return content
+_LATER: Final[dict[type, tuple[str, Any]]] = {Subscription: ("cause_id", ""), QueueSettings: ("rotate_ms", ROTATE_MS)}
+"""Fields that versions before can't read: left out where they hold this, which nobody chose."""
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
