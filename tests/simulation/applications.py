@@ -66,8 +66,7 @@ class Sender:
 
     async def main(self) -> None:
         """One producer after the other, as a supervisor would start them, until this is asked to stop."""
-        process = self._world.loop.process
-        assert process is not None
+        process = self._world.running()
         while not process.is_stopping:
             await self._produce(process)
             self._elected = None
@@ -235,10 +234,8 @@ class Reader:
         self._in_hand: list[Record] = []
         self._term = 0
         self._done: tuple[int, Record] | None = None
-        process, main = self._world.loop.process, asyncio.current_task()
-        assert process is not None
-        assert main is not None
-        process.at_stop = main.cancel
+        process = self._world.running()
+        self._world.cancel_at_stop()
         consumer = Consumer(
             self._world.coordinator_addresses,
             QUEUE,
@@ -262,7 +259,7 @@ class Reader:
                 break
             except SeriatimError:
                 await asyncio.sleep(0.2)
-        process.at_stop = lambda: None
+        self._world.at_stop(lambda: None)
         thread = _Thread()
         consumer._thread = thread  # type: ignore[assignment]
         session = consumer._session
@@ -366,9 +363,7 @@ class Replay:
         self._grant = Grant(SubscriptionId(0), Generation(0), Token(0))
 
     async def main(self) -> None:
-        main = asyncio.current_task()
-        assert main is not None
-        self._world.at_stop(main.cancel)
+        self._world.cancel_at_stop()
         with mock.patch.object(range_reader, "LoopThread", _Thread):
             prefetch_bytes = self._world.limits.sizes.range_bytes
             addresses = self._world.coordinator_addresses

@@ -219,16 +219,24 @@ class World:
 
     async def _coordinator(self, name: str) -> None:
         settings = CoordinatorSettings("zookeeper", CLUSTER, f"{self.hosts[name].address}:7000", name=name)
-        task = asyncio.current_task()
-        assert task is not None
-        self.at_stop(task.cancel)
+        self.cancel_at_stop()
         await CoordinatorProcess(settings).live(lambda *_: None)
+
+    def running(self) -> Process:
+        """The process that runs now."""
+        process = self.loop.process
+        assert process is not None
+        return process
 
     def at_stop(self, tell: Callable[[], object]) -> None:
         """The process that runs now learns by this that it is asked to end."""
-        process = self.loop.process
-        assert process is not None
-        process.at_stop = tell
+        self.running().at_stop = tell
+
+    def cancel_at_stop(self) -> None:
+        """As `asyncio.run` does: the task that runs now is cancelled when its process is asked to end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.at_stop(task.cancel)
 
     def start(self, name: str) -> None:
         """Start a host's process, unless it runs."""
