@@ -27,7 +27,7 @@ from seriatim.broker_group.peer import Peer, Registered
 from seriatim.broker_group.resyncer import BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
-from seriatim.broker_group.store import open_store
+from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -68,23 +68,36 @@ OTHER = replace(RECORD, epoch=Epoch(3))
 Scenario = Callable[[Broker, LinkRunner], Awaitable[None]]
 
 
+def with_store(folder: Path, work: Callable[[Store], Awaitable[None]], *, segment_bytes: int) -> None:
+    """What a member's process does with its disk, from opening to closing it."""
+
+    async def opened() -> None:
+        store = open_store(folder, "c/g1-a", segment_bytes=segment_bytes)
+        try:
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(opened())
+
+
+def broker_of(store: Store) -> Broker:
+    return Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
+
+
 @pytest.fixture
 def with_links(tmp_path: Path) -> Callable[[Scenario], None]:
     """Run a scenario with a member that holds two links of five batches each, in segment files."""
 
     def run(scenario: Scenario) -> None:
-        async def opened() -> None:
-            store = open_store(tmp_path, "c/g1-a", segment_bytes=1)
-            try:
-                for record in (RECORD, OTHER):
-                    await fill(store, record, batches(5))
-                    await store.keep_link(record)
-                broker = Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0)
-                await scenario(broker, broker.link(RECORD.key))
-            finally:
-                await store.close()
+        async def filled(store: Store) -> None:
+            for record in (RECORD, OTHER):
+                await fill(store, record, batches(5))
+                await store.keep_link(record)
+            broker = broker_of(store)
+            await scenario(broker, broker.link(RECORD.key))
 
-        asyncio.run(opened())
+        with_store(tmp_path, filled, segment_bytes=1)
 
     return run
 
@@ -152,24 +165,15 @@ def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tm
     """A flipped bit among small batches: the daily read wrote it into the log, and the member stayed in sync, and in service, for good."""
     sent = batches(5)
 
-    def life(scenario: Callable[[Broker], Awaitable[None]]) -> None:
-        async def opened() -> None:
-            store = open_store(tmp_path, "c/g1-a", segment_bytes=1 << 30)
-            try:
-                await scenario(Broker("c", MemberName("g1", "a"), store, Peer("c", store.incarnation), 0))
-            finally:
-                await store.close()
+    async def filled(store: Store) -> None:
+        await fill(store, RECORD, sent)
+        await store.keep_link(RECORD)
 
-        asyncio.run(opened())
-
-    async def filled(broker: Broker) -> None:
-        await fill(broker.store, RECORD, sent)
-        await broker.store.keep_link(RECORD)
-
-    async def started(_: Broker) -> None:
+    async def started(_: Store) -> None:
         """What was in the log is in a table now."""
 
-    async def read(broker: Broker) -> None:
+    async def read(store: Store) -> None:
+        broker = broker_of(store)
         resyncer, _ = resyncer_of(broker)
         resyncer.problem, resyncer.is_in_sync = "", True
         await Scrubber(broker, 1)._pass()
@@ -181,13 +185,13 @@ def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tm
         assert not broker.is_damaged(RECORD.key)
         assert await resyncer._pass() == ""
 
-    life(filled)
-    life(started)
+    for life in (filled, started):
+        with_store(tmp_path, life, segment_bytes=1 << 30)
     (table,) = (path for path in (tmp_path / "data").glob("*.sst") if sent[0].payload in path.read_bytes())
     damaged = bytearray(table.read_bytes())
     damaged[damaged.index(sent[0].payload) + 5] ^= 4
     table.write_bytes(damaged)
-    life(read)
+    with_store(tmp_path, read, segment_bytes=1 << 30)
 
 
 def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
