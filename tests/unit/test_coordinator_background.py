@@ -147,6 +147,24 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 
+def test_a_group_that_sending_waits_for_comes_back_at_once():
+    """And not a second after the last subscription had said that it has read all, each of which is a written chain."""
+    world = sending_world()
+    world.document = subscriptions.deleted(world.document, "s")
+    close_call(world, 1).finish()
+    link = world.document.links[0]
+    told = Told(ends=frozenset(end_key(world.document, link, world.members["g1", place].incarnation) for place in "ab"))
+    assert planned(world, told=told, now_ms=0) == ()  # two groups are left
+    world.document = replace(world.document, send_list=())
+    (change,) = planned(world, told=told, now_ms=0)
+    assert change.document.send_list == ("g1", "g2", "g3")
+    assert kinds(planned(world, now_ms=0)) == [Change, TellEnd, TellEnd]
+    assert planned(world, now_ms=0)[0].document.send_list == ("g2", "g3")  # of g1 nobody knows that it has its link
+    send_call(world).finish()  # g2 serves, and is the only one
+    world.document = replace(world.document, send_list=("g2",))
+    assert planned(world, told=told, now_ms=0) == ()
+
+
 def test_only_groups_that_may_serve_a_queue_come_to_its_send_list_in_the_order_given():
     world = sending_world()
     world.document = replace(world.document, send_list=("g1",))

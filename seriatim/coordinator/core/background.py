@@ -18,7 +18,7 @@ CLOSING_GRACE_MS = 300
 """A closing link is left this long to the call that began to close it."""
 QUIET_MS = 1000
 """What isn't urgent is written only to a chain that nobody changed for this long: it is not to overtake a sender's call, and
-by then a living member has noticed that its peer died.
+by then a living member has noticed that its peer died. A group that sending waits for is urgent.
 """
 ROTATION_QUIET_MS = 10_000
 """As `QUIET_MS`, for a rotation that nobody asked for."""
@@ -199,7 +199,7 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
 def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
     """One write with all that is due: draining groups leave the send list, others come back, old links go."""
     document, registry = seen.document, view.registry
-    if _quiet_ms(seen, now_ms) < QUIET_MS:
+    if _quiet_ms(seen, now_ms) < QUIET_MS and not _waits_for_group(document, registry):
         return ()
     done = []
     serving = chain.serving(document)
@@ -217,6 +217,14 @@ def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
         document = retention.without(document, epochs)
         done.append(f"links {epochs[0]} to {epochs[-1]} are kept no longer")
     return (Change(document, seen.version, "; ".join(done)),) if done else ()
+
+
+def _waits_for_group(document: ChainDocument, registry: Registry) -> bool:
+    """Whether who wants to send waits until a group comes back.
+
+    No call is in the way then, and no group comes back that can't serve: both its members have answered since its last link ended.
+    """
+    return not chain.serving(document) and chain.next_group(document, registry) == ""
 
 
 def _rotation(seen: SeenChain, view: View, now_ms: int) -> tuple[Rotate, ...]:
