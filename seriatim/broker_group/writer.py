@@ -7,6 +7,7 @@ loop, one call a group. A disk that failed once is not trusted again: everything
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,11 @@ _log = log.logger("broker.writer")
 
 GROUP_BYTES: Final = 256 * 1024
 """At most so much in one call of the database, which holds the interpreter lock."""
+
+SLOW_S: Final = 0.2
+"""A group of writes that takes the disk this long is told of: a sender waits some 0.3 s before it goes on with the next group."""
+SLOW_AGAIN_S: Final = 10.0
+"""As long as the disk is slow it is told again after so long."""
 
 Done = Callable[[int, DiskFailed | None], None]
 """Called on the loop with the tag of a write, or of the last of several with the same callback; or with an error."""
@@ -79,6 +85,27 @@ class Sink(Protocol):
     def remove_segments(self, link: LinkKey) -> None: ...
 
 
+class SlowDisk:
+    """When to tell of a slow disk, and what: a line for each of many slow flushes would make it slower still."""
+
+    def __init__(self) -> None:
+        self._told_at_s = -math.inf
+        self._count = 0
+        self._longest_s = 0.0
+
+    def took(self, took_s: float, now_s: float) -> tuple[int, float] | None:
+        """How many slow groups there were since it was told of them last, and the longest; None: nothing is to be told now."""
+        if took_s < SLOW_S:
+            return None
+        self._count += 1
+        self._longest_s = max(self._longest_s, took_s)
+        if now_s - self._told_at_s < SLOW_AGAIN_S:
+            return None
+        found = self._count, self._longest_s
+        self._told_at_s, self._count, self._longest_s = now_s, 0, 0.0
+        return found
+
+
 class Writer:
     """See the module. `submit` may be called from the loop only; it never blocks. `failure`: why nothing is written any more."""
 
@@ -88,6 +115,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()  # None: that was all
         self._unflushed: list[Write] = []
         self._due_s: float | None = None
+        self._slow = SlowDisk()
         self.failure: DiskFailed | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
@@ -105,8 +133,10 @@ class Writer:
         while not is_closing:
             writes, is_closing = self._waiting()
             for run in _runs(writes):
+                began_s = time.monotonic()
                 try:
                     self._serve(run, is_last=is_closing)
+                    self._tell_if_slow(began_s)
                 except Exception as error:  # the thread's outermost loop: whatever it is, the disk can't be trusted
                     if is_the_disk_s(error):
                         _log.error("write failed", reason=error)
@@ -154,6 +184,12 @@ class Writer:
                     self._sink.remove_segments(write.empties)
             self._tell(self._unflushed, None)
             self._unflushed = []
+
+    def _tell_if_slow(self, began_s: float) -> None:
+        now_s = time.monotonic()
+        if slow := self._slow.took(now_s - began_s, now_s):
+            times, longest_s = slow
+            _log.warning("the disk is slow", took_ms=round(longest_s * 1000), times=times)
 
     def _fail(self, writes: list[Write], error: Exception) -> None:
         self.failure = DiskFailed(f"the disk failed: {error}")

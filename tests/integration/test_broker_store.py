@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -28,7 +29,7 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import READ_AHEAD_BYTES
 from seriatim.broker_group.store import Store, open_store
-from seriatim.broker_group.writer import Write, Writer
+from seriatim.broker_group.writer import SLOW_AGAIN_S, SLOW_S, SlowDisk, Write, Writer
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, SeriatimError
@@ -790,27 +791,31 @@ def sizes(directory: Path) -> dict[str, int]:
     return found
 
 
+class Sink:
+    """A disk that takes all."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def placed(self, writes: Any) -> Any:
+        return writes
+
+    def write(self, writes: Any, *, uses_log: bool) -> None:
+        self.written += len(writes)
+
+    def flush(self) -> None: ...
+
+
 @pytest.mark.parametrize(("failure", "is_defect"), [(OSError("broken"), False), (KeyError("a defect"), True)])
 def test_a_disk_that_failed_once_is_not_trusted_again(
     failure: Exception, is_defect: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing:
-        def __init__(self) -> None:
-            self.is_broken = True
-            self.written = 0
-
-        def placed(self, writes: Any) -> Any:
-            return writes
-
-        def write(self, writes: Any, *, uses_log: bool) -> None:
-            self.written += len(writes)
+    class Failing(Sink):
+        is_broken = True
 
         def flush(self) -> None:
             if self.is_broken:
                 raise failure
-
-        def empty_memory(self) -> None:
-            pass
 
     async def scenario() -> None:
         sink = Failing()
@@ -835,3 +840,31 @@ def test_a_disk_that_failed_once_is_not_trusted_again(
 
     asyncio.run(scenario())
     assert [bool(one.exc_info) for one in caplog.records if "write failed" in one.getMessage()] == [is_defect]
+
+
+def test_a_slow_disk_is_told_of_at_once_and_then_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Its senders go on with the next group, and nothing else says why."""
+
+    class Slow(Sink):
+        def flush(self) -> None:
+            time.sleep(SLOW_S)
+
+    async def scenario() -> None:
+        writer = Writer(Slow(), asyncio.get_running_loop())
+        for _ in range(3):
+            flushed = asyncio.Event()
+            writer.submit(Write(((b"k", b"v"),), lambda *_: flushed.set()))  # noqa: B023 - awaited at once
+            async with asyncio.timeout(60):
+                await flushed.wait()
+        await asyncio.to_thread(writer.close)
+
+    asyncio.run(scenario())
+    assert len([one for one in caplog.records if "the disk is slow took_ms=" in one.getMessage()]) == 1
+
+    slow = SlowDisk()
+    assert slow.took(SLOW_S / 2, 0.0) is None
+    assert slow.took(SLOW_S, 1.0) == (1, SLOW_S)
+    assert slow.took(3.0, 2.0) is None
+    assert slow.took(2.0, 1.0 + SLOW_AGAIN_S) == (2, 3.0)
+    assert slow.took(SLOW_S / 2, 100.0) is None
+    assert slow.took(SLOW_S, 101.0) == (1, SLOW_S)
