@@ -33,7 +33,8 @@ from tests.faults.cluster import FaultCluster, hosts
 from tests.faults.defects import logged_defects
 from tests.faults.history import Delivered
 from tests.faults.nemesis import Fault, Nemesis
-from tests.faults.outages import longest_gap_s, longest_within_s
+from tests.faults.outages import longest_gap_s, longest_of_s, longest_within_s
+from tests.faults.probe import DiskProbe
 from tests.faults.report import Findings, Judged
 from tests.faults.round import Round, Stuck
 
@@ -57,6 +58,7 @@ class Campaign:
 
     def __init__(self, arguments: argparse.Namespace, kinds: Sequence[Kind], scratch: Path) -> None:
         self._arguments = arguments
+        self._probe = DiskProbe(scratch / "probe")
         self._chance = random.Random(arguments.seed)
         self._scratch = scratch
         self._network = hosts()
@@ -82,6 +84,10 @@ class Campaign:
 
     def run(self) -> None:
         """All rounds, on one cluster as long as it gets along."""
+        with self._probe:
+            self._run()
+
+    def _run(self) -> None:
         left = list(self._plan)
         while left and not self._is_over():
             self._clusters += 1
@@ -177,16 +183,19 @@ class Campaign:
             if quiet_since_s is not None:
                 findings.quiet_gaps_s.append(longest_within_s(acknowledged, quiet_since_s, fault.harmed_s))
             quiet_since_s = fault.whole_s
+            sending_s = longest_gap_s(acknowledged, fault.harmed_s, fault.healed_s)
+            harmful_until_s = max(fault.healed_s, fault.harmed_s + sending_s)
             findings.faults.append(
                 Judged(
                     fault.number, number, fault.kind, fault.family, fault.targets,
                     at_s=fault.harmed_s - self._began_s,
                     healed_at_s=fault.healed_s - self._began_s,
                     whole_at_s=fault.whole_s - self._began_s,
-                    sending_s=longest_gap_s(acknowledged, fault.harmed_s, fault.healed_s),
+                    sending_s=sending_s,
                     reading_s=max(longest_gap_s(one, fault.harmed_s, fault.healed_s) for one in delivered.values()),
                     healing_s=longest_gap_s(acknowledged, fault.healed_s, fault.whole_s),
                     note=fault.note.strip("; "),
+                    disk_s=longest_of_s(self._probe.standstills, fault.harmed_s, harmful_until_s),
                 )
             )  # fmt: skip
         findings.violations += [f"round {number}: {one.kind}: {one.what}" for one in verdict.anomalies]

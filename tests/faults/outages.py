@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -32,6 +32,11 @@ def longest_within_s(happened_at_s: Sequence[float], from_s: float, until_s: flo
     """The longest time between two of those that happened from `from_s` to `until_s`; 0 of fewer than two."""
     inside = happened_at_s[bisect_left(happened_at_s, from_s) : bisect_left(happened_at_s, until_s)]
     return max((later - earlier for earlier, later in pairwise(inside)), default=0.0)
+
+
+def longest_of_s(periods_s: Iterable[tuple[float, float]], from_s: float, until_s: float) -> float:
+    """The longest of the periods (begin, end) that overlap `from_s` to `until_s`; 0 where none does."""
+    return max((end - begin for begin, end in periods_s if begin < until_s and end > from_s), default=0.0)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

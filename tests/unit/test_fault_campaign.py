@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import report
 from tests.faults.catalogue import KINDS, Kill, Kind, plan
-from tests.faults.outages import histogram, longest_gap_s, longest_within_s, percentile
+from tests.faults.outages import histogram, longest_gap_s, longest_of_s, longest_within_s, percentile
 from tests.faults.report import Findings, Judged
 
 HEADLINES = [kind.name for kind in KINDS if kind.is_headline]
@@ -64,6 +64,11 @@ def test_a_quiet_time_is_judged_by_what_lies_inside():
     assert longest_within_s(times, 1.5, 2.5) == 0.0
 
 
+def test_what_the_disk_stood_still_for_is_the_longest_that_overlaps():
+    assert longest_of_s([(0.0, 0.9), (1.5, 1.7), (2.9, 3.2)], 1.0, 3.0) == pytest.approx(0.3)
+    assert longest_of_s([(0.0, 1.0), (3.0, 4.0)], 1.0, 3.0) == 0.0
+
+
 def test_percentile_and_histogram():
     values = [number / 1000 for number in range(1, 101)]
     assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (0.05, 0.099, 0.1)
@@ -77,13 +82,14 @@ def judged(number: int, kind: str, sending_s: float) -> Judged:
 def test_the_page_tells_figures_goals_and_what_went_wrong_and_keeps_what_people_wrote(tmp_path: Path):
     findings = Findings("the command", 7, 1000.0)
     findings.faults = [judged(1, "master killed", 0.03), judged(2, "master killed", 0.12)]
+    findings.faults[1].disk_s = 0.1
     findings.violations = ["round 1: lost-write: main: log:5"]
     findings.records.update({"sent": 10, "acknowledged": 9, "handed out": 18})
     page = tmp_path / "faults.md"
     page.write_text(f"# old\n\n{report.FINDINGS}\n\n- what it was\n")
     report.write(findings, tmp_path, {"master killed": (40, 150)})
     text = page.read_text()
-    assert "| master killed | 2 | 30 | 40 | 120 | 150 | 120 |" in text
+    assert "| master killed | 2 | 30 | 40 | 120 | 150 | 120 | 1 times | 30 |" in text
     assert "lost-write: main: log:5" in text
     assert "in 2 of 2 faults" in text
     assert text.endswith(f"{report.FINDINGS}\n\n- what it was\n")
