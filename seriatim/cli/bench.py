@@ -333,16 +333,16 @@ def _progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
 
 def _show(figures: dict[str, Any], *, is_json: bool) -> None:
     if is_json:
-        click.echo(json.dumps(figures))
+        exits.answer(json.dumps(figures))
         return
     text = (
         f"{figures['bench']}: {figures['count']:,} records of {figures['size']:,} bytes in {figures['seconds']:.2f} s: "
         f"{figures['records_per_s']:,} records/s, {figures['mb_per_s']:,.1f} MB/s, "
         f"latency p50 {_text(figures['latency_p50_ms'])}, p99 {_text(figures['latency_p99_ms'])}"
     )
-    click.echo(text)
+    exits.answer(text)
     if "outages_ms" in figures:
-        click.echo(
+        exits.answer(
             f"{figures['fault']}, {figures['harms']} times: sending stood still p50 {_text(figures['outage_p50_ms'])}, "
             f"p99 {_text(figures['outage_p99_ms'])}, longest {_text(figures['outage_max_ms'])}; "
             f"reading p50 {_text(figures['reading_outage_p50_ms'])}, p99 {_text(figures['reading_outage_p99_ms'])}; "

@@ -6,6 +6,8 @@ Outside of that contract: 70, a defect of this program (as in sysexits.h), and 1
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from seriatim.cli.embedded.errors import EmbeddedError
@@ -22,6 +24,12 @@ def not_installed(error: ModuleNotFoundError, extras: str) -> str:
     """What a person is told of a package that a command needs. `extras`: of ours, which have it, separated by commas."""
     which = "extras" if "," in extras else "extra"
     return f"{error.name} is missing: install seriatim with its {which}, pip install 'seriatim[{extras}]'"
+
+
+def answer(text: str) -> None:
+    """Print what the exit code tells, too: who reads no further (`| head`) gets that all the same, and no 0 for it."""
+    with suppress(BrokenPipeError):
+        click.echo(text)
 
 
 def exit_code(error: BaseException) -> int:

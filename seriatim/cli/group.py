@@ -219,4 +219,4 @@ def _one(coordinator: str, name: str) -> pb.GroupView:
 def _show(view: pb.GroupView, *, is_json: bool) -> None:
     from seriatim.cli import views
 
-    click.echo(json.dumps(views.group_object(view)) if is_json else "\n".join(views.group_lines([view])))
+    exits.answer(json.dumps(views.group_object(view)) if is_json else "\n".join(views.group_lines([view])))

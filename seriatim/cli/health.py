@@ -48,5 +48,5 @@ def health(*, address: str, service: str, timeout: float, is_json: bool) -> int:
     if not (host and port.isdigit() and 0 < int(port) < 65536):
         raise click.UsageError(f"{address!r} is not HOST:PORT")
     status = ask(address, service, timeout)
-    click.echo(json.dumps({"address": address, "service": service, "status": status}) if is_json else status)
+    exits.answer(json.dumps({"address": address, "service": service, "status": status}) if is_json else status)
     return _CODES.get(status, exits.REFUSED)

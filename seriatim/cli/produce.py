@@ -342,8 +342,7 @@ def _summarise(run: _Run, queue_name: str, name: str, seconds: float, *, as_json
         "records_per_s": round(done.acknowledged / seconds) if seconds > 0 else 0,
     }
     if as_json:
-        with contextlib.suppress(BrokenPipeError):  # the exit code tells it, too
-            click.echo(json.dumps(summary))
+        exits.answer(json.dumps(summary))
         return
     text = f"{done.acknowledged:,} of {run.read:,} records acknowledged in {seconds:.1f} s"
     if done.stored_before:

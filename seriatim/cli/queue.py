@@ -286,9 +286,9 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
     request.confirmed_queue, request.confirmed_what = name, reply.what
     reply = coordinators.call(coordinator, "AbandonLink", request, 30.0)
     if is_json:
-        click.echo(json.dumps({"queue": name, "epoch": epoch, "what": reply.what, "is_done": reply.is_done}))
+        exits.answer(json.dumps({"queue": name, "epoch": epoch, "what": reply.what, "is_done": reply.is_done}))
     else:
-        click.echo(f"{'given up' if reply.is_done else 'not given up'}: {reply.what}")
+        exits.answer(f"{'given up' if reply.is_done else 'not given up'}: {reply.what}")
     return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
 
 
@@ -320,9 +320,9 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
         request.confirmed_queue = name
         reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
     if is_json:
-        click.echo(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))
+        exits.answer(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))
     else:
-        click.echo(f"recovered: {reply.what}" if reply.is_done else reply.what)
+        exits.answer(f"recovered: {reply.what}" if reply.is_done else reply.what)
     return exits.DONE if reply.is_done else exits.ANSWER_IS_NO
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -67,14 +66,14 @@ class _Output:
     def table(self, table: TableResult) -> None:
         self.wipe()
         if self._is_json:
-            self._print(json.dumps(table.as_json()))
+            exits.answer(json.dumps(table.as_json()))
             return
         if not self._has_head:
             self._has_head = True
-            self._print(f"{'rows':>12}  {'missing':>9}  {'extra':>9}  {'different':>9}  table")
-        self._print(f"{table.rows:>12,}  {table.missing:>9,}  {table.extra:>9,}  {table.different:>9,}  {table.table}")
+            exits.answer(f"{'rows':>12}  {'missing':>9}  {'extra':>9}  {'different':>9}  table")
+        exits.answer(f"{table.rows:>12,}  {table.missing:>9,}  {table.extra:>9,}  {table.different:>9,}  {table.table}")
         for line in _details(table):
-            self._print(line)
+            exits.answer(line)
 
     def verdict(self, comparison: Comparison) -> None:
         verdict = "identical" if comparison.is_identical else "different"
@@ -82,13 +81,9 @@ class _Output:
             verdict = "nothing to compare"
         if self._is_json:
             found = {"verdict": verdict, "tables": len(comparison.tables), "rows": comparison.rows}
-            self._print(json.dumps(found))
+            exits.answer(json.dumps(found))
         else:
-            self._print(f"{verdict}: {comparison.rows:,} rows of {len(comparison.tables)} tables")
-
-    def _print(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # who reads no further is told by the exit code
-            click.echo(line)
+            exits.answer(f"{verdict}: {comparison.rows:,} rows of {len(comparison.tables)} tables")
 
 
 def _details(table: TableResult) -> Iterator[str]:

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -197,3 +200,11 @@ def test_a_process_that_serves_nothing_else_answers_for_its_health(capsys: pytes
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "SERVING"
     assert json.loads(printed[1]) == {"address": address, "service": "elected", "status": "NOT_SERVING"}
+
+
+def test_the_answer_is_told_also_where_nobody_reads_what_is_printed():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with HealthServer("127.0.0.1:0", {"": lambda: False}) as server, os.fdopen(writing) as output:
+        command = [sys.executable, "-m", "seriatim.cli.main", "health", f"127.0.0.1:{server.port}", *PATIENT]
+        assert subprocess.run(command, stdout=output, check=False).returncode == 1

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,8 +97,7 @@ def demo(
         if is_kept:
             _keep(stage)
     if is_json:
-        with suppress(BrokenPipeError):
-            click.echo(json.dumps(report))
+        exits.answer(json.dumps(report))
     return exits.DONE if is_good else exits.ANSWER_IS_NO
 
 
