@@ -7,7 +7,7 @@ from pathlib import Path
 from seriatim.cli.embedded import zookeeper
 
 CLIENT_PORT = 2181
-TICK_MS = 250
+TICK_MS = 100
 HEAP_MB = 128
 
 
@@ -21,9 +21,9 @@ def command(directory: Path, number: int, addresses: tuple[str, ...]) -> tuple[s
         "clientPort": CLIENT_PORT,
         "clientPortAddress": addresses[number - 1],
         "tickTime": TICK_MS,
-        "initLimit": 20,
-        "syncLimit": 6,
-        "minSessionTimeout": 2 * TICK_MS,
+        "initLimit": 50,
+        "syncLimit": 15,
+        "minSessionTimeout": 500,
         "maxSessionTimeout": 60_000,
         "maxClientCnxns": 0,
         "admin.enableServer": "false",
