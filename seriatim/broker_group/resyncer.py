@@ -234,9 +234,13 @@ class Resyncer:
         peer = self._broker.peer.to_call()
         name = link_name(runner, self._broker.cluster, peer.incarnation)
         request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
-        async for message in peer.stub.CopyLink(request):
-            for encoded in message.batches():
-                yield encoded
+        try:
+            async for message in peer.stub.CopyLink(request):
+                for encoded in message.batches():
+                    yield encoded
+        except asyncio.CancelledError:
+            rpc.check_cancelled()  # the peer may have come back elsewhere meanwhile
+            raise
 
     async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
         """Take what is missing below the end. What is here is thrown away only when the peer has all of it (H5)."""

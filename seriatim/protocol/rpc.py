@@ -206,12 +206,25 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
         return await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         raise translated(error, peer) from error
+    except grpc.aio.UsageError as error:  # between two looks at the channel
+        raise _was_closed(peer) from error
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # Nobody has cancelled who waits: the channel was closed, with all calls on it.
-        raise Unreachable(f"the connection{f' to {peer}' if peer else ''} was closed") from None
+        check_cancelled(peer)
+        raise
+
+
+def check_cancelled(peer: str = "") -> None:
+    """For whoever meets a CancelledError while he waits for a call.
+
+    Raises Unreachable where nobody has cancelled him: the channel was closed, with all calls on it.
+    """
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise _was_closed(peer) from None
+
+
+def _was_closed(peer: str) -> Unreachable:
+    return Unreachable(f"the connection{f' to {peer}' if peer else ''} was closed")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeriatimError) -> None:

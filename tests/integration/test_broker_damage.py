@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -544,6 +545,25 @@ def test_what_comes_of_a_link_after_it_was_let_go_is_not_kept(with_links: Callab
             await resyncer._copy(runner, Index(0), Index(50))
         await broker.store.flushed()
         assert broker.store.last_position(refilled.key).position.index == 0
+
+    with_links(scenario)
+
+
+def test_a_copy_on_its_way_from_where_the_peer_was_has_an_error_once_it_is_back_elsewhere(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """It was cancelled, and with it, for good and without a word, all that this member does to be whole."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            broker.peer.register(Registered(Incarnation("b", 1), f"127.0.0.1:{silent.getsockname()[1]}"))
+            copying = asyncio.create_task(anext(resyncer._fetch(runner, Index(0), Index(50))))
+            await asyncio.sleep(0)
+            broker.peer.register(Registered(Incarnation("b", 2), "127.0.0.1:1"))
+            with pytest.raises(Unreachable, match="was closed"):
+                await copying
+        await broker.peer.close()
 
     with_links(scenario)
 

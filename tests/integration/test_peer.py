@@ -11,7 +11,7 @@ import pytest
 
 from seriatim.broker_group.peer import Peer, Registered
 from seriatim.cli.embedded.ports import free_port
-from seriatim.protocol import rpc
+from seriatim.protocol import direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub, add_broker, direct_server
 from seriatim.protocol.direct import DirectServer
@@ -103,6 +103,32 @@ def test_a_peer_that_is_registered_where_nobody_reaches_it_is_told_of_once(caplo
         own = [record for record in caplog.records if record.name.startswith("seriatim")]  # not gRPC's to other loops
         assert [record.levelname for record in own] == ["INFO", "WARNING"]
         assert f"peer doesn't answer peer={OTHER} address={nowhere} reason=" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_call_on_its_way_to_where_the_peer_was_has_an_error_once_it_is_back_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC said that it was used wrongly, which ended the broker."""
+
+    async def scenario() -> None:
+        is_opening = asyncio.Event()
+
+        async def never(_: str) -> None:
+            is_opening.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(direct_calls, "opened", never)
+        peer, nowhere = Peer("test", ME), f"127.0.0.1:{free_port()}"
+        peer.register(Registered(OTHER, nowhere, nowhere))
+        request = pb.ListCursorsRequest()
+        asked = asyncio.create_task(peer.call(peer.to_call(), lambda stub: stub.ListCursors, request, WAIT_S))
+        await is_opening.wait()
+        peer.register(Registered(OTHER, "127.0.0.1:1"))
+        with pytest.raises(Unreachable, match="was closed"):
+            await asked
+        await peer.close()
 
     asyncio.run(scenario())
 
