@@ -582,7 +582,8 @@ def test_a_planned_switch_looks_up_the_group_that_it_leads_to_and_no_other(zooke
             store = Store(own, CLUSTER)
             await store.start()
             paths, groups = store.paths, ("g1", "g2", "g3")
-            registration = Registration(Incarnation("disk", 1), "here:1", None, is_in_sync=True, is_accepting=True)
+            one = Incarnation("disk", 1)  # of all of them: so each is connected to the other of its group
+            registration = Registration(one, "here:1", one, is_in_sync=True, is_accepting=True)
             for group in groups:
                 await members.ensure(paths.members(group))
                 for place in "ab":

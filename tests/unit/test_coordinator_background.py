@@ -205,6 +205,8 @@ def test_a_draining_group_serves_on_while_no_other_can_take_over():
     groups = world.registry().groups
     alone = {"g1": replace(groups["g1"], is_draining=True), "g2": GroupState("g2"), "g3": GroupState("g3")}
     assert planned(world, registry=Registry(alone)) == ()
+    members = {place: replace(state, peer=None) for place, state in groups["g3"].members.items()}
+    assert planned(world, registry=Registry({**alone, "g3": replace(groups["g3"], members=members)})) == ()
     assert kinds(planned(world, registry=Registry({**alone, "g3": groups["g3"]}))) == [CloseIt]
 
 

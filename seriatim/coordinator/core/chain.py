@@ -186,9 +186,10 @@ def _is_on_two(certificate: Certificate | None) -> bool:
 
 
 def next_group(document: ChainDocument, registry: Registry) -> str:
-    """Where a switch would lead now: the first group behind the one that serves which can take records; else empty."""
+    """Where a switch would lead now: the first group behind the one that serves on which a link can be opened; else empty."""
     now = serving(document)
-    return next((one for one in document.send_list if one != now and not registry.send_obstacle(one)), "")
+    able = (one for one in document.send_list if not registry.send_obstacle(one) and not registry.apart(one))
+    return next((one for one in able if one != now), "")
 
 
 def can_switch(document: ChainDocument, registry: Registry) -> bool:
@@ -200,7 +201,7 @@ def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, s
     """For each group that may serve the queue: why it can't take records now."""
     reasons = {}
     for group in readmission.candidates(document, registry) or ("any group",):
-        why = avoid.get(group) or registry.send_obstacle(group)
+        why = avoid.get(group) or registry.send_obstacle(group) or registry.apart(group)
         if not why and group not in document.send_list:
             unproven = _unproven(document, group)
             links = ", ".join(f"link {epoch}" for epoch in unproven)

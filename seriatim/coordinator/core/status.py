@@ -10,9 +10,6 @@ from seriatim.protocol.chain import ChainDocument, LinkState
 def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
     """Everything that something of this queue waits for, or would have to wait for at the next failure, and why."""
     reasons = {**chain.obstacles(document, registry, {}), **registry.standstill(document.queue_id)}
-    for group in document.send_list:
-        if apart := registry.apart(group):
-            reasons.setdefault(group, apart)
     for link in document.links:
         if link.state is LinkState.LOST:
             reasons[f"link {link.epoch}"] = (
