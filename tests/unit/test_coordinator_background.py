@@ -346,6 +346,15 @@ def test_a_deleted_queue_s_name_is_freed_where_who_deleted_it_died_before_also_w
         assert planned(world, names=names, told=Told(drops=drops)) == due
 
 
+def test_a_deleted_queue_s_name_is_left_to_who_deletes_it_at_first():
+    """Freed a second time, a little late, it was freed of the queue that had been made under it meanwhile."""
+    world = World()
+    world.document = chain.deleted(world.document)
+    drops = frozenset((QueueId(1), Epoch(0), action.incarnation) for action in planned(world, names={}))
+    for names in ({"orders": QueueId(1)}, {}):
+        assert planned(world, names=names, told=Told(drops=drops), now_ms=500) == ()
+
+
 def test_a_queue_whose_making_was_cut_off_is_cleared_away():
     world = World()
     seen = (SeenChain(world.document, ChainVersion(0), since_ms=0),)

@@ -144,7 +144,7 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
         if view.registry.standstill(seen.document.queue_id):
             continue
         if seen.document.is_deleted:
-            actions += _deletion(seen, view)
+            actions += _deletion(seen, view, now_ms)
             continue
         if _is_orphan(seen, view, now_ms):
             actions.append(Change(chain.deleted(seen.document), seen.version, "deleted: its making was cut off"))
@@ -265,18 +265,21 @@ def _drops(document: ChainDocument, below: Epoch, view: View) -> Iterable[TellDr
                 yield TellDrop(document.queue_id, below, MemberName(name, place), state.incarnation)
 
 
-def _deletion(seen: SeenChain, view: View) -> list[Action]:
+def _deletion(seen: SeenChain, view: View, now_ms: int) -> list[Action]:
     """First the members let it go, then its nodes go; its id is never used again (H16).
 
     As long as one is away that may hold something of it, the chain stays, and tells that one when it is back. A group that was
     removed doesn't come back.
+
+    The name is left for a moment to who deletes it: ZooKeeper doesn't tell one node of a name from the next, and what frees it a
+    second time, and is late, would free it of the queue that was made meanwhile. But it waits for no member.
     """
     document = seen.document
     due: list[Action] = list(_drops(document, Epoch(0), view))
-    if view.names.get(document.name) == document.queue_id:
-        # At once: the next queue of this name waits for no member.
+    is_quiet = _quiet_ms(seen, now_ms) >= QUIET_MS
+    if is_quiet and view.names.get(document.name) == document.queue_id:
         due.append(FreeName(document.queue_id, document.name))
-    if due:
+    if due or not is_quiet:
         return due
     is_awaited = any(awaits(document, group) for group in view.registry.groups.values())
     return [] if is_awaited else [ClearQueue(document.queue_id, document.name)]

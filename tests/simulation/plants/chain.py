@@ -57,10 +57,10 @@ def _obstacle(*, sync: bool = True, connection: bool = True, backlog: bool = Tru
 # ---- who goes
 
 
-def _away_for_good(right: Any, seen: Any, view: Any) -> Any:
+def _away_for_good(right: Any, seen: Any, view: Any, now_ms: int) -> Any:
     links = () if seen.document.next_epoch == 1 else seen.document.links
     awaited = any(view.registry.group(link.group).missing for link in links)
-    return [one for one in right(seen, view) if not (awaited and isinstance(one, background.ClearQueue))]
+    return [one for one in right(seen, view, now_ms) if not (awaited and isinstance(one, background.ClearQueue))]
 
 
 def _only_who_may_serve(right: Any, document: ChainDocument, settings: QueueSettings) -> ChainDocument:
