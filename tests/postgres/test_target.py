@@ -475,6 +475,27 @@ def test_foreign_keys(new_database, is_superuser) -> None:
             connection.execute(f"DROP ROLE {role}")
 
 
+def test_a_table_is_emptied_behind_rows_whose_checks_are_deferred(target, dsn, role_of) -> None:
+    """In one plan, as a new snapshot is with what came before it, by a role that can't switch foreign keys off. Django defers all of them."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE later (id integer PRIMARY KEY, up integer REFERENCES later DEFERRABLE INITIALLY DEFERRED)"
+        )
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, later TO PUBLIC")
+    rows = transaction(0, ("c", None, {"id": 1, "up": 2}), ("c", None, {"id": 2, "up": 1}), table="later")
+    rows += emptying(4, "later") + transaction(7, ("c", None, {"id": 3, "up": 3}), table="later")
+    with PostgresTarget(poor, "job") as weak:
+        weak.apply(QUEUE, planned(weak, rows), 1)
+        assert fetch(dsn, "SELECT id FROM later") == [(3,)]
+        # What the source never had is refused all the same.
+        rows = transaction(10, ("c", None, {"id": 4, "up": 9}), table="later") + emptying(13, "later")
+        with pytest.raises(ApplyFailed, match="violates foreign key"):
+            weak.apply(QUEUE, planned(weak, rows, 10), 1)
+    assert fetch(dsn, "SELECT id FROM later") == [(3,)]
+
+
 def test_a_truncate_empties_the_tables_it_names_and_no_others(target, dsn) -> None:
     """The source's TRUNCATE … CASCADE names in the log what it reached there. The target has a child, and an heir, of its own."""
     with psycopg.connect(dsn) as connection:
