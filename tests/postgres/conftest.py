@@ -22,14 +22,14 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
 
 @pytest.fixture
-def new_database(postgres_server: EmbeddedPostgres) -> Iterator[Callable[[], str]]:
+def new_database(postgres_server: EmbeddedPostgres) -> Iterator[Callable[..., str]]:
     """Call it for the DSN of a new, empty database; it is dropped after the test."""
     made: list[str] = []
 
-    def make() -> str:
+    def make(options: str = "") -> str:
         name = f"test_{next(_NUMBERS)}"
         with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} {options}")
         made.append(name)
         return postgres_server.dsn(name)
 

@@ -143,6 +143,30 @@ def test_rows_are_compared_also_where_their_keys_are_of_types_without_a_common_o
     assert table.schema == ("column id is uuid in the source, text in the target",)
 
 
+def test_rows_are_compared_also_where_the_values_of_an_enum_were_added_in_another_order(pair) -> None:
+    for dsn, place in zip(pair, ("BEFORE 'c'", "AFTER 'c'"), strict=True):
+        run(dsn, f"CREATE TYPE kind AS ENUM ('a', 'c'); ALTER TYPE kind ADD VALUE 'b' {place}")
+        run(dsn, "CREATE TABLE kinds (kind kind, id integer, PRIMARY KEY (kind, id))")
+        run(dsn, "INSERT INTO kinds SELECT (ARRAY['a', 'b', 'c'])[1 + i % 3]::kind, i FROM generate_series(1, 30) i")
+    [table] = compare(*pair, ["kinds"], chunk_rows=4).tables
+    assert (table.is_identical, table.rows) == (True, 30)
+
+
+@pytest.mark.parametrize(("encoding", "letter", "is_by_key"), [("LATIN1", "ÿ", True), ("LATIN9", "€", False)])
+def test_rows_are_compared_also_where_letters_have_another_order_in_the_source_s_encoding(
+    new_database, encoding, letter, is_by_key
+) -> None:
+    pair = new_database(f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"), new_database()
+    for dsn in pair:
+        run(dsn, "CREATE TABLE letters (letter text PRIMARY KEY, code integer)")
+        run(f"{dsn}?client_encoding=UTF8", f"INSERT INTO letters VALUES ('a', 1), ('é', 2), ('{letter}', 3), ('z', 4)")
+    [table] = compare(*pair, chunk_rows=1).tables
+    assert (table.is_identical, table.rows) == (True, 4)
+    run(pair[1], "UPDATE letters SET code = 5 WHERE code = 3")
+    [table] = compare(*pair, chunk_rows=1).tables
+    assert (table.missing, table.extra, table.different) == ((0, 0, 1) if is_by_key else (1, 1, 0))
+
+
 def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:
     for dsn in pair:
         run(dsn, "CREATE SCHEMA shop; CREATE TYPE shop.mood AS ENUM ('glad', 'sad')")

@@ -8,7 +8,7 @@ Keys with a collation are ordered by COLLATE "C", since two servers need not ord
 
 A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
 
-Without a common key, or where its types have no common order, rows count as a multiset: both sides give each different row
+Without a common key, or where it is ordered otherwise on the two sides, rows count as a multiset: both sides give each different row
 with its number, ordered by its text's bytes, and the two are merged.
 """
 
@@ -182,8 +182,8 @@ def _between(table: Table, lower: Key | None, upper: Key | None) -> Fragment:
 def _keyed(table: Table) -> Fragment:
     """The key's columns. By their full names: ORDER BY takes a mere name for what is selected, which is the key's text."""
     return sql.SQL(", ").join(
-        sql.Identifier(*table.name, name) + sql.SQL(' COLLATE "C"' if has_collation else "")
-        for name, has_collation in table.key
+        sql.Identifier(*table.name, column.name) + sql.SQL(' COLLATE "C"' if column.has_collation else "")
+        for column in table.key
     )
 
 

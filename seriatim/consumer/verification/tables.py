@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 
@@ -15,7 +15,10 @@ _TABLES = """
 SELECT n.nspname, c.relname,
        (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), '[]')
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-       (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0) ORDER BY k.place)
+       (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0,
+                            CASE WHEN a.attcollation <> 0 THEN current_setting('server_encoding')
+                                 ELSE (SELECT json_agg(e.enumlabel ORDER BY e.enumsortorder)::text FROM pg_enum e WHERE e.enumtypid = a.atttypid)
+                            END) ORDER BY k.place)
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
           JOIN pg_attribute a ON a.attnum = k.attnum
          WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid),
@@ -27,31 +30,47 @@ SELECT n.nspname, c.relname,
 
 _without_length = re.compile(r"\([^)]*\)").sub
 _ORDERED_AS = {"smallint": "bigint", "integer": "bigint", "character varying": "text"}
+_LETTERS_IN_ORDER_OF = {"LATIN1": "UTF8", "SQL_ASCII": "UTF8"}
+"""Texts are ordered by their bytes, and encodings have letters in orders of their own."""
+
+
+class KeyColumn(NamedTuple):
+    """A primary key's column.
+
+    order: what its order depends on beside its type. With a collation, the server's encoding; of an enum, its values, which may have
+    been added in another order; None for all else.
+    """
+
+    name: str
+    has_collation: bool
+    order: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """One side's table.
 
-    columns: name and type in order. key: of the primary key, with whether it has a collation. hides_rows: row-level security
-    keeps rows of it from the role that asks.
+    columns: name and type in order. key: of the primary key. hides_rows: row-level security keeps rows of it from the role that asks.
     """
 
     name: Name
     columns: dict[str, str]
-    key: tuple[tuple[str, bool], ...]
+    key: tuple[KeyColumn, ...]
     hides_rows: bool = False
 
     @property
     def key_columns(self) -> tuple[str, ...]:
         """Names of the primary key's columns."""
-        return tuple(name for name, _ in self.key)
+        return tuple(column.name for column in self.key)
 
     @property
-    def key_order(self) -> tuple[tuple[str, str], ...]:
+    def key_order(self) -> tuple[tuple[str, str, str | None], ...]:
         """By what the primary key is ordered: its columns, each with a type that all have that are compared with it."""
         types = (_without_length("", self.columns[name]) for name in self.key_columns)
-        return tuple(zip(self.key_columns, (_ORDERED_AS.get(kind, kind) for kind in types), strict=True))
+        return tuple(
+            (name, _ORDERED_AS.get(kind, kind), order and _LETTERS_IN_ORDER_OF.get(order, order))
+            for kind, (name, _, order) in zip(types, self.key, strict=True)
+        )
 
 
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
@@ -64,7 +83,7 @@ def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
     connection.execute("SELECT set_config('search_path', %s, true)", path[:1] if path else ("",))
     return {
         (schema, table): Table(
-            (schema, table), dict(columns), tuple((name, has) for name, has in key or ()), hides_rows
+            (schema, table), dict(columns), tuple(KeyColumn(*column) for column in key or ()), hides_rows
         )
         for schema, table, columns, key, hides_rows in rows
     }
