@@ -177,6 +177,21 @@ def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:
         assert (table.is_identical, table.rows) == (True, 2)
 
 
+def test_an_extension_s_type_is_the_same_in_whatever_schema(pair) -> None:
+    for dsn, schema in zip(pair, ("public", "my extensions"), strict=True):
+        run(dsn, f'CREATE SCHEMA IF NOT EXISTS "{schema}"; CREATE EXTENSION citext SCHEMA "{schema}"')
+        run(
+            dsn,
+            f'SET search_path = public, "{schema}"; CREATE TABLE mails (mail citext PRIMARY KEY, others citext[], at text)',
+        )
+        run(dsn, "INSERT INTO mails VALUES ('a@b', '{}', 'x'), ('C@d', '{a@b}', 'x')")
+    [table] = compare(*pair, ["mails"], chunk_rows=1).tables
+    assert (table.is_identical, table.rows) == (True, 2)
+    run(pair[1], 'ALTER TABLE mails ALTER at TYPE "my extensions".citext')
+    [table] = compare(*pair, ["mails"]).tables
+    assert table.schema == ('column at is text in the source, "my extensions".citext in the target',)
+
+
 def test_only_the_tables_asked_for(pair) -> None:
     run(pair[1], "TRUNCATE texts")
     assert [table.table for table in compare(*pair, ["numbers", "public.keyless"]).tables] == [

@@ -13,7 +13,11 @@ Name: TypeAlias = tuple[str, str]
 
 _TABLES = """
 SELECT n.nspname, c.relname,
-       (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), '[]')
+       (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
+                                                  (SELECT quote_ident(s.nspname) || '.' FROM pg_type t JOIN pg_namespace s ON s.oid = t.typnamespace
+                                                    WHERE t.oid = a.atttypid AND EXISTS (
+                                                          SELECT FROM pg_depend d WHERE d.classid = 'pg_type'::regclass
+                                                             AND d.objid IN (t.oid, t.typelem) AND d.deptype = 'e'))) ORDER BY a.attnum), '[]')
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0,
                             CASE WHEN a.attcollation <> 0 THEN current_setting('server_encoding')
@@ -50,11 +54,13 @@ class KeyColumn(NamedTuple):
 class Table:
     """One side's table.
 
-    columns: name and type in order. key: of the primary key. hides_rows: row-level security keeps rows of it from the role that asks.
+    columns: name and type in order. types: the same, without the schema where the type is of an extension, which each database has
+    where it likes. key: of the primary key. hides_rows: row-level security keeps rows of it from the role that asks.
     """
 
     name: Name
     columns: dict[str, str]
+    types: dict[str, str]
     key: tuple[KeyColumn, ...]
     hides_rows: bool = False
 
@@ -83,7 +89,11 @@ def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
     connection.execute("SELECT set_config('search_path', %s, true)", path[:1] if path else ("",))
     return {
         (schema, table): Table(
-            (schema, table), dict(columns), tuple(KeyColumn(*column) for column in key or ()), hides_rows
+            (schema, table),
+            {name: kind for name, kind, _ in columns},
+            {name: kind.removeprefix(extensions or "") for name, kind, extensions in columns},
+            tuple(KeyColumn(*column) for column in key or ()),
+            hides_rows,
         )
         for schema, table, columns, key, hides_rows in rows
     }
@@ -107,7 +117,7 @@ def schema_differences(source: Table | None, target: Table | None) -> tuple[str,
     found += [
         f"column {name} is {kind} in the source, {target.columns[name]} in the target"
         for name, kind in source.columns.items()
-        if target.columns.get(name, kind) != kind
+        if name in target.columns and target.types[name] != source.types[name]
     ]
     if source.key_columns != target.key_columns:
         sides = [", ".join(table.key_columns) or "none" for table in (source, target)]
