@@ -51,8 +51,9 @@ BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
 _NO_REPLICA_ROLE = (
-    "the target's role may not set session_replication_role: triggers of the target fire, and tables with foreign keys "
-    "get their changes one by one; mend it with: GRANT SET ON PARAMETER session_replication_role TO ROLE"
+    "the target's role may not set session_replication_role: triggers of the target fire, tables with foreign keys get their "
+    "changes one by one, and a snapshot is refused where rows come before those that they refer to; mend it with: "
+    "GRANT SET ON PARAMETER session_replication_role TO ROLE"
 )
 
 
@@ -274,8 +275,9 @@ class PostgresTarget:
         if place is not None and (place.key is None or _may_be_another(error)):
             place = self._located(parts, done) or place
         where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"from offset {start} on"
+        more = f"; {_NO_REPLICA_ROLE}" if isinstance(error, sql.ForeignKeyViolation) and not self._may_replicate else ""
         return ApplyFailed(
-            f"the target refused a change ({where}): {error}; nothing was applied",
+            f"the target refused a change ({where}): {error}; nothing was applied{more}",
             table=str(place.table) if place else None,
             key=place.key if place else None,
             offset=place.offset if place else None,
