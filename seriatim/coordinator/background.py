@@ -214,6 +214,8 @@ class BackgroundWork:
                 if version is not None:
                     keys = {"queue": document.name, "what": what, "version": version}
                     _log.info("chain written", **keys, cause_id=cause_id)
+                    # Where this is cut off, the next links that go take what is left along.
+                    await self._store.sweep_seals(document)
                 return True
             case TellEnd():
                 return await self._end_told(action, cause_id)

@@ -327,6 +327,14 @@ class Store:
             document.queue_id, lambda one: one < document.next_subscription_id and one not in alive
         )
 
+    async def sweep_seals(self, document: ChainDocument) -> None:
+        """Delete what members wrote beside the chain (protocol.md 5.4) of links that it doesn't hold any more."""
+        seals = self.paths.seals(document.queue_id)
+        with contextlib.suppress(NoNode):
+            for name in await self.session.children(seals):
+                if int(name.partition("-")[0]) < document.dropped.epoch:
+                    await self.session.delete(f"{seals}/{name}")
+
     async def _sweep_readers(self, queue_id: QueueId, is_gone: Callable[[SubscriptionId], bool]) -> None:
         with contextlib.suppress(NoNode):
             for name in await self.session.children(self.paths.all_readers(queue_id)):

@@ -42,9 +42,10 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Incarnation, QueueId, SubscriptionId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId, SubscriptionId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import Paths, Registration, SessionState, ZooKeeperSession
+from tests.property.chain_world import World, send_call
 
 CLUSTER = "c"
 CALL_S = 60.0
@@ -286,6 +287,42 @@ def test_what_is_left_of_queues_without_a_chain_is_swept_away(zookeeper: str, mo
             await store.create_queue(new_document("orders", used))
             assert not await store.sweep_queue(used)
             assert await other.exists(paths.senders(used))
+
+    asyncio.run(scenario())
+
+
+def test_what_members_wrote_beside_the_chain_goes_with_its_links(zookeeper: str) -> None:
+    """Where no coordinator was in time at a switch; a queue that lives for years has many of them."""
+
+    async def nothing() -> None:
+        pass
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            world = World()
+            send_call(world).finish()
+            for epoch in (Epoch(1), Epoch(2)):
+                world.append(epoch, 2)
+                send_call(world, token=1, failed_epoch=epoch).finish()
+            document = replace(world.document, queue_id=await store.new_queue_id(), links=world.document.links[:2])
+            await store.create_queue(document)
+            seals, newest = store.paths.seals(document.queue_id), f"{document.next_epoch}-a"
+            for name in ("1-a", "1-b", "2-b", newest):
+                await own.create(f"{seals}/{name}")
+            fakes = SimpleNamespace(forget_gone=nothing, give_way=nothing)
+            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True)
+            running = [asyncio.create_task(store.run()), asyncio.create_task(work.run())]
+
+            async def are_swept() -> bool:
+                return await own.children(seals) == [newest]
+
+            await until(are_swept, "what was told of links that are gone is gone")
+            assert (await store.read_chain(document.queue_id))[0].links == ()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     asyncio.run(scenario())
 
