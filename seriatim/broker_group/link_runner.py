@@ -20,7 +20,7 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.store import Store
 from seriatim.protocol import log
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink
+from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink, copied
 from seriatim.protocol.names import ChainVersion, Index
 
 _log = log.logger("broker.link")
@@ -369,7 +369,9 @@ class LinkRunner:
         await self.until(
             lambda: self.state.phase is SealPhase.SEALED or self.seal_failure is not None or self.is_let_go
         )
-        return no_longer_kept(self.key) if self.is_let_go else self.seal_failure
+        if self.is_let_go:
+            return no_longer_kept(self.key)
+        return None if self.seal_failure is None else copied(self.seal_failure)
 
     def apply_drop(self) -> None:
         """The link is being forgotten: end its streams, wake its readers, and whoever waits for its seal."""

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.segments import LargeBatch
 from seriatim.protocol import log
-from seriatim.protocol.errors import DiskFailed
+from seriatim.protocol.errors import DiskFailed, copied
 
 _log = log.logger("broker.writer")
 
@@ -207,7 +207,7 @@ class Writer:
         for write in writes:
             last[write.done] = write.tag
         for done, tag in last.items():
-            done(tag, error)
+            done(tag, None if error is None else copied(error))
 
 
 def is_the_disk_s(error: Exception) -> bool:

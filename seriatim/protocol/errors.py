@@ -48,7 +48,7 @@ again first (`asks_route`). `to_wire` and `from_wire` carry an error over gRPC (
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class SeriatimError(Exception):
@@ -98,6 +98,14 @@ class BugError(SeriatimError):
 
     code = "bug"
     grpc_status = "INTERNAL"
+
+
+_Error = TypeVar("_Error", bound=SeriatimError)
+
+
+def copied(error: _Error) -> _Error:
+    """An error to raise, in the place of one that is kept: that would collect the frames of all who ever raised it, with what is in them."""
+    return type(error)(error.message, **error.details)
 
 
 def defect(error: Exception, where: str) -> BugError:

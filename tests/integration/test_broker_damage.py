@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,51 @@ def test_a_disk_that_failed_is_told_also_where_nobody_waited_for_it(
     with_links(scenario)
 
 
+def test_a_disk_that_failed_is_told_again_and_again_without_what_was_told_before(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member goes on serving, and meets it ten times a second: one error kept the frames of all tries, with the chains in them."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        runner = broker.made(replace(RECORD, epoch=Epoch(4), is_sealed=False, end=None))
+
+        async def sealed() -> None:
+            refused = await runner.sealed(ChainVersion(1))
+            assert refused is not None
+            raise refused
+
+        monkeypatch.setattr(os, "fdatasync", failing)
+        for asked in (broker.store.flushed, sealed):
+            frames = []
+            for _ in range(3):
+                with pytest.raises(DiskFailed) as told:
+                    await asked()
+                frames.append(len(list(traceback.walk_tb(told.value.__traceback__))))
+            assert frames == frames[:1] * 3
+
+    with_links(scenario)
+
+
+def test_a_chain_that_is_looked_at_again_and_again_is_watched_once(with_links: Callable[[Scenario], None]) -> None:
+    """As where its end can't be written: kazoo keeps every watch, but for equal ones, until the chain changes."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        session = ZooKeeperWithALink()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        runner.changed_record(replace(RECORD, end=None))
+        for _ in range(2):
+            await membership._look_at(RECORD.queue_id)
+        (watch,) = session.watches
+        membership._chains.clear()
+        watch()
+        assert membership._chains == {RECORD.queue_id}
+
+    with_links(scenario)
+
+
 def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,11 +371,14 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 
     def __init__(self) -> None:
         self.created: list[bytes] = []
+        self.watches: set[Callable[[], None]] = set()
 
     def on_state(self, _: object) -> None:
         pass
 
-    async def get(self, *_: object) -> tuple[bytes, int]:
+    async def get(self, _: object = None, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+        if watch is not None:
+            self.watches.add(watch)
         a, b = (ChainMember(MemberName("g1", one), Incarnation(one, 1)) for one in "ab")
         link = Link(RECORD.epoch, "g1", a, b, LinkState.CLOSING, Durability.SYNC, 0, Offset(0), {}, 0)
         dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
