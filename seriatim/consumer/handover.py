@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import InvalidArgument, SeriatimError
+from seriatim.protocol.errors import InvalidArgument, SeriatimError, copied
 from seriatim.protocol.names import Index
 from seriatim.protocol.record import Record
 
@@ -165,7 +165,7 @@ class HandOver:
     def check(self) -> None:
         """Raise what the loop failed with."""
         if self.error is not None:
-            raise self.error
+            raise copied(self.error)
 
     def take(self, queue: str, done: Chunk | None = None) -> tuple[Chunk, int] | None:
         """The next batch's records and its size in bytes; None where there is none now. `done`: the one before is, if it was taken here.

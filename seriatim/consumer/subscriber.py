@@ -14,7 +14,7 @@ from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError
+from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError, copied
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
@@ -108,7 +108,7 @@ class Subscriber:
     def term(self) -> Term | None:
         """Token, generation and cursor while elected. Raises what can't be mended, such as UnknownSubscription."""
         if self._error is not None:
-            raise self._error
+            raise copied(self._error)
         return self._term if boottime_s() < self._valid_until_s else None
 
     @property

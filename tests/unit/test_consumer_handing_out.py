@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -17,10 +18,11 @@ from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.subscriber import Subscriber
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame
+from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame, UnknownSubscription
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
 from tests.forks import in_a_fork
 
@@ -479,3 +481,19 @@ def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> No
     assert consumer._place_to_commit(5)[1] == Place(Epoch(1), Index(5))
     with pytest.raises(InvalidArgument):
         consumer._place_to_commit(11)
+
+
+def test_an_application_that_asks_again_and_again_is_told_without_what_was_told_before() -> None:
+    """As one that waits for its deleted queue to be made again: one error kept the frames of all its calls, with what was in them."""
+    consumer, subscriber = elected(), Subscriber("127.0.0.1:1", "q")
+    error = UnknownSubscription("queue 'q' was deleted", queue="q")
+    consumer._hand_over.fail(error)
+    subscriber._error = error
+    for ask in (consumer.poll, lambda: subscriber.term):
+        frames = []
+        for _ in range(3):
+            with pytest.raises(UnknownSubscription) as told:
+                ask()
+            assert (told.value.message, told.value.details) == (error.message, error.details)
+            frames.append(len(list(traceback.walk_tb(told.value.__traceback__))))
+        assert frames == frames[:1] * 3
