@@ -189,8 +189,8 @@ class Store:
         return version
 
     async def new_queue_id(self) -> QueueId:
-        """A number that no queue had before (H16)."""
-        path = await self.session.create(f"{self.paths.ids}/q-", sequential=True)
+        """A number that no queue had before (H16). Its node goes with the session, where this is cut off."""
+        path = await self.session.create(f"{self.paths.ids}/q-", ephemeral=True, sequential=True)
         await self.session.delete(path)
         return QueueId(int(path[-10:]) + 1)
 

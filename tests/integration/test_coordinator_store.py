@@ -407,6 +407,25 @@ def test_a_queue_that_is_made_again_by_the_same_call_is_there(zookeeper: str, mo
     asyncio.run(scenario())
 
 
+def test_the_giving_of_an_id_that_is_cut_off_leaves_nothing(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No queue of this id is ever made, or deleted, so nobody would look for its node."""
+
+    async def cut_off(*_: object) -> None:
+        raise Unreachable("the coordinator was killed here")
+
+    async def scenario() -> None:
+        async with session(zookeeper) as other:
+            async with session(zookeeper) as own:
+                store = Store(own, CLUSTER)
+                await store.start()
+                monkeypatch.setattr(own, "delete", cut_off)
+                await refused(store.new_queue_id(), Unreachable)
+                assert len(await other.children(store.paths.ids)) == 1
+            assert await other.children(store.paths.ids) == []
+
+    asyncio.run(scenario())
+
+
 def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own:
