@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk, setback
@@ -87,8 +88,9 @@ class Broker:
         self._kept_chains = {
             one: KeptChain.of(chain_json.decode(data), version) for one, version, data in store.chains()
         }
-        self._locks: dict[LinkKey, asyncio.Lock] = {}
-        self._opening: dict[LinkKey, asyncio.Event] = {}
+        # As long as somebody waits: a call may come when the link was let go, and be given up, or ended, at any moment.
+        self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
+        self._opening: WeakValueDictionary[LinkKey, asyncio.Event] = WeakValueDictionary()
         self.under_way: set[asyncio.Task[Any]] = set()
 
     @property
@@ -207,7 +209,6 @@ class Broker:
         """Forget a link for good, the earlier ones before it. Raises DiskFailed."""
         self.lets_go(key[0], Epoch(key[1] + 1))
         link = self._links.pop(key, None)
-        self._locks.pop(key, None)
         self.maybe_drained.discard(key)
         self._forget_damage(key, Index(0))
         epochs = self._epochs.get(key[0], set())
@@ -374,8 +375,6 @@ class Broker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await opened.wait()
-            if self._opening.get(key) is opened:
-                del self._opening[key]
         return self.link(key)
 
     def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
@@ -389,8 +388,8 @@ class Broker:
             runner.changed_record(record)
             runner.keep(record)
             self.opened(key)
-            if key in self._opening:
-                self._opening.pop(key).set()
+            if (opening := self._opening.get(key)) is not None:
+                opening.set()
             _log.info(
                 "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
             )

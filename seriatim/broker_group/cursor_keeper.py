@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
@@ -54,8 +55,8 @@ class CursorKeeper:
         self._broker = broker
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
-        self._locks: dict[LinkKey, asyncio.Lock] = {}
-        self._write_locks: dict[LinkKey, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
+        self._write_locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
         self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: dict[LinkKey, set[Whose]] = {}
@@ -81,8 +82,6 @@ class CursorKeeper:
         """The link was dropped."""
         self._records.pop(key, None)
         self._noted.pop(key, None)
-        self._locks.pop(key, None)
-        self._write_locks.pop(key, None)
         self._reported.pop(key, None)
         self._unreadable.discard(key)
 

@@ -656,7 +656,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
         await keeper.tell(runner, SubscriptionId(5), Generation(0), Token(1), Index(50))
         broker.look_for_drained(runner.key)
         assert await keeper._report_once()
-        assert mentioned() == ["_late", "_locks", "_records", "_reported", "_seals_written", "_write_locks"]
+        assert mentioned() == ["_late", "_records", "_reported", "_seals_written"]
         await broker.drop(runner.key)
         keeper.forget(runner.key)
         await membership._look_at(RECORD.queue_id)  # its chain has changed

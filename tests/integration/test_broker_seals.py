@@ -108,3 +108,23 @@ def test_a_link_that_was_let_go_while_it_was_made_leaves_nothing(
             assert [record.key for record in store.links()] == [OPENED.key]
 
     asyncio.run(scenario())
+
+
+def test_calls_that_come_when_a_link_was_let_go_or_are_ended_leave_nothing(tmp_path: Path) -> None:
+    """A process that stays for years meets many: nobody removes what they waited by, for the link isn't made again."""
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (_, broker):
+            broker.lets_go(QueueId(1), Epoch(9))
+            with pytest.raises(UnknownLink):
+                await broker.known(replace(OPENED, epoch=Epoch(3)))
+            assert not broker._locks
+            master = asyncio.create_task(broker.until_opened((QueueId(1), Epoch(10)), 60))
+            await asyncio.sleep(0)
+            assert broker._opening
+            master.cancel()
+            await asyncio.wait((master,))
+            del master
+            assert not broker._opening
+
+    asyncio.run(scenario())
