@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -60,6 +61,10 @@ MOST_FORGOTTEN: Final = 5000
 """Links dropped or cut before RocksDB is told to clear away what it notes of that: each read goes through it, and the first behind
 a drop puts it in order (5,000 links: 0.3 ms and 4 ms, of the loop; 20,000: 1.4 and 28). Where little is written it keeps that for months.
 """
+MOST_FORGOTTEN_BYTES: Final = 4 * MEMORY_BYTES
+"""The same, of what lies in RocksDB itself: a queue is deleted to have its room, and where little is written that would stay taken."""
+CLEARING_S: Final = 10.0
+"""So long it is at that: what it has in memory is written first, beside all else."""
 NOTES_BYTES: Final = 8 * 1024 * 1024
 """Of one of RocksDB's own accounts of what it does (LOG): a thousandth of all that is ever written, and no retention lets go of it."""
 CHAIN_FLUSH_S: Final = 0.1
@@ -85,6 +90,8 @@ class Store:
         self._segment_bytes = segment_bytes
         self._lock = lock
         self._forgotten = 1  # what an earlier start was told to forget counts as one
+        self._forgotten_bytes = 0
+        self._clearing_until_s = 0.0
         self._is_clearing_up = False
         self._logs = LogFiles(directory / "data")
         self._writer = Writer(_Sink(database, self._logs, segments), asyncio.get_running_loop())
@@ -117,11 +124,15 @@ class Store:
         It does that as it writes, and a member that takes no records has next to nothing to write: what retention lets go
         would stay on the disk, and the disk full.
         """
-        is_urgent = is_enough_to_copy and (is_short or self._forgotten >= MOST_FORGOTTEN)
-        is_due = is_urgent and self._forgotten > 0
+        is_much = self._forgotten >= MOST_FORGOTTEN or self._forgotten_bytes >= MOST_FORGOTTEN_BYTES
+        is_due = is_enough_to_copy and (is_much or (is_short and self._forgotten > 0))
+        if is_due:
+            self._forgotten = self._forgotten_bytes = 0
+            self._clearing_until_s = time.monotonic() + CLEARING_S
+        is_urgent = is_enough_to_copy and (is_short or time.monotonic() < self._clearing_until_s)
         if is_urgent is self._is_clearing_up and not is_due:
             return
-        self._is_clearing_up, self._forgotten = is_urgent, 0 if is_due else self._forgotten
+        self._is_clearing_up = is_urgent
         self._writer.submit(Write((), _ignore, flush_within_s=None, waits_for_flush=False, clears_up=is_urgent))
 
     def forget_cached(self) -> None:
@@ -219,8 +230,12 @@ class Store:
         deletions = tuple(
             Deletion(layout.key(kind, link), layout.after(kind, link)) for kind in (b"B", b"P", b"C", b"L", b"S")
         )
+        size_bytes = 0
+        with contextlib.suppress(DiskFailed):  # what can't be read can be forgotten all the same
+            size_bytes = max(0, self.last_position(link).size_bytes - self._segments.size_bytes(link))
         await self._wait((), deletions, link)
         self._forgotten += 1
+        self._forgotten_bytes += size_bytes
 
     async def flushed(self) -> None:
         """Wait until all that was written before is flushed. Raises DiskFailed."""

@@ -744,6 +744,32 @@ def test_what_was_forgotten_is_cleared_away_also_where_little_is_written(
     in_the_database(scenario, tmp_path)
 
 
+def test_the_room_of_much_that_was_dropped_is_free_soon_also_where_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue was deleted to have its room; until its broker's own was short, RocksDB kept all of it."""
+    monkeypatch.setattr(store_module, "MEMORY_BYTES", 64 * 1024)
+    monkeypatch.setattr(store_module, "MOST_FORGOTTEN_BYTES", 1024 * 1024)
+    record = replace(RECORD, durability=Durability.ASYNC, flush_ms=20)
+
+    def used_bytes() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "data").glob("*.blob"))
+
+    async def scenario(store: Store) -> None:
+        for number in range(10):
+            await fill(store, record, batches(10, first_index=number * 100, size_bytes=20_000))
+        store.make_room(is_short=False, is_enough_to_copy=True)
+        held_bytes = used_bytes()
+        assert held_bytes > 1024 * 1024
+        await store.drop(record.key)
+        async with asyncio.timeout(60):
+            while used_bytes() > held_bytes // 10:
+                store.make_room(is_short=False, is_enough_to_copy=True)
+                await asyncio.sleep(0.01)
+
+    in_the_database(scenario, tmp_path)
+
+
 def test_a_power_failure_while_a_log_has_a_successor_leaves_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
