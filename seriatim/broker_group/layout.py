@@ -21,8 +21,9 @@ def key(kind: bytes, link: LinkKey, number: int | None = None) -> bytes:
 
 
 def after(kind: bytes, link: LinkKey) -> bytes:
-    """The first key behind all of a link's."""
-    return key(kind, (link[0], Epoch(link[1] + 1)))
+    """The first key behind all of a link's; there is one also behind the last epoch that a message can name."""
+    name = key(kind, link)
+    return (int.from_bytes(name, "big") + 1).to_bytes(len(name), "big")
 
 
 def link_of(found: bytes) -> LinkKey:

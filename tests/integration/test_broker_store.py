@@ -232,6 +232,25 @@ def test_a_cut_leaves_exactly_what_is_below(on_store: Callable[..., None]) -> No
     on_store(scenario)
 
 
+@pytest.mark.parametrize("last", [(1, 2**64 - 1), (2**64 - 1, 2**64 - 1)])
+def test_the_last_link_that_a_message_can_name_is_one_as_any_other(
+    on_store: Callable[..., None], last: tuple[int, int]
+) -> None:
+    """A Seal of it was written, and no start of that member got past it."""
+    record = LinkRecord(QueueId(last[0]), Epoch(last[1]))
+
+    async def scenario(store: Store) -> None:
+        await fill(store, record, batches(2))
+        await store.keep_link(record)
+        await store.keep_cursor(record.key, CursorRecord(SubscriptionId(1)))
+        assert len(store.cursors(record.key)) == 1
+        assert len(store.positions(record.key, Index(0))) == 2
+        await store.drop(record.key)
+        assert (store.links(), store.cursors(record.key)) == ([], [])
+
+    on_store(scenario)
+
+
 def test_cursors_are_kept_by_link_and_subscription(on_store: Callable[..., None]) -> None:
     async def scenario(store: Any) -> None:
         one = CursorRecord(SubscriptionId(1), Generation(1), Token(1), Index(5))
