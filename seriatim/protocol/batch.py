@@ -36,6 +36,8 @@ MAGIC = b"SRB\x01"
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 MAX_RECORD_BYTES = MAX_PAYLOAD_BYTES - 1024
 """Value, key and headers of one record: with what is written about it, it fits into a batch of its own."""
+_LEAST_RECORD_BYTES = 4
+"""In a payload, of an empty one: its size."""
 MAX_SOURCES = 255
 MAX_SOURCE_BYTES = 200
 
@@ -213,10 +215,16 @@ def _is_sound(header: BatchHeader) -> bool:
     return (
         header.count > 0
         and header.payload_size <= MAX_PAYLOAD_BYTES
+        and (header.is_compressed or _may_hold(header.payload_size, header.count))
         and sum(span.count for span in header.spans) == header.count
         and len({span.source for span in header.spans}) == len(header.spans)
         and all(span.count >= 1 and span.last_seq - span.first_seq + 1 >= span.count for span in header.spans)
     )
+
+
+def _may_hold(size_bytes: int, count: int) -> bool:
+    """Whether so many records can be in a payload of this size: who only says so takes no memory of whoever reads them by it."""
+    return count * _LEAST_RECORD_BYTES < size_bytes
 
 
 def parse(header_bytes: bytes, payload: Payload) -> EncodedBatch:
@@ -366,7 +374,11 @@ def _decode(batch: EncodedBatch) -> RecordColumns:
     header, payload = batch.header, bytes(batch.payload)
     count = header.count
     if header.is_compressed:
+        if zstandard.frame_content_size(payload) > MAX_PAYLOAD_BYTES:  # it would be made room for, whatever the limit
+            raise ValueError("a payload that is too large")
         payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_PAYLOAD_BYTES)
+        if not _may_hold(len(payload), count):
+            raise ValueError("a column is too short")
     flags = payload[0]
     columns = _ColumnReader(payload, 1)
     spans = header.spans

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.protocol import batch
 from seriatim.protocol.errors import BadChecksum, MalformedFrame
+from seriatim.protocol.marks import SourceSpan
 from seriatim.protocol.names import SEQ_MAX, Index
 
 
@@ -101,6 +104,43 @@ def test_a_cut_batch_is_seen(one, keep):
     elif keep < encoded.size_bytes:
         with pytest.raises(MalformedFrame):
             batch.parse(encoded.header_bytes, encoded.payload[: keep - len(encoded.header_bytes)])
+
+
+def said_to_be(payload: bytes, count: int, *, is_compressed: bool) -> tuple[bytes, bytes]:
+    """Header and payload, with right checksums."""
+    span = SourceSpan("s", 0, count - 1, count)
+    header = batch.BatchHeader(Index(0), count, (span,), len(payload), _crc32c(payload), is_compressed)
+    return batch.encode_header(header), payload
+
+
+def test_more_records_than_a_payload_has_room_for_are_refused_before_they_are_stored():
+    """What a broker had taken took each reader's memory, 4 billion records' in 13 bytes, and nobody got past it."""
+    with pytest.raises(MalformedFrame):
+        batch.parse(*said_to_be(bytes(13), 2**32 - 1, is_compressed=False))
+
+
+TOO_LARGE = 2 * batch.MAX_PAYLOAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("payload", "count"),
+    [
+        (zstandard.compress(bytes(13)), 2**20),
+        (zstandard.compress(bytes(TOO_LARGE)), 1),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(TOO_LARGE)), 1),
+        (b"\x28\xb5\x2f\xfd\xc0\x50" + (1 << 40).to_bytes(8, "little") + b"\x01\0\0", 1),
+    ],
+    ids=["more records than bytes", "too large", "too large, and doesn't say so", "says that it has a terabyte"],
+)
+def test_who_reads_what_is_said_to_be_larger_than_it_can_be_takes_little_memory_by_it(payload, count):
+    arrived = batch.parse(*said_to_be(payload, count, is_compressed=True))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedFrame):
+            batch.decode(arrived)
+        assert tracemalloc.get_traced_memory()[1] <= batch.MAX_PAYLOAD_BYTES + 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @settings(deadline=None)
