@@ -82,6 +82,8 @@ def _decoded(data: bytes) -> ChainDocument:
     first, *lines = data.decode().split("\n")
     is_in_lines = bool(lines) and first.endswith(_OPEN) and lines[-1] == _CLOSE
     content = json.loads(first + _CLOSE if is_in_lines else data)  # an earlier version wrote one line
+    if not isinstance(content, dict):
+        raise TypeError("it is no object")
     if (found := content.get("format")) != FORMAT:
         raise IncompatibleVersion(
             f"a chain document has format {found}, this version reads {FORMAT}: {_NEEDS}", format=found

@@ -100,6 +100,13 @@ def test_what_a_newer_version_added_is_told_as_that(known, newer):
         chain_json.decode(data.replace(known, newer, 1))
 
 
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"5", b'"chain"', b"{}", b"\x28\xb5\x2f\xfd"])
+def test_what_somebody_wrote_in_a_chain_s_place_is_told_as_no_chain(data):
+    """Both members of each group that served the queue ended, and at each start again; as did coordinators, with a traceback."""
+    with pytest.raises(IncompatibleVersion):
+        chain_json.decode(data)
+
+
 def test_thousands_of_links_or_sources_are_compressed_and_what_no_node_holds_is_refused():
     many = document(*(link(epoch) for epoch in range(1, 3000)))
     data = chain_json.encode(many)
