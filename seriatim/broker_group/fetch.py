@@ -105,16 +105,16 @@ class FetchStream:
         return pb.Position(index=position.index, hash=position.hash, marks=position.marks)
 
     async def _read_credit(self) -> None:
-        while True:
-            message = await read(self._context)
-            if message is None:
-                self._is_over = True
+        try:
+            while (message := await read(self._context)) is not None:
+                if message.WhichOneof("kind") != "credit_bytes":
+                    raise InvalidArgument("a Fetch stream goes on with credit")
+                self._credit_bytes += message.credit_bytes
                 self._wake.set()
-                return
-            if message.WhichOneof("kind") != "credit_bytes":
-                self._failure = InvalidArgument("a Fetch stream goes on with credit")
-            self._credit_bytes += message.credit_bytes
-            self._wake.set()
+            self._is_over = True
+        except SeriatimError as error:
+            self._failure = error
+        self._wake.set()
 
     async def _push(self, runner: LinkRunner, opened: pb.FetchOpen, index: Index) -> None:
         while not self._is_over:

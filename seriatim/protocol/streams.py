@@ -7,10 +7,11 @@ from collections import deque
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from seriatim.protocol import rpc
 from seriatim.protocol.direct import DirectStream, Take
-from seriatim.protocol.errors import PeerLost, SeriatimError
+from seriatim.protocol.errors import BadChecksum, PeerLost, SeriatimError
 
 _END: Any = vars(grpc.aio)["EOF"]
 
@@ -18,12 +19,15 @@ _END: Any = vars(grpc.aio)["EOF"]
 async def read(call: Any, peer: str = "") -> Any | None:
     """The next message of a call, a servicer's context or a direct stream; None where the other side is done.
 
-    Raises the SeriatimError with which the server ended the call, Unreachable where its connection is broken. `peer`: who that is, for people.
+    Raises the SeriatimError with which the server ended the call, Unreachable where its connection is broken, BadChecksum where what
+    came is no message. `peer`: who that is, for people.
     """
     try:
         message = await call.read()
     except grpc.aio.AioRpcError as error:
         raise rpc.translated(error, peer) from error
+    except DecodeError as error:  # as of a direct stream: of a batch's bytes we'd say the same
+        raise BadChecksum("the stream's bytes were damaged on their way") from error
     return None if message is _END else message
 
 

@@ -42,7 +42,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
-from seriatim.protocol.streams import read
+from seriatim.protocol.streams import each, read
 from tests.integration.broker_members import (
     CALL_S,
     QUEUE,
@@ -333,6 +333,22 @@ def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None], *, is_di
             replies = [await read(call) for _ in range(4)]
         assert [reply.WhichOneof("kind") for reply in replies] == ["start", None, None, None]
         assert [reply.committed_index for reply in replies] == [200] * 4
+        call.cancel()
+
+    run(scenario)
+
+
+def test_a_reader_whose_credit_is_damaged_on_its_way_is_told(run: Callable[..., None]) -> None:
+    """It heard for ever that the member lives, and got nothing any more: nobody looked after what reads the credit."""
+
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        call = await batch_streams.fetch(group.a.direct, lambda: group.a.stub)
+        await call.write(pb.FetchRequest(open=pb.FetchOpen(link=group.name(1, group.a.incarnation), credit_bytes=1)))
+        call.serialize = lambda message: (message,)
+        await call.write(b"\xff")
+        with pytest.raises(BadChecksum):
+            await asyncio.wait_for(each(call, lambda _: True), CALL_S)
         call.cancel()
 
     run(scenario)

@@ -440,6 +440,27 @@ def test_bytes_that_make_no_sense_are_answered_with_an_error(data: bytes, expect
     run(scenario())
 
 
+class Damaged:
+    """What was a message when it was sent."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's
+        return b"\xff"
+
+
+def test_a_message_that_was_damaged_on_its_way_is_nobody_s_defect(over: Any) -> None:
+    """By gRPC a sender was told of a defect, and gave the link up; what is damaged is sent again."""
+
+    async def scenario() -> None:
+        async with over(answer_each) as open_stream:
+            call = await open_stream()
+            await call.write(Damaged())
+            with pytest.raises(BadChecksum):
+                await read(call)
+            call.cancel()
+
+    run(scenario())
+
+
 def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "OPENING_S", 0.05)
 
