@@ -165,12 +165,13 @@ class Operations:
 
         Who names its id may ask again, whoever has its name by then.
         """
-        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
+        name = checked_name(request.queue, "queue")
+        queue_id = QueueId(request.queue_id) or await self._store.queue_id(name)
         try:
             await self.change(queue_id, chain.deleted, "deleted", request.cause_id)
         except UnknownQueue:
-            _log.info("queue was deleted before", queue=request.queue, cause_id=request.cause_id)
-        await self._store.free_name(request.queue, queue_id)
+            _log.info("queue was deleted before", queue=name, cause_id=request.cause_id)
+        await self._store.free_name(name, queue_id)
 
     async def rotate_queue(self, request: pb.QueueRequest) -> pb.QueueView:
         """Close the open link as after a failure; the sender goes on with the next group.

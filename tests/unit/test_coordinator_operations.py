@@ -517,6 +517,15 @@ def test_a_queue_that_a_call_deleted_at_its_first_try_is_deleted() -> None:
         operated(store, "delete_queue", pb.QueueRequest(queue="orders"))
 
 
+@pytest.mark.parametrize("name", ["", "/", "orders/"])
+def test_who_names_an_id_and_no_queue_s_name_deletes_nothing(name: str) -> None:
+    """The queue was deleted; then what isn't a name couldn't be freed, and a defect was told."""
+    store = UnheardStore(World())
+    with pytest.raises(InvalidArgument):
+        operated(store, "delete_queue", pb.QueueRequest(queue=name, queue_id=store.document.queue_id))
+    assert not store.document.is_deleted
+
+
 # ---- a switch goes first
 
 
