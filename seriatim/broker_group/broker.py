@@ -415,15 +415,11 @@ class Broker:
         if side is None:
             raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
         role, peer = side
-        try:
-            durability = Durability(request.durability)
-        except ValueError as error:
-            raise InvalidArgument(f"unknown durability {request.durability!r}") from error
         return LinkRecord(
             *key,
             queue=request.queue,
             role=role,
-            durability=durability,
+            durability=durability_from(request.durability),
             flush_ms=request.flush_ms,
             max_record_bytes=request.max_record_bytes,
             peer=peer,
@@ -520,6 +516,14 @@ class Broker:
             self.resync_wanted.set()
         self.look_for_drained(ended.key)
         return runner, has_it
+
+
+def durability_from(name: str) -> Durability:
+    """As a message says it. Raises InvalidArgument."""
+    try:
+        return Durability(name)
+    except ValueError as error:
+        raise InvalidArgument(f"unknown durability {name!r}") from error
 
 
 def set_back_problem(queue_id: QueueId, what: str) -> str:

@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
-from seriatim.broker_group.broker import EVERY_EPOCH, Broker
+from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import SealPhase, sealed_positions
 from seriatim.broker_group.cursor_keeper import CursorKeeper
@@ -20,7 +20,6 @@ from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, together
-from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import (
     DiskFailed,
     MalformedFrame,
@@ -124,7 +123,7 @@ class BrokerService(BrokerServicer):
         key = QueueId(request.link.queue_id), Epoch(request.link.epoch)
         version = ChainVersion(request.chain_version)
         try:
-            durability = Durability(request.durability or "sync")
+            durability = durability_from(request.durability or "sync")
             async with broker.lock(key):
                 runner = broker.find(key)
                 if runner is None:
@@ -163,7 +162,7 @@ class BrokerService(BrokerServicer):
         runner, has_it = await broker.record_end(
             LinkRecord(
                 *key,
-                durability=Durability(request.durability or "sync"),
+                durability=durability_from(request.durability or "sync"),
                 chain_version=ChainVersion(request.chain_version),
                 end=Index(request.end),
                 end_hash=request.link_hash,

@@ -617,6 +617,19 @@ def test_a_seal_of_a_link_never_heard_of_keeps_it_shut_and_outlives_a_restart(ru
     run(scenario)
 
 
+def test_what_makes_no_sense_to_a_member_is_the_caller_s_fault(run: Callable[..., None]) -> None:
+    async def scenario(group: Members) -> None:
+        name, stub = group.name(1, group.a.incarnation), group.a.stub
+        for method, request in (
+            (stub.Seal, pb.SealRequest(link=name, durability="quick")),
+            (stub.RecordEnd, pb.RecordEndRequest(link=name, durability="quick")),
+        ):
+            with pytest.raises(InvalidArgument):
+                await call(method, request, CALL_S)
+
+    run(scenario)
+
+
 def test_a_disk_that_comes_back_older_than_a_link_gives_no_answer_to_its_seal(run: Callable[..., None]) -> None:
     """Put back from a backup: alone, its "nothing" would be the link's end, and what was acknowledged cut off on the good copy."""
 
