@@ -184,15 +184,17 @@ def decode_header(data: bytes) -> BatchHeader:
 
     Raises MalformedFrame where the bytes are none, BadChecksum where they were damaged.
     """
-    if len(data) < _FIXED.size + 4 or data[:3] != MAGIC[:3]:
+    if len(data) < _FIXED.size + 4:
         raise MalformedFrame("these bytes are not the header of a batch")
+    if _checksum(data[:-4]) != _U32.unpack_from(data, len(data) - 4)[0]:
+        raise BadChecksum("the header of a batch is damaged")  # first: who sent it right is to send it again
     magic, flags, source_count, size, count, first_index, payload_size, payload_crc = _FIXED.unpack_from(data)
+    if magic[:3] != MAGIC[:3]:
+        raise MalformedFrame("these bytes are not the header of a batch")
     if magic != MAGIC:
         raise MalformedFrame(f"batch format {magic[3]} is not known here", format=magic[3])
     if size != len(data):
         raise MalformedFrame(f"the header says {size} bytes and has {len(data)}")
-    if _checksum(data[:-4]) != _U32.unpack_from(data, size - 4)[0]:
-        raise BadChecksum("the header of a batch is damaged")
     spans = []
     at = _FIXED.size
     try:
