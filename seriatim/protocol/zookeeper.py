@@ -52,7 +52,8 @@ class NotEmpty(Exception):
 def check_hosts(hosts: str, what: str) -> None:
     """Raises InvalidArgument for what kazoo can't connect to, whoever answers."""
     try:
-        collect_hosts(hosts)
+        for host, _ in collect_hosts(hosts)[0]:
+            host.strip().encode("idna")  # as a look-up does, which ends kazoo's thread with what that raises
     except ValueError as error:
         raise InvalidArgument(f"{what} has to be HOST:PORT[,HOST:PORT…], not {hosts!r}") from error
 

@@ -239,6 +239,7 @@ def test_what_an_error_means_for_the_exit_code(error, code):
             "zookeeper_outside has to be HOST:PORT",
         ),
         ([*BROKER, "--zookeeper", "z:99999"], 2, "zookeeper has to be HOST:PORT"),
+        ([*BROKER, "--zookeeper", "z..example:2181"], 2, "zookeeper has to be HOST:PORT"),
         ([*BROKER, "--session-timeout-ms", "-1"], 2, "session_timeout_ms has to be more than 0"),
         ([*BROKER, "--reserve-mb", "-1"], 2, "reserve_mb has to be 0 or more"),
     ],
