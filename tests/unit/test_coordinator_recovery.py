@@ -87,6 +87,17 @@ def test_whoever_comes_next_gets_numbers_that_nobody_had(world):
     assert document.subscriptions[0].consume_list == before.subscriptions[0].consume_list
 
 
+def test_a_link_that_is_opening_in_the_copy_may_have_been_granted_since(world):
+    """Who copied it as it was listed had nothing more to do with it, and the members of the link, which know more, are away.
+
+    It was closed unasked, and they said for good that it holds records, and that in the chain nobody was let send to it.
+    """
+    close_call(world, 1).finish()
+    listed = chain.next_link(world.document, world.registry(), avoid={}, now_ms=0)
+    copy = Copy(listed, world.version, "g1-a")
+    assert recovery.recovered(copy).links == chain.opened(listed, Epoch(2)).links
+
+
 def test_a_call_that_was_cut_off_goes_on_where_it_was(world):
     copy = a_copy(world)
     now = replace(copy, document=recovery.recovered(copy))
@@ -162,11 +173,9 @@ def test_a_seek_that_only_a_member_knows_that_was_away_is_recovered_when_it_is_b
     zookeeper = ZooKeeper(world, None)
     now = recovered_by(zookeeper, g1_a=older)
     assert "was sought to generation 2" in complaints(newest, now)[QueueId(1)]
-    closed = chain.closing(now.document, Epoch(1))
-    zookeeper.now = replace(
-        now, document=chain.next_link(chain.lost(closed, Epoch(1)), world.registry(), avoid={}, now_ms=0)
-    )
-    later = zookeeper.now
+    lost = chain.lost(chain.closing(now.document, Epoch(1)), Epoch(1))
+    listed = chain.next_link(lost, world.registry(), avoid={}, now_ms=0)
+    zookeeper.now = later = replace(now, document=chain.opened(listed, Epoch(2)))
     # At last only one of before link 2: those whose link it is are away.
     for copies in ({"g1_a": older}, {"g1_a": later}, {"g1_a": now}):
         zookeeper.now = later

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from seriatim.coordinator.core.chain import without_empty
-from seriatim.protocol.chain import ChainDocument, Subscription
+from seriatim.coordinator.core.chain import opened, without_empty
+from seriatim.protocol.chain import ChainDocument, LinkState, Subscription
 from seriatim.protocol.errors import ChainSetBack
 from seriatim.protocol.names import ChainVersion, SubscriptionId, Token
 
@@ -59,8 +59,13 @@ def with_more_links(now: Copy, copy: Copy) -> Copy:
 
 
 def recovered(copy: Copy) -> ChainDocument:
-    """The chain to go on with: whoever is elected next gets a token that nobody had, whoever subscribes an id."""
-    document = copy.document
+    """The chain to go on with: whoever is elected next gets a token that nobody had, whoever subscribes an id.
+
+    A link that is opening in the copy may have been granted since (H13): closed unasked, what was acknowledged there would be cut off.
+    """
+    document, last = copy.document, copy.document.last_link
+    if last is not None and last.state is LinkState.OPENING:
+        document = opened(document, last.epoch)
     return replace(
         document,
         sender_token=Token(document.sender_token + BEYOND),
