@@ -39,9 +39,9 @@ class Recovery:
             return pb.RecoverQueueReply(what=what, is_needless=True)
         goes_on = now is not None and recovery.goes_on_from(now, copy)
         if now is not None:
-            recovery.check_same(now, copy)
-            copies.append(now)
-            copy = recovery.with_more_links(now, copy)
+            # Of two with the same version, a member's is from before ZooKeeper was set back.
+            copies.insert(0, now)
+            copy = recovery.newest(copies, name)
         what = _what_is_recovered(now, copy, registry)
         if not request.confirmed_queue:
             return pb.RecoverQueueReply(what=what)

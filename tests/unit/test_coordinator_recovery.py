@@ -14,7 +14,7 @@ from seriatim.coordinator.core.recovery import BEYOND, Copy
 from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.recovery import Recovery
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, ChainMember
+from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
 from seriatim.protocol.errors import ChainSetBack, UnknownQueue
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
@@ -96,6 +96,31 @@ def test_a_link_that_is_opening_in_the_copy_may_have_been_granted_since(world):
     listed = chain.next_link(world.document, world.registry(), avoid={}, now_ms=0)
     copy = Copy(listed, world.version, "g1-a")
     assert recovery.recovered(copy).links == chain.opened(listed, Epoch(2)).links
+
+
+def test_no_older_copy_is_written_over_a_chain_with_the_same_links(world):
+    """A member that was away says that the chain is an old one, which it isn't: all others have copies from before the last writes."""
+    older = a_copy(world)
+    with_subscription(world, "made since")
+    close_call(world, 1).finish()
+    now = replace(a_copy(world, "ZooKeeper"), version=ChainVersion(world.version + 1))
+    again = recovered_by(ZooKeeper(world, now), g1_a=older).document
+    assert again.links == now.document.links
+    assert [one.name for one in again.subscriptions] == ["s", "made since"]
+
+
+def test_however_much_was_written_by_the_old_chain_the_copy_is_newer_in_which_the_last_link_was_granted(world):
+    """By the old one it was closed as empty, for nobody had been let send to it."""
+    copy = a_copy(world, "g2-b")
+    listed = replace(world.document, links=(replace(world.document.links[0], state=LinkState.OPENING),))
+    for now in (listed, chain.emptied(listed, Epoch(1), 0)):
+        written = Copy(now, ChainVersion(copy.version + 9), "ZooKeeper")
+        assert recovery.newest([copy, written], "orders") is copy
+        assert recovered_by(ZooKeeper(world, written), g2_b=copy).document.links == copy.document.links
+    for after in ("closing", "lost"):
+        further = replace(copy, document=getattr(chain, after)(copy.document, Epoch(1)))
+        assert recovery.newest([further, replace(copy, version=ChainVersion(99))], "orders") is further
+        copy = further
 
 
 def test_a_call_that_was_cut_off_goes_on_where_it_was(world):

@@ -19,6 +19,9 @@ BEYOND = 1000
 """So many versions, tokens and subscriptions at most are taken to have come after a copy; it is seconds old."""
 
 
+_WAY = (LinkState.OPENING, LinkState.OPEN, LinkState.CLOSING, LinkState.LOST, LinkState.SEALED)
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A queue's chain, and whose it is."""
@@ -29,8 +32,15 @@ class Copy:
 
 
 def newest(copies: Iterable[Copy], queue: str) -> Copy:
-    """The copy to go on with. Raises ChainSetBack where there is none, or where there are two histories."""
-    rising = sorted(copies, key=lambda one: (one.document.queue_id, one.document.next_epoch, one.version))
+    """The copy to go on with. Raises ChainSetBack where there is none, or where there are two histories.
+
+    It is the one with most links, and of those the one that knows most of the last link's way, whatever others wrote by a chain that was
+    set back. Where two know the same, the one with more writes, the last of `copies` where they have as many.
+    """
+    rising = sorted(
+        copies,
+        key=lambda one: (one.document.queue_id, one.document.next_epoch, _way_of_last_link(one.document), one.version),
+    )
     if not rising:
         raise ChainSetBack(f"no member that is registered keeps a copy of the chain of queue {queue}", queue=queue)
     last = rising[-1]
@@ -38,6 +48,16 @@ def newest(copies: Iterable[Copy], queue: str) -> Copy:
         if one.document.queue_id == last.document.queue_id:
             check_same(one, last)
     return last
+
+
+def _way_of_last_link(document: ChainDocument) -> int:
+    """How far on its way the last link is; none of it where it was closed unasked, because nobody had been let send to it."""
+    last = document.last_link
+    if last is None:
+        return _WAY.index(LinkState.SEALED)  # and let go since
+    certificate = last.certificate
+    is_unasked = certificate is not None and not certificate.answered and not certificate.is_abandoned
+    return 0 if is_unasked else _WAY.index(last.state)
 
 
 def check_same(one: Copy, other: Copy) -> None:
@@ -51,11 +71,6 @@ def check_same(one: Copy, other: Copy) -> None:
                 queue=one.document.name,
                 epoch=link.epoch,
             )
-
-
-def with_more_links(now: Copy, copy: Copy) -> Copy:
-    """The copy, unless ZooKeeper has links that no copy tells of, as where those who hold them are away: they are sent to."""
-    return now if now.document.next_epoch > copy.document.next_epoch else copy
 
 
 def recovered(copy: Copy) -> ChainDocument:
