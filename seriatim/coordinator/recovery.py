@@ -84,6 +84,8 @@ def _what_is_recovered(now: Copy | None, copy: Copy, registry: Registry) -> str:
         return f"version {one.version} ({links}, {len(one.document.subscriptions)} subscriptions)"
 
     before = "no chain" if now is None else shown(now)
-    missing = [name for group in registry.groups.values() for name in group.missing]
+    # Where ZooKeeper lost all, the registry knows only of who is there.
+    known = {*registry.groups, *copy.document.send_list, *(link.group for link in copy.document.links)}
+    missing = [name for group in sorted(known) for name in registry.group(group).missing]
     unasked = f"; not asked, because not registered: {', '.join(missing)}" if missing else ""
     return f"queue {copy.document.name} goes on from the copy of {copy.holder}, {shown(copy)}; ZooKeeper has {before}{unasked}"

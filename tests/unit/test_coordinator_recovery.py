@@ -12,7 +12,7 @@ from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.coordinator.core import chain, recovery, subscriptions
 from seriatim.coordinator.core.recovery import BEYOND, Copy
 from seriatim.coordinator.core.registry import GroupState, Registry
-from seriatim.coordinator.recovery import Recovery
+from seriatim.coordinator.recovery import Recovery, _what_is_recovered
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
 from seriatim.protocol.errors import ChainSetBack, UnknownQueue
@@ -240,3 +240,11 @@ def test_a_seek_is_not_taken_from_another_queue_s_chain(world):
     of_another = sought(world)
     of_another = replace(of_another, document=replace(of_another.document, queue_id=QueueId(7)))
     assert recovery.with_last_seeks(world.document, [of_another]) is world.document
+
+
+def test_who_was_not_asked_is_said_also_where_zookeeper_knows_nothing_of_a_group_any_more(world):
+    """Its brokers may have newer copies, or the newest link: who reads this starts them first."""
+    close_call(world, 1).finish()  # g1 is off the send list
+    there = Registry({"g2": world.registry().groups["g2"]})
+    what = _what_is_recovered(None, a_copy(world, "g2-a"), there)
+    assert what.endswith("not asked, because not registered: g1-a, g1-b, g3-a, g3-b")
