@@ -371,6 +371,20 @@ def test_a_queue_whose_making_was_cut_off_is_cleared_away():
     assert planned(world, chains=just_made, names={}, now_ms=100_000) == ()
 
 
+def test_a_queue_whose_making_was_cut_off_goes_though_a_group_was_drained_meanwhile():
+    """Nobody could have deleted it: it has no name."""
+    world = World()
+    world.document = chain.without_group(world.document, "g1")
+    seen = (SeenChain(world.document, ChainVersion(1), 0),)
+    (marked,) = planned(world, chains=seen, names={"orders": QueueId(2)}, now_ms=100_000)
+    assert marked == Change(chain.deleted(world.document), ChainVersion(1), "deleted: its making was cut off")
+    with_subscription(world)
+    seen = (SeenChain(world.document, ChainVersion(2), 0),)
+    assert chain.deleted(world.document) not in [
+        one.document for one in planned(world, chains=seen, names={}, now_ms=100_000)
+    ]
+
+
 def test_nodes_of_a_queue_that_has_no_chain_after_a_while_are_swept_away():
     bare = {QueueId(7): 0}
     assert planned(World(), bare=bare, now_ms=1000) == ()

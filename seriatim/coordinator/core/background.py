@@ -168,9 +168,10 @@ def _quiet_ms(seen: SeenChain, now_ms: int) -> int:
 
 
 def _is_orphan(seen: SeenChain, view: View, now_ms: int) -> bool:
-    """A queue that never had a name, so that nobody has changed its chain. One that somebody uses is for people to delete."""
+    """A queue that never had a name, so that nobody has sent to it, or subscribed. One that somebody uses is for people to delete."""
     document = seen.document
-    if seen.version > 0:
+    # Its version says nothing: a group that is drained leaves its send list, too.
+    if document.sender_token or document.next_subscription_id > 1:
         return False
     is_old = now_ms - document.created_at_ms > ORPHAN_AFTER_MS and _quiet_ms(seen, now_ms) > ORPHAN_AFTER_MS
     return is_old and view.names.get(document.name) != document.queue_id
