@@ -355,6 +355,8 @@ class ReaderSession:
         self._commits.happened(cursor.Granted(view, subscription_id, generation, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
+        if self._fetcher is not None:
+            self._fetcher.happened(reading_events.Drained(head.epoch))
         self._lease()
 
     def refused(self, error: SeriatimError) -> None:

@@ -19,6 +19,7 @@ from seriatim.consumer.core.cursor import (
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
     CloseFetch,
+    Drained,
     FetchFailed,
     OpenFetch,
     ReadFrom,
@@ -204,7 +205,7 @@ def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> No
     opened: list[int] = []
 
     def both(*events: object) -> list[object]:
-        """As ReaderSession has them: StartReading goes to the reading core."""
+        """As ReaderSession has them: StartReading, and what a grant tells, go to the reading core."""
         nonlocal reads, commits
         found: list[object] = []
         for event in events:
@@ -217,6 +218,8 @@ def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> No
             for effect in effects:
                 if isinstance(effect, StartReading):
                     found += both(ReadFrom(commits.view, effect.place, effect.is_end))
+            if isinstance(event, Granted):
+                found += both(ViewChanged(event.view), Drained(event.head.epoch))
         return found
 
     # It has read and committed all 5 records of link 1, which is open and quiet.
@@ -231,3 +234,17 @@ def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> No
     assert AcquireAgain() in both(cursor.ViewChanged(later), ViewChanged(later))
     both(granted(later, 2, 0), ViewChanged(replace(later, version=ChainVersion(10))), Tick())
     assert opened[-1] == 2
+
+
+def test_a_reader_that_is_in_the_next_link_already_isn_t_started_anew_where_the_one_before_was_let_go() -> None:
+    """It would be handed the same records again. All of link 1 is committed; link 2 is read before its grant comes."""
+    commits = Commits()
+    happened = commits.happened
+    happened(granted(view(1, (1,), link(1, 0, 5)), 1, 5))
+    happened(cursor.ViewChanged(view(2, (), link(1, 0, 5))))
+    happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
+    later = view(9, (2,), link(2, 5))
+    assert happened(cursor.ViewChanged(later)) == [AcquireAgain()]
+    assert happened(granted(later, 2, 0)) == []
+    reads, _ = reading.decide(Reading(1000), ReadFrom(later, Place(Epoch(2), Index(3)), is_end=False), 0.0)
+    assert reading.decide(reads, Drained(Epoch(2)), 0.0) == (reads, [])

@@ -194,10 +194,9 @@ def _granted(state: CursorState, event: Granted) -> Step:
     place, is_end = event.head, False
     if place.epoch == 0:
         place, is_end = _behind_all(event.view), True
-    is_going_on = (
-        state.is_granted
-        and (state.generation, state.subscription_id) == (event.generation, event.subscription_id)
-        and not _is_left_behind(state.wanted, event.view, place)
+    is_going_on = state.is_granted and (state.generation, state.subscription_id) == (
+        event.generation,
+        event.subscription_id,
     )
     after = replace(
         state,
@@ -220,11 +219,6 @@ def _granted(state: CursorState, event: Granted) -> Step:
         return after, []
     after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
     return after, [StartReading(place, is_end)]
-
-
-def _is_left_behind(wanted: Place, view: ChainView, head: Place) -> bool:
-    """Whether the link that the application is in has ended, and was let go, before this reader heard of its end."""
-    return START.epoch < wanted.epoch < head.epoch and view.link(wanted.epoch) is None
 
 
 def _behind_all(view: ChainView) -> Place:

@@ -29,6 +29,7 @@ from seriatim.consumer.core.reading_events import (
     CloseFetch,
     Deliver,
     Discard,
+    Drained,
     Effect,
     EndReached,
     Event,
@@ -49,7 +50,7 @@ from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
-from seriatim.protocol.names import Incarnation, Index, Offset, beyond_abandoned
+from seriatim.protocol.names import Epoch, Incarnation, Index, Offset, beyond_abandoned
 from seriatim.protocol.patience import Patience
 
 RETRY_FIRST_S = 0.05
@@ -157,6 +158,8 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
             return replace(state, at=None, buffered_bytes=0, waiting_for="being elected"), [*effects, Discard()]
         case ViewChanged(view):
             state, effects = _seen(state, view, now_s)
+        case Drained(head):
+            state, effects = _left(state, head)
         case RowsTaken(size_bytes):
             state, effects = replace(state, buffered_bytes=max(0, state.buffered_bytes - size_bytes)), []
         case Tick():
@@ -248,6 +251,14 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
         return state, []
     return _failed(state, "it is no longer registered as it was", now_s, order_close=True)
+
+
+def _left(state: Reading, head: Epoch) -> Step:
+    """A link whose end this reader hasn't heard of ends where it is: all of it is read, and the chain may have let it go."""
+    if state.at is None or state.is_at_end or state.at.epoch >= head:
+        return state, []
+    closed, effects = _closed(state)
+    return _at_end(closed, _current(closed), state.at), effects
 
 
 def _is_to_be_left(state: Reading, link: LinkView) -> bool:

@@ -39,6 +39,13 @@ class ViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Drained:
+    """A coordinator says that this reader has read every link before `head` to its end."""
+
+    head: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class StartArrived:
     """The member will start with the batch at `index`, before which the marks are these."""
 
@@ -93,6 +100,7 @@ Event = (
     ReadFrom
     | Stopped
     | ViewChanged
+    | Drained
     | StartArrived
     | BatchesArrived
     | EndReached
