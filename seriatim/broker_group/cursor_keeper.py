@@ -9,7 +9,7 @@ What the other member passes on waits for none of that: it may have a commit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Whose
+from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
@@ -299,15 +299,6 @@ class CursorKeeper:
                     await wanted.wait()
             except TimeoutError:
                 pass
-
-    def report_again(self, documents: Mapping[QueueId, ChainDocument]) -> None:
-        """What was reported and is still listed: ZooKeeper lost the note, or had no such queue when it was to be noted."""
-        for key, reported in self._reported.items():
-            document = documents.get(key[0])
-            listed = () if document is None else document.readers_of(key[1])
-            if lost := reported.intersection(one.whose for one in listed):
-                reported.difference_update(lost)
-                self._broker.look_for_drained(key)
 
     async def _report_once(self) -> bool:
         """Report each once that may be drained. False: some are to be reported again."""

@@ -109,7 +109,6 @@ class Resyncer:
         documents = {
             queue_id: seen.document for queue_id, seen in chains.items() if queue_id not in self._broker.set_back
         }
-        self._keeper.report_again(documents)
         problem = ""
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:

@@ -33,16 +33,7 @@ from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.chain import (
-    ChainDocument,
-    ChainMember,
-    Dropped,
-    Durability,
-    Link,
-    LinkState,
-    QueueSettings,
-    Subscription,
-)
+from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durability, Link, LinkState, QueueSettings
 from seriatim.protocol.errors import (
     BadChecksum,
     DeadlineOver,
@@ -53,7 +44,6 @@ from seriatim.protocol.errors import (
     PeerLost,
     SeriatimError,
     UnknownLink,
-    UnknownQueue,
     Unreachable,
     from_wire,
 )
@@ -945,47 +935,5 @@ def test_a_queue_that_is_recovered_isn_t_kept_waiting_by_who_knew_more(with_link
         assert resyncer._pause_s() == REST_S
         broker.unknown_chains = {}
         assert resyncer._pause_s() == IDLE_S
-
-    with_links(scenario)
-
-
-def test_what_zookeeper_lost_of_a_subscription_that_has_read_a_link_is_reported_again(
-    with_links: Callable[[Scenario], None],
-) -> None:
-    """The queue was unknown when it was to be noted; `queue recover` made it again, and the link stayed listed for good."""
-    reader = Subscription(
-        SubscriptionId(3), "s", Generation(1), Token(1), "", (RECORD.epoch,), RECORD.epoch, Index(0), 0
-    )
-
-    class Recovered(ZooKeeperWithALink):
-        async def children(self, *_: object) -> list[str]:
-            return [str(RECORD.queue_id)]
-
-        async def get(self, *_: object) -> tuple[bytes, int]:
-            data, version = await super().get()
-            return chain_json.encode(
-                replace(chain_json.decode(data), next_epoch=Epoch(4), subscriptions=(reader,))
-            ), version
-
-    async def scenario(broker: Broker, runner: LinkRunner) -> None:
-        reported: list[object] = []
-
-        async def report(*what: object) -> None:
-            reported.append(what)
-            if len(reported) == 1:
-                raise UnknownQueue("there is no queue with id 1")
-
-        keeper = CursorKeeper(broker, cast("Coordinators", None))
-        keeper._report = report  # type: ignore[method-assign]
-        runner.changed_record(replace(RECORD, lacks=()))
-        await keeper._changed(RECORD.key, SubscriptionId(3), lambda _: CursorRecord(*reader.whose, Token(1), Index(50)))
-        resyncer = Resyncer(broker, keeper, cast("ZooKeeperSession", Recovered()), Paths("c"))
-        for _ in range(2):
-            broker.look_for_drained(RECORD.key)
-            await keeper._report_once()
-        assert len(reported) == 1
-        await resyncer._pass()
-        await keeper._report_once()
-        assert reported == [(RECORD.key, *reader.whose)] * 2
 
     with_links(scenario)
