@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from seriatim.broker_group.core import link_record
@@ -292,7 +293,8 @@ class SimulatedStore(Store):
         self._disk = disk
         self._database = disk  # type: ignore[assignment]
         self._segment_bytes = sys.maxsize  # all batches are in the database
-        self._forgotten = 0
+        self._segments = SimpleNamespace(size_bytes=lambda _: 0)  # type: ignore[assignment]
+        self._forgotten = self._forgotten_bytes = 0
         self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
 
     def free_bytes(self) -> int:
