@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 
+from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import SeriatimError, UnknownSubscription
-from seriatim.protocol.names import SubscriptionId, Token
+from seriatim.protocol.names import Epoch, SubscriptionId, Token
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
@@ -98,6 +99,20 @@ def test_who_is_elected_may_hand_out_at_once() -> None:
     asyncio.run(run())
     assert leases
     assert leases[-1] > boottime_s()
+
+
+def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
+    """Behind the view: it may know of no end of a link that was let go."""
+    events: list[object] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        session.read_with(SimpleNamespace(happened=events.append))
+        await session._acquire_until_granted()
+
+    asyncio.run(run())
+    assert [type(one) for one in events] == [ReadFrom, ViewChanged, Drained]
+    assert events[-1] == Drained(Epoch(1))
 
 
 def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
