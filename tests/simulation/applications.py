@@ -322,7 +322,8 @@ class Reader:
     def _handed(self, term: int, record: Record) -> None:
         self._term = term
         delivered = self._world.ledger.delivered
-        self._world.told(delivered, self._subscription, (self._life, term), self._grants[term], record)
+        grant = self._grants[term]
+        self._world.told(delivered, self._subscription, (self._life, grant), grant, record)
 
     def _poll(self, consumer: Consumer) -> None:
         self._ask_for_more()
