@@ -32,6 +32,7 @@ from seriatim.protocol.errors import (
     NotElected,
     SeriatimError,
     SubscriptionExists,
+    UnknownQueue,
     UnknownSubscription,
     Unreachable,
     Waiting,
@@ -384,7 +385,7 @@ class ReaderSession:
             if view.queue_id == self._queue_id:
                 self._see(view)
             if view.queue_id != self._queue_id or view.is_deleted:
-                raise UnknownSubscription(f"queue {self.settings.queue!r} was deleted", queue=self.settings.queue)
+                raise UnknownQueue(f"queue {self.settings.queue!r} was deleted", queue=self.settings.queue)
             if view.subscription(self._subscription_id) is None and self._is_newest(view):
                 raise UnknownSubscription(
                     f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
+
+import pytest
 
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import SeriatimError, UnknownSubscription
-from seriatim.protocol.names import Epoch, SubscriptionId, Token
+from seriatim.protocol.errors import SeriatimError, UnknownQueue, UnknownSubscription
+from seriatim.protocol.names import Epoch, QueueId, SubscriptionId, Token
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
@@ -129,3 +131,20 @@ def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
     asyncio.run(run())
     assert [type(one) for one in failures] == [UnknownSubscription]
     assert not any(leases)
+
+
+@pytest.mark.parametrize("view", [pb.QueueView(queue_id=1, is_deleted=True), pb.QueueView(queue_id=2)])
+def test_a_reader_of_a_queue_that_was_deleted_is_told_so(view) -> None:
+    """And not what to do about a subscription. Another queue may have the name by then."""
+
+    async def watched(_: str) -> AsyncIterator[pb.QueueView]:
+        yield view
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        session._queue_id = QueueId(1)
+        session.coordinators.watch = watched
+        await session._watch()
+
+    with pytest.raises(UnknownQueue):
+        asyncio.run(run())
