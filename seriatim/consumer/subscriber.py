@@ -11,7 +11,7 @@ from typing import Self
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
-from seriatim.protocol import log
+from seriatim.protocol import forks, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError, copied
@@ -41,7 +41,8 @@ class Subscriber:
 
     `term` is there while elected; by its own clock it ends before the session can (H8). `on_elected(term)` and
     `on_deposed()` are called on another thread and must return quickly: what would wait there raises InvalidArgument, and what they
-    raise is logged. A context manager; opening raises Unreachable, UnknownQueue, UnknownSubscription.
+    raise is logged. A context manager; opening raises Unreachable, UnknownQueue, UnknownSubscription. A process forked from the one
+    that opened it has no term, as with a `Consumer`.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Subscriber:
         self._thread: LoopThread | None = None
         self._session: ReaderSession | None = None
         self._running: asyncio.Task[None] | None = None
+        forks.call_in_child(self, Subscriber._leave_to_parent)
 
     def open(self) -> Self:
         """Connect, and stand for election."""
@@ -97,6 +99,15 @@ class Subscriber:
     def _leave(self) -> None:
         if self._session is not None:
             self._session.leave()
+
+    def _leave_to_parent(self) -> None:
+        """In a process that was forked from the one that is elected: the term, and its token, stay there."""
+        self._changed = threading.Condition()  # who holds the other one doesn't run here
+        if self._thread is not None:
+            self._thread = self._session = None
+            self._error = InvalidArgument(
+                "the subscriber was opened before a fork, and is elected in the parent only: start processes by spawn, and make one there"
+            )
 
     def __enter__(self) -> Self:
         return self.open()
@@ -151,7 +162,7 @@ class Subscriber:
         the offset is no longer kept, or beyond what there is.
         """
         thread, session = self._thread, self._session
-        if thread is None or session is None or self.term is None:
+        if self.term is None or thread is None or session is None:
             raise NotElected("this subscriber isn't elected", queue=self.queue)
         thread.run(self._commit(session, Offset(offset)), timeout_s)
 

@@ -18,12 +18,13 @@ from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.session import Grant
 from seriatim.consumer.subscriber import Subscriber
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame, UnknownSubscription
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.forks import in_a_fork
 
 BEFORE_ALL = Place(Epoch(1), Index(0))
@@ -292,6 +293,25 @@ def test_a_forked_process_is_handed_nothing_of_what_its_parent_reads() -> None:
     assert all("before a fork" in one for one in said[:6])
     assert [next(records).offset for _ in range(7)] == list(range(1, 8))
     consumer._thread.close()
+
+
+def test_a_forked_process_has_no_term_of_its_parent_s() -> None:
+    """Both would have written elsewhere under one token, which fences neither of them."""
+    subscriber = Subscriber("127.0.0.1:1", "q")
+    subscriber._granted(Grant(SubscriptionId(1), Generation(1), Token(1)), BEFORE_ALL)
+    subscriber._leased(boottime_s() + 60)
+    thread = subscriber._thread = LoopThread("the parent's")
+    subscriber._session = Session(object())
+    holding = threading.Thread(target=subscriber._changed.acquire)  # which never lets go
+    holding.start()
+    holding.join()
+    said = in_a_fork(
+        lambda: subscriber.term, lambda: subscriber.wait_elected(0), lambda: subscriber.commit(1), subscriber.close
+    )
+    assert [one.split(":")[0] for one in said] == ["InvalidArgument"] * 3 + ["returned"]
+    assert all("before a fork" in one for one in said[:3])
+    assert subscriber.term is not None
+    thread.close()
 
 
 class CtrlCWhileClosing(CtrlC):
