@@ -15,7 +15,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from seriatim.broker_group.core import link_record
@@ -284,6 +283,13 @@ class SimulatedWriter:
             done(tag, error)
 
 
+class NoSegments:
+    """All batches are in the database."""
+
+    def size_bytes(self, _: object) -> int:
+        return 0
+
+
 class SimulatedStore(Store):
     """The production store on a simulated disk."""
 
@@ -292,8 +298,8 @@ class SimulatedStore(Store):
         self.incarnation = Incarnation(disk.disk_id, disk.starts)
         self._disk = disk
         self._database = disk  # type: ignore[assignment]
-        self._segment_bytes = sys.maxsize  # all batches are in the database
-        self._segments = SimpleNamespace(size_bytes=lambda _: 0)  # type: ignore[assignment]
+        self._segments = NoSegments()  # type: ignore[assignment]
+        self._segment_bytes = sys.maxsize
         self._forgotten = self._forgotten_bytes = 0
         self._writer = SimulatedWriter(disk, loop, process)  # type: ignore[assignment]
 
