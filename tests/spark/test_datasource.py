@@ -42,6 +42,7 @@ def test_a_user_s_settings_go_before_ours_and_java_s_are_added(spark):
     properties = spark._jvm.System
     assert properties.getProperty("seriatim.tests") == "yes"
     assert properties.getProperty("log4j2.configurationFile").endswith("log4j2.properties")
+    assert properties.getProperty("java.io.tmpdir") == spark.conf.get("spark.local.dir")
 
 
 def test_java_s_classes_come_from_the_archive_that_set_up_made(spark):

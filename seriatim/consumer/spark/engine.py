@@ -137,7 +137,8 @@ def spark_session(
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **driver_memory(wanted),
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
-        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} "
+        # What Java, and libraries in it, make in /tmp goes when they end; where that is by a kill, with the directory.
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} -Djava.io.tmpdir={shlex.quote(str(directory))} "
         # Without memory a thread of Spark's may end alone, and the query wait for it for ever: better that all end.
         f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError {shlex.join(archive_options)} {java_options}",
         "spark.task.maxFailures": "4",

@@ -14,7 +14,6 @@ Everything else here (election, checkpoint, cursor) may be late or wrong and cos
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.engine import check_conf, check_java, give_up_starting, spark_session
 from seriatim.consumer.spark.progress import SLOW_S, Report, Stopped, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
+from seriatim.consumer.spark.scratch import scratch_folder
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.spark.term import ReplayTerm
 from seriatim.consumer.subscriber import Subscriber, Term
@@ -78,7 +78,7 @@ class Replay:
         check_conf(settings.spark_conf)
         check_java()
         with contextlib.ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seriatim-replay-")))
+            directory = stack.enter_context(scratch_folder())
             target = stack.enter_context(PostgresTarget(settings.target, settings.subscription))
             for limit in target.limits():
                 _log.warning("target", limit=limit)
