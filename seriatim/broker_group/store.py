@@ -530,10 +530,19 @@ def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:
 
 
 def _check_is_whole(directory: Path) -> None:
-    """What was never a database is made one, but not beside the records of one: it would be a blank disk, and remove them. Raises DiskFailed."""
-    if not (directory / "data" / "CURRENT").exists() and any(directory.glob(f"segments/*{SUFFIX}")):
+    """What was never a database is made one, but not beside the records of one: it would be a blank disk, and remove them. Raises DiskFailed.
+
+    Nor is one opened without its log, as RocksDB would: what was written last, and acknowledged, would never have been. Who clears
+    away log files by their names takes it for one of those; there is always one.
+    """
+    data = directory / "data"
+    if not (data / "CURRENT").exists() and any(directory.glob(f"segments/*{SUFFIX}")):
         raise DiskFailed(
             f"{directory} holds records in segments/, and in data/ nothing that names them: is it mounted?"
+        )
+    if any(data.glob("*.sst")) and not any(data.glob("*.log")):
+        raise DiskFailed(
+            f"{data} holds tables, and not the log (*.log) with what was written behind them: was it deleted?"
         )
 
 

@@ -488,6 +488,24 @@ def test_records_without_their_database_are_no_blank_disk(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_a_database_without_its_log_is_no_shorter_one(tmp_path: Path) -> None:
+    """`find -name '*.log' -delete`, while the member is down: it sealed with what was left, as whole, and the good copy was cut to that."""
+    member, killed = tmp_path / "member", tmp_path / "killed"
+
+    async def scenario() -> None:
+        for number in range(2):
+            store = open_store(member, "c/g1-a")
+            await fill(store, RECORD, batches(3, first_index=number * 30))
+            shutil.copytree(member, killed, dirs_exist_ok=True)
+            await store.close()
+        for log in killed.glob("data/*.log"):
+            log.unlink()
+        with pytest.raises(DiskFailed, match="was it deleted"):
+            open_store(killed, "c/g1-a")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
 def test_whoever_lacks_only_room_is_not_sent_for_an_empty_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: type[SeriatimError]
