@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import errors, frames, log, patience
+from seriatim.protocol import descriptors, errors, frames, log, patience
 from seriatim.protocol.errors import (
     BadChecksum,
     IncompatibleVersion,
@@ -431,6 +431,7 @@ class DirectServer:
         self._streams: set[DirectStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._most = descriptors.share(2)
 
     async def listen(self, host: str, port: int) -> int:
         """Start; `port` 0: any free one. Returns the port. Raises InvalidArgument where it can't be had."""
@@ -451,6 +452,10 @@ class DirectServer:
 
     def _accepted(self) -> DirectStream:
         stream = DirectStream(self._begin)
+        if len(self._streams) >= self._most:
+            _log.lasting("no more streams are taken", most=self._most, cause_id=log.new_cause_id("direct"))
+            stream.cancel()
+            return stream
         stream.lost = lambda: self._streams.discard(stream)
         self._streams.add(stream)
         asyncio.get_running_loop().call_later(OPENING_S, stream.expect_opened)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from seriatim.protocol import errors, log, patience
+from seriatim.protocol import descriptors, errors, log, patience
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
 from seriatim.protocol.frames import MAX_FRAME_BYTES
 
@@ -59,6 +59,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
+    # So long may a connection stand before it talks HTTP/2.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 Request = TypeVar("Request")
@@ -150,8 +152,10 @@ class Connections(Generic[Stub]):
 
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
-    """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: see `channel`."""
+    """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: of brokers, see `channel`."""
     options = [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
+    if has_batches:
+        options.append(("grpc.max_allowed_incoming_connections", descriptors.share(4)))
     return grpc.aio.server(options=options, interceptors=interceptors)
 
 

@@ -14,7 +14,7 @@ import pytest
 from seriatim.broker_group.replication import MasterStream
 from seriatim.consumer.core.view import Side
 from seriatim.consumer.transport import FetchStream, Members
-from seriatim.protocol import batch, batch_streams, direct, frames, rpc
+from seriatim.protocol import batch, batch_streams, descriptors, direct, frames, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.batch_streams import BatchMessage, BatchStub, add_broker
@@ -494,6 +494,37 @@ def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> No
             await read(call)
         call.cancel()
         other.close()
+
+    run(scenario())
+
+
+async def listening(way: str) -> tuple[int, Callable[[], Awaitable[None]]]:
+    """Where a broker takes connections, and how to end that."""
+    if way == "direct":
+        server = batch_streams.direct_server(*[answer_each] * 5)
+        return await server.listen("127.0.0.1", 0), server.stop
+    by_grpc = rpc.server(has_batches=True)
+    port = rpc.listen(by_grpc, "127.0.0.1:0")
+    await by_grpc.start()
+    return port, lambda: by_grpc.stop(0)
+
+
+@pytest.mark.parametrize("way", ["direct", "grpc"])
+def test_who_connects_leaves_files_to_the_disk(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred strangers, where a process may have a thousand files open, and both members' disks counted as failed."""
+    monkeypatch.setattr(descriptors, "share", lambda _: 3)
+    monkeypatch.setattr(direct, "OPENING_S", 10 * WAIT_S)
+
+    async def scenario() -> None:
+        port, stop = await listening(way)
+        there = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        one_more, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await one_more.read() == b""
+        assert not any(reader.at_eof() for reader, _ in there)
+        for one in (writer, *(other for _, other in there)):
+            one.close()
+        await stop()
 
     run(scenario())
 
