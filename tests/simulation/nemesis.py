@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
@@ -86,7 +87,7 @@ class Nemesis:
         slow_s[one, other] = late_s
         self.later(self.some_s(), slow_s.pop, (one, other), None)
 
-    def _cut_for(self, seconds: float, *directions: tuple[str, str]) -> None:
+    def cut_for(self, seconds: float, *directions: tuple[str, str]) -> None:
         """What the first of each sends doesn't reach the second."""
         for direction in directions:
             self.world.cut(*direction)
@@ -95,13 +96,13 @@ class Nemesis:
     def cut_application(self) -> None:
         """From ZooKeeper, for long."""
         name, seconds = self._application(), 8 * self.chance.random()
-        self._cut_for(seconds, (name, "zookeeper"), ("zookeeper", name))
+        self.cut_for(seconds, (name, "zookeeper"), ("zookeeper", name))
 
     def cut_pair(self) -> None:
         """The members of a group lose each other."""
         one, seconds = self.any_member(), 8 * self.chance.random()
         other = one[:-1] + ("b" if one.endswith("a") else "a")
-        self._cut_for(seconds, (one, other), (other, one))
+        self.cut_for(seconds, (one, other), (other, one))
 
     def link_read(self) -> Link | None:
         """One that is being read."""
@@ -121,7 +122,7 @@ class Nemesis:
         if link is None:
             return
         names = str(link.master.name), str(link.slave.name)
-        self._cut_for(8.0, names, names[::-1])
+        self.cut_for(8.0, names, names[::-1])
         self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
 
     def kill_readers(self) -> None:
@@ -188,14 +189,14 @@ class Nemesis:
         if self.chance.random() < 0.3:
             directions = directions[:1]
         seconds = self.some_s()
-        self._cut_for(seconds, *directions)
+        self.cut_for(seconds, *directions)
 
     def isolate(self) -> None:
         """A machine is cut off from everybody."""
         name, seconds = self._any(), self.some_s()
         for other in (*self.world.hosts, "zookeeper"):
             if other != name:
-                self._cut_for(seconds, (name, other), (other, name))
+                self.cut_for(seconds, (name, other), (other, name))
 
     def reset_connections(self) -> None:
         one, other = self._any(), self._any()
@@ -335,20 +336,38 @@ class Nemesis:
 
     def operate(self, method: str, request: object, after: Callable[[], None] = lambda: None) -> None:
         """One order after the other: a drain that is answered late doesn't follow on the resume behind it."""
-        world = self.world
 
         async def operate() -> None:
             async with self._operator:
-                try:
-                    await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
-                except SeriatimError as error:
-                    world.note(f"{method} is refused: {error}")
+                await self._asked(method, request)
             after()
 
-        process = world.hosts["operator"].process
+        self._order(method, operate)
+
+    def beside(self, method: str, request: object, after_s: float = 0.0) -> asyncio.Event:
+        """Another operator, who waits for nobody. Set when that one is answered."""
+        answered = asyncio.Event()
+
+        async def operate() -> None:
+            await asyncio.sleep(after_s)
+            await self._asked(method, request)
+            answered.set()
+
+        self._order(method, operate)
+        return answered
+
+    def _order(self, method: str, order: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        process = self.world.hosts["operator"].process
         assert process is not None
-        world.note(f"an operator asks for {method}")
-        world.loop.start(process, operate)
+        self.world.note(f"an operator asks for {method}")
+        self.world.loop.start(process, order)
+
+    async def _asked(self, method: str, request: object) -> None:
+        world = self.world
+        try:
+            await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
+        except SeriatimError as error:
+            world.note(f"{method} is refused: {error}")
 
     def has_damaged(self, group: str) -> bool:
         """Whether one of the group's two copies is spoilt."""

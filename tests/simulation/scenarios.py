@@ -31,7 +31,7 @@ def _names(link: Link) -> tuple[str, str]:
     return str(link.master.name), str(link.slave.name)
 
 
-def _both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, str]]:
+def both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, str]]:
     """Each direction between hosts of the one kind and of the other."""
     return [pair for one in some for other in others for pair in ((one, other), (other, one))]
 
@@ -103,18 +103,20 @@ def kill_at_write(schedule: Schedule) -> None:
     schedule.later(4.0, schedule.world.start, name)
 
 
-def kill_at_chain_write(schedule: Schedule) -> None:
-    """The coordinators die as soon as one of them has written the chain."""
+def kill_at_chain_write(schedule: Schedule, number: int = 1) -> None:
+    """The coordinators die as soon as one of them has written a chain; or so many times."""
     world = schedule.world
-    world.note("the coordinators die behind the next write of the chain")
+    world.note(f"the coordinators die behind write {number} of a chain from now on")
 
-    def die() -> None:
+    def written() -> None:
+        if number > 1:
+            kill_at_chain_write(schedule, number - 1)
+            return
         for name in world.coordinator_names:
             world.kill(name, is_power=False)
+            schedule.later(6.0 * schedule.chance.random() + schedule.some_s(), world.start, name)
 
-    world.at_chain_write = die
-    for name in world.coordinator_names:
-        schedule.later(6.0 + schedule.some_s(), world.start, name)
+    world.at_chain_write = written
 
 
 def empty_memory(schedule: Schedule) -> None:
@@ -205,7 +207,7 @@ def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
     link, world = calmed(schedule), schedule.world
     others = [*world.coordinator_names, *SENDERS]
-    cuts = _both_ways(_names(link), others)
+    cuts = both_ways(_names(link), others)
     for pair in cuts:
         world.cut(*pair)
     schedule.until_sending_goes_on(SOON_S)
@@ -553,7 +555,7 @@ def open_late(schedule: Schedule) -> None:
     if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
         return
     paused, other = chance.sample(world.coordinator_names, 2)
-    cuts = _both_ways(SENDERS, (paused,))
+    cuts = both_ways(SENDERS, (paused,))
 
     async def rotate() -> None:
         with contextlib.suppress(SeriatimError):
@@ -607,14 +609,21 @@ def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
     meanwhile()
     for name in applications:
         world.kill(name, is_power=False)
-    asked(schedule, "DeleteQueue", pb.QueueRequest(queue=QUEUE))
+    assert world.document is not None
+    gone = pb.QueueRequest(queue=QUEUE, queue_id=world.document.queue_id)
+    for _ in range(schedule.chance.choice((0, 0, 1))):  # others delete it, too, and may be late
+        schedule.beside("DeleteQueue", gone, after_s=0.2 * schedule.chance.random())
+    asked(schedule, "DeleteQueue", gone)
     world.oracle.begin_again()
     world.queues += 1
     settings = pb.QueueSettings()
     settings.CopyFrom(schedule.settings)
     if not set(settings.groups) <= set(world.group_names):
         settings.ClearField("groups")
-    asked(schedule, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=settings))
+    made = pb.CreateQueueRequest(queue=QUEUE, settings=settings)
+    for _ in range(schedule.chance.choice((0, 0, 1))):
+        schedule.beside("CreateQueue", made, after_s=0.02 * schedule.chance.random())
+    asked(schedule, "CreateQueue", made)
     world.is_draining = False
     for name in (*applications, *world.member_names):
         world.start(name)

@@ -28,6 +28,7 @@ from tests.simulation.limits import Limits
 from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
+from tests.simulation.operators import OPERATORS
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
 from tests.simulation.setbacks import SETBACKS
 from tests.simulation.stops import CLOSE_S, STOPS
@@ -377,7 +378,7 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-FAULTS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS}
+FAULTS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS, **OPERATORS}
 KINDS = {**FAULTS, **STOPS}
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from seriatim.broker_group import layout
+from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.names import Epoch
+from seriatim.protocol.names import Epoch, QueueId
 from seriatim.protocol.zookeeper import Paths
 from tests.simulation.applications import QUEUE
 from tests.simulation.ensemble import Kept
 from tests.simulation.ledger import Violation
-from tests.simulation.scenarios import SOON_S, asked, calmed, switched
-from tests.simulation.world import CLUSTER
+from tests.simulation.scenarios import SOON_S, asked, calmed, kill_at_chain_write, switched
+from tests.simulation.world import CLUSTER, MemberHost
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -47,22 +48,86 @@ def set_back_a_seek(schedule: Schedule) -> None:
 
 def recover_queue(schedule: Schedule) -> None:
     """The same, or to nothing at all, and the newest data are gone: the queue goes on from a copy that a member keeps."""
-    world = schedule.world
     older = _switched_from(schedule)
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
     _set_back(schedule, older if schedule.chance.random() < 0.5 else Kept({}, {}))
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
+    _recovered(schedule)
+    schedule.until_sending_goes_on(SOON_S)
+
+
+def recover_without(schedule: Schedule) -> None:
+    """The same, while some brokers are away; the others know which links there are. They come back meanwhile, or afterwards, a disk maybe
+    replaced. Somebody else asks for it at the same time, and coordinators die in between."""
+    world, chance = schedule.world, schedule.chance
+    if chance.random() < 0.4:
+        soon = pb.QueueSettings(retention_ms=1)
+        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=soon))
+    older = _switched_from(schedule)
+    schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
+    away = _away(schedule)
+    _put_back(schedule, older if chance.random() < 0.5 else Kept({}, {}))
+    world.note(f"away are {away}")
+    for name in world.hosts:
+        if name not in away:
+            world.start(name)
+    replaced = chance.choice(away)
+    if chance.random() < 0.3 and not schedule.has_damaged(replaced.split("-")[0]) and schedule.is_twice(replaced):
+        schedule.blank_disk_of(replaced)
+    elif chance.random() < 0.3:
+        for name in away:
+            schedule.later(12 * chance.random(), world.start, name)
+    world.loop.run(world.loop.now_s + 8 * chance.random())
+    if chance.random() < 0.3:
+        kill_at_chain_write(schedule, chance.randint(1, 30))
+    _recovered(schedule)
+    world.loop.run(world.loop.now_s + chance.choice((0.1, 8.0)) * chance.random())
+    _start_all(schedule)
+    schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
+    _recovered(schedule)  # who came back may know more
+    schedule.until_sending_goes_on(SOON_S)
+
+
+def _away(schedule: Schedule) -> list[str]:
+    """A group, one of its members, or all but one; somebody who knows which links there are stays."""
+    world, chance = schedule.world, schedule.chance
+    knowing = [name for name in world.member_names if _knows(schedule, name)]
+    stays = chance.choice(knowing)
+    group = chance.choice(world.group_names)
+    members = [f"{group}-a", f"{group}-b"]
+    away = chance.choice((members, members[:1], members[1:], world.member_names))
+    return [name for name in away if name != stays] if set(knowing) <= set(away) else away
+
+
+def _knows(schedule: Schedule, name: str) -> bool:
+    """Whether this disk has a flushed copy of the chain with all its links, and none that were let go."""
+    document = schedule.world.document
+    assert document is not None
+    data = _copy(schedule, name, document.queue_id)
+    copy = None if data is None else chain_json.decode(data[8:])
+    return copy is not None and (copy.dropped, copy.next_epoch) == (document.dropped, document.next_epoch)
+
+
+def _copy(schedule: Schedule, name: str, queue_id: QueueId) -> bytes | None:
+    host = schedule.world.hosts[name]
+    assert isinstance(host, MemberHost)
+    return host.disk.durable.values.get(layout.key(b"Q", (queue_id, Epoch(0))))
+
+
+def _recovered(schedule: Schedule) -> None:
+    """An operator has the queue recovered, and asks again until it is, or need not be."""
+    world, chance = schedule.world, schedule.chance
     request = pb.RecoverQueueRequest(queue=QUEUE, confirmed_queue=QUEUE)
     was_cut_off = False
     for _ in range(40):
+        if chance.random() < 0.2:
+            schedule.beside("RecoverQueue", request)
         reply = asked(schedule, "RecoverQueue", request)
-        if reply is not None and (reply.is_done or was_cut_off):
-            break
+        if reply is not None and (reply.is_done or reply.is_needless or was_cut_off):
+            return
         was_cut_off = reply is None
         world.loop.run(world.loop.now_s + 1.0)
-    else:
-        raise Violation("12: the queue is never recovered")
-    schedule.until_sending_goes_on(SOON_S)
+    raise Violation("12: the queue is never recovered")
 
 
 def _switched_from(schedule: Schedule) -> Kept:
@@ -107,8 +172,7 @@ def _is_kept(schedule: Schedule) -> bool:
     document = world.document
     assert document is not None
     now = world.ensemble.leader.nodes[Paths(CLUSTER).chain(document.queue_id)].version
-    key = layout.key(b"Q", (document.queue_id, Epoch(0)))
-    copies = (world.hosts[name].disk.durable.values.get(key) for name in world.member_names)
+    copies = (_copy(schedule, name, document.queue_id) for name in world.member_names)
     return any(copy is not None and copy[:8] == now.to_bytes(8, "big") for copy in copies)
 
 
@@ -126,4 +190,5 @@ SETBACKS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "ZooKeeper set back": (0.5, set_zookeeper_back),
     "a seek set back": (0.3, set_back_a_seek),
     "queue recovered": (0.5, recover_queue),
+    "recovered without some": (0.3, recover_without),
 }

@@ -429,6 +429,13 @@ PLANTS: tuple[Plant, ...] = (
         finds="[47]:",
     ),
     Plant(
+        "recovered as it was listed",
+        "a link that is opening in the copy of a recovered chain was granted to nobody",
+        changed(recovery, "opened", lambda _, document, __: document),
+        within=60,
+        shape=Shape(kinds=("recovered without some",), faults=(1, 1)),
+    ),
+    Plant(
         "recovered once more",
         "a recovery that was cut off begins anew, whoever was elected since (by a coordinator that no member told of it)",
         together(

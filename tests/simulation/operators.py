@@ -1,0 +1,157 @@
+"""Several operators at once, and outages of all groups at once: what each of them was told may not hold any more when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, LinkState
+from tests.simulation.applications import QUEUE, SENDERS
+from tests.simulation.scenarios import IDLE, SOON_S, both_ways, calmed, kill_at_chain_write
+
+if TYPE_CHECKING:
+    from tests.simulation.schedule import Schedule
+
+Order = tuple[str, object]
+"""A method, and what is asked of it."""
+
+
+def order_at_once(schedule: Schedule) -> None:
+    """Some give orders at the same time, the same one or others; meanwhile a member dies, or all coordinators behind a write of the chain."""
+    world, chance = schedule.world, schedule.chance
+    document = world.document
+    if document is None or document.subscription("main") is None:
+        return
+    orders = [chance.choice(_ORDERS)(schedule, document) for _ in range(chance.randint(2, 5))]
+    answered = [
+        schedule.beside(*order, after_s=chance.choice((0.0, 0.02, 0.5)) * chance.random())
+        for order in orders
+        if order is not None
+        for _ in range(chance.choice((1, 1, 2)))
+    ]
+    match chance.randrange(4):
+        case 0:
+            schedule.kill()
+        case 1:
+            kill_at_chain_write(schedule, chance.randint(1, 4))
+    schedule.until(lambda: all(one.is_set() for one in answered), "all operators are answered", SOON_S)
+    for group in world.group_names:
+        schedule.operate("ResumeGroup", pb.GroupRequest(group=group))
+
+
+def _rotate(_: Schedule, document: ChainDocument) -> Order:
+    """Off the link that is open now, or off whichever is."""
+    return "RotateQueue", pb.QueueRequest(
+        queue=QUEUE, epoch=0 if document.last_link is None else document.last_link.epoch
+    )
+
+
+def _rotate_any(*_: object) -> Order:
+    return "RotateQueue", pb.QueueRequest(queue=QUEUE)
+
+
+def _drain(schedule: Schedule, _: ChainDocument) -> Order:
+    return "DrainGroup", pb.GroupRequest(group=schedule.chance.choice(schedule.world.group_names))
+
+
+def _resume(schedule: Schedule, _: ChainDocument) -> Order:
+    return "ResumeGroup", pb.GroupRequest(group=schedule.chance.choice(schedule.world.group_names))
+
+
+def _remove(schedule: Schedule, _: ChainDocument) -> Order:
+    """It is refused: its members are there."""
+    return "RemoveGroup", pb.GroupRequest(group=schedule.chance.choice(schedule.world.group_names))
+
+
+def _alter(schedule: Schedule, _: ChainDocument) -> Order:
+    chance = schedule.chance
+    names = schedule.world.group_names
+    settings = pb.QueueSettings(
+        retention_ms=chance.choice((1, 1000)),
+        readmit=chance.choice(("drained", "in-sync")),
+        groups=chance.sample(names, 2) if chance.random() < 0.7 else (),
+    )
+    return "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings, all_groups=not settings.groups)
+
+
+def _abandon(schedule: Schedule, document: ChainDocument) -> Order | None:
+    """A lost link, though its members may come back; or a sealed one, of which nothing is to be given up."""
+    ended = [one for one in document.links if one.state in (LinkState.LOST, LinkState.SEALED)]
+    if not ended:
+        return None
+    epoch = schedule.chance.choice(ended).epoch
+    return "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=epoch, confirmed_queue=QUEUE)
+
+
+def _seek(*_: object) -> Order:
+    return "SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to="earliest")
+
+
+def _subscribe(schedule: Schedule, _: ChainDocument) -> Order:
+    schedule.world.ledger.idle.add(IDLE)
+    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
+    setattr(request, "from", schedule.chance.choice(("latest", "earliest")))
+    return "CreateSubscription", request
+
+
+def _unsubscribe(*_: object) -> Order:
+    return "DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=IDLE)
+
+
+def _recover(*_: object) -> Order:
+    """There is nothing to recover."""
+    return "RecoverQueue", pb.RecoverQueueRequest(queue=QUEUE, confirmed_queue=QUEUE)
+
+
+def _make(schedule: Schedule, _: ChainDocument) -> Order:
+    """It is there already."""
+    return "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=schedule.settings)
+
+
+_ORDERS: tuple[Callable[[Schedule, ChainDocument], Order | None], ...] = (
+    _rotate,
+    _rotate,
+    _rotate_any,
+    _drain,
+    _drain,
+    _resume,
+    _remove,
+    _alter,
+    _alter,
+    _abandon,
+    _seek,
+    _subscribe,
+    _unsubscribe,
+    _recover,
+    _make,
+)
+
+
+def lose_all_groups(schedule: Schedule) -> None:
+    """Of each group a member is gone at once, or its disk slow, or the two don't reach each other: sending waits, and goes on when one is back."""
+    world, chance = schedule.world, schedule.chance
+    calmed(schedule)
+    for group in world.group_names:
+        pair = [f"{group}-a", f"{group}-b"]
+        chance.shuffle(pair)
+        away_s = chance.choice((0.3, 8.0)) * chance.random()
+        match chance.randrange(6):
+            case 0:
+                schedule.slow_down(pair[0], 0.5, away_s)
+            case 1:
+                schedule.cut_for(away_s, tuple(pair), tuple(pair[::-1]))
+            case 2:
+                schedule.cut_for(away_s, *both_ways(pair, SENDERS))
+            case _:
+                for name in pair[: chance.choice((1, 1, 2))]:
+                    world.kill(name, is_power=chance.random() < 0.5)
+                    schedule.later(away_s * chance.uniform(0.5, 1), world.start, name)
+        world.loop.run(world.loop.now_s + chance.choice((0.0, 0.05, 1.0)) * chance.random())
+    schedule.until_sending_goes_on(SOON_S)
+
+
+OPERATORS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
+    "orders at once": (1, order_at_once),
+    "all groups away": (0.5, lose_all_groups),
+}
