@@ -250,7 +250,10 @@ class Store:
         return True
 
     async def raise_version(self, queue_id: QueueId, version: ChainVersion) -> None:
-        """Write what a chain's node has until it has this version, one after the other: somebody else may change it meanwhile."""
+        """Write what a chain's node has until it has this version, one after the other: somebody else may change it meanwhile.
+
+        Raises UnknownQueue where it was deleted meanwhile.
+        """
         path = self.paths.chain(queue_id)
         data, now = b"", -1
         while now < version:
@@ -262,6 +265,8 @@ class Store:
                     now = await self.session.set(path, data, now)
             except BadVersion:
                 now = -1
+            except NoNode as error:
+                raise UnknownQueue(f"the queue with id {queue_id} was deleted", queue_id=queue_id) from error
 
     async def skip_queue_ids(self, last: QueueId) -> None:
         """No queue gets an id up to this one: it had been given to one that ZooKeeper lost (H16)."""

@@ -350,6 +350,23 @@ def test_whoever_makes_a_queue_is_told_where_its_nodes_were_swept_away_meanwhile
     asyncio.run(scenario())
 
 
+def test_a_queue_that_is_deleted_while_it_is_recovered_is_unknown(zookeeper: str) -> None:
+    """Raising the version takes seconds, and somebody thinks better of it."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            document = new_document("orders", await store.new_queue_id())
+            assert await store.recover_queue(document, None)
+            raising = asyncio.ensure_future(store.raise_version(document.queue_id, ChainVersion(1_000_000)))
+            await store.clear_queue(document.queue_id)
+            with pytest.raises(UnknownQueue, match="was deleted"):
+                await raising
+
+    asyncio.run(scenario())
+
+
 def test_where_readers_of_a_deleted_subscription_stood_for_election_goes_with_it(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own:
