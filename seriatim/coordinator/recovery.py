@@ -6,7 +6,7 @@ import asyncio
 
 from seriatim.coordinator.core import recovery
 from seriatim.coordinator.core.recovery import Copy
-from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
@@ -35,6 +35,8 @@ class Recovery:
         if now is not None and now.document.queue_id != document.queue_id:
             raise QueueExists(f"there is another queue {name} now, with id {now.document.queue_id}", queue=name)
         if now is not None and not registry.set_back(document.queue_id):
+            if awaited := registry.awaited:
+                raise not_ready(awaited)  # their disks may yet turn out to know more
             what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
             return pb.RecoverQueueReply(what=what, is_needless=True)
         goes_on = now is not None and recovery.goes_on_from(now, copy)

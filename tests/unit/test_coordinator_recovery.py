@@ -15,7 +15,7 @@ from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.recovery import Recovery, _what_is_recovered
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
-from seriatim.protocol.errors import ChainSetBack, UnknownQueue
+from seriatim.protocol.errors import ChainSetBack, UnknownQueue, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -248,3 +248,27 @@ def test_who_was_not_asked_is_said_also_where_zookeeper_knows_nothing_of_a_group
     there = Registry({"g2": world.registry().groups["g2"]})
     what = _what_is_recovered(None, a_copy(world, "g2-a"), there)
     assert what.endswith("not asked, because not registered: g1-a, g1-b, g3-a, g3-b")
+
+
+@pytest.mark.parametrize("has_compared", [False, True])
+def test_that_nothing_is_to_be_recovered_is_said_only_once_the_disks_were_compared(world, has_compared):
+    """An operator asks as soon as all are started: nobody has said yet that the chain is an old one."""
+
+    class JustCome(ZooKeeper):
+        async def look_up_registry(self) -> Registry:
+            groups = self._registry.groups
+            state = replace(groups["g2"].members["b"], has_compared=has_compared)
+            known = {**groups, "g2": GroupState("g2", members={**groups["g2"].members, "b": state})}
+            return Registry(known, is_new=True)
+
+    class Members:
+        async def kept_chains(self, _: str, __: MemberName) -> tuple[list[Copy], QueueId]:
+            return [a_copy(world)], QueueId(1)
+
+    recovery_of = Recovery(JustCome(world, a_copy(world, "ZooKeeper")), Members())
+    asked = recovery_of.recover_queue(pb.RecoverQueueRequest(queue="orders"))
+    if has_compared:
+        assert asyncio.run(asked).is_needless
+    else:
+        with pytest.raises(Unreachable, match="waits for g2-b"):
+            asyncio.run(asked)
