@@ -97,6 +97,24 @@ def test_a_clock_that_is_set_back_holds_nothing_up():
     assert change.document.send_list == ("g1", "g2", "g3")
 
 
+def test_groups_come_back_though_a_lost_link_s_member_is_there_and_cannot_tell_its_end():
+    """Its disk was replaced, and the other member's is gone: until an operator gave the link up, no group ever came back, and sending waited."""
+    world = sending_world()
+    for place in ("a", "b"):
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    close_call(world, 1).finish()
+    world.document = chain.without_group(world.document, "g3")
+    world.restart(("g1", "b"))
+    closing, change = planned(world)
+    assert closing == CloseIt(QueueId(1), Epoch(1), "it is lost, and a member of its group is there")
+    assert change.document.send_list == ("g2", "g3")
+    # Of one that is being sealed the end comes first.
+    send_call(world, token=1).finish()
+    world.document = chain.closing(world.document, Epoch(2))
+    assert [one.epoch for one in planned(world)] == [Epoch(1), Epoch(2)]
+
+
 def test_a_lost_link_is_sealed_when_a_member_returns():
     world = sending_world()
     for place in ("a", "b"):

@@ -136,7 +136,7 @@ Action = CloseIt | Rotate | Change | TellEnd | TellDrop | FreeName | ClearQueue 
 
 
 def plan(view: View, now_ms: int) -> tuple[Action, ...]:
-    """The actions that are due now. At most one of them writes each chain."""
+    """The actions that are due now. At most one of them writes each chain, beside what finds the ends of lost links."""
     actions: list[Action] = [
         SweepQueue(queue_id) for queue_id, since_ms in view.bare.items() if now_ms - since_ms > ORPHAN_AFTER_MS
     ]
@@ -150,10 +150,17 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
             actions.append(Change(chain.deleted(seen.document), seen.version, "deleted: its making was cut off"))
             continue
         closings = tuple(_closings(seen, view, now_ms))
-        actions += closings or _change(seen, view, now_ms) or _rotation(seen, view, now_ms)
+        actions += closings
+        # A lost link may stay so until an operator gives it up: nothing else waits for that.
+        if {one.epoch for one in closings} <= _lost(seen.document):
+            actions += _change(seen, view, now_ms) or _rotation(seen, view, now_ms)
         actions += _ends(seen, view)
         actions += _drops(seen.document, seen.document.dropped.epoch, view)
     return tuple(actions)
+
+
+def _lost(document: ChainDocument) -> set[Epoch]:
+    return {link.epoch for link in document.links if link.state is LinkState.LOST}
 
 
 def end_key(document: ChainDocument, link: Link, incarnation: Incarnation) -> tuple[QueueId, Epoch, bytes, Incarnation]:
