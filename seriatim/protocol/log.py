@@ -19,6 +19,8 @@ AGAIN_S = 60.0
 """What goes on is told again after so long."""
 _REMEMBERED = 10_000
 """So many lines that last are known at most."""
+MOST_CHARACTERS = 8192
+"""Of a value. Callers send some, and a line that is told again and again is remembered."""
 _TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
 _ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
 """What kazoo says beside that each time, and when it is stopped."""
@@ -80,6 +82,8 @@ def _line(event: str, keys: dict[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     text = str(value)
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS]}…"
     is_plain = text.isprintable() and not any(character in text for character in ' "=')
     return text if text and is_plain else repr(text)
 

@@ -47,6 +47,15 @@ def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capsys: pytest.Cap
     assert line.endswith(r" granted queue='orders\r' cause_id='\x1b[2J' failure='\u2028' what=ordené" + "\n")
 
 
+def test_what_a_caller_says_fills_no_log_and_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """A coordinator remembers ten thousand failures that senders tell it, each of which may be a message long, which is 64 MB."""
+    log.start_logging(to="stdout")
+    coordinator = log.logger("coordinator")
+    coordinator.lasting("link reported as failed", failure="x" * 1_000_000, cause_id="y" * 1_000_000)
+    assert len(capsys.readouterr().out) < 3 * log.MOST_CHARACTERS
+    assert sum(map(len, coordinator._told_at_s)) < 2 * log.MOST_CHARACTERS
+
+
 def test_what_lasts_is_told_once_a_minute_whatever_caused_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
