@@ -251,6 +251,31 @@ def _noted(schedule: Schedule, link: Link, name: str) -> Callable[[], bool]:
     return is_noted
 
 
+def let_go_at_rest(schedule: Schedule) -> None:
+    """All of a link is read, and let go, while nobody sends. Whoever reads is in the next one before it is granted to him."""
+    link, world = calmed(schedule), schedule.world
+    for name in SENDERS:
+        world.kill(name, is_power=False)
+    settle_idle(schedule)
+    asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=pb.QueueSettings(retention_ms=1)))
+    asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+
+    def is_let_go() -> bool:
+        return world.document is None or world.document.link(link.epoch) is None
+
+    schedule.until(is_let_go, "what is read is let go", SOON_S)
+    readers = [name for name in world.hosts if name.startswith("reader")]
+    cuts = [(reader, coordinator) for reader in readers for coordinator in world.coordinator_names]
+    for pair in cuts:  # who is watched tells, and isn't heard when asked for a grant
+        world.cut(*pair)
+    for name in SENDERS:
+        world.start(name)
+    schedule.until_sending_goes_on(SOON_S)
+    world.loop.run(world.loop.now_s + 0.3)
+    for pair in cuts:
+        world.heal_cut(*pair)
+
+
 def note_taken_back_late(schedule: Schedule) -> None:
     """A member's cursors were stale and aren't any more, which is recorded late, or unheard by its peer; both go, in turn (H7)."""
     world, chance = schedule.world, schedule.chance
@@ -738,6 +763,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "abandon the head": (0.5, abandon_head),
     "unreachable head": (1, unreachable_head),
     "nobody sends": (0.5, nobody_sends),
+    "let go at rest": (0.5, let_go_at_rest),
     "note taken back late": (0.5, note_taken_back_late),
     "commit on one member": (0.5, commit_on_one),
     "read behind a note": (0.5, read_behind_a_note),

@@ -12,7 +12,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.consumer.client import Consumer
-from seriatim.consumer.core import reading
+from seriatim.consumer.core import cursor, reading
 from seriatim.consumer.core.reading_events import ReadFrom, StartArrived, ViewChanged
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
@@ -50,6 +50,17 @@ def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
             links = tuple(replace(link, marks={}) for link in event.view.links)
             event = replace(event, view=replace(event.view, links=links))
     right(self, event)
+
+
+# ---- what is granted
+
+
+def _anew_where_the_view_lacks_it(right: Any, state: cursor.CursorState, event: cursor.Granted) -> Any:
+    """Where the link of the last commit was let go, whatever of the next one was handed out."""
+    is_lacking = event.view.link(state.wanted.epoch) is None
+    if cursor.START.epoch < state.wanted.epoch < event.head.epoch and is_lacking:
+        state = replace(state, is_granted=False)
+    return right(state, event)
 
 
 # ---- where somebody is put
@@ -344,6 +355,14 @@ PLANTS: tuple[Plant, ...] = (
         within=30,
         shape=Shape(kinds=("seek",), faults=(2, 4)),
         finds="9: .* stands from",
+    ),
+    Plant(
+        "read anew behind what was let go",
+        "a reader starts anew at its grant where the link in which it committed last was let go",
+        changed(cursor, "_granted", _anew_where_the_view_lacks_it),
+        within=120,
+        shape=Shape(kinds=("let go at rest",), faults=(1, 1)),
+        finds="9: .* in one term",
     ),
     Plant(
         "token not checked on fetch",
