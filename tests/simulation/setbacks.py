@@ -13,7 +13,7 @@ from seriatim.protocol.zookeeper import Paths
 from tests.simulation.applications import QUEUE
 from tests.simulation.ensemble import Kept
 from tests.simulation.ledger import Violation
-from tests.simulation.scenarios import SOON_S, asked, calmed, kill_at_chain_write, switched
+from tests.simulation.scenarios import SOON_S, asked, calmed, give_up_lost, kill_at_chain_write, switched
 from tests.simulation.world import CLUSTER, MemberHost
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def recover_without(schedule: Schedule) -> None:
     _start_all(schedule)
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
     _recovered(schedule)  # who came back may know more
+    schedule.later(10.0, give_up_lost, schedule)
     schedule.until_sending_goes_on(SOON_S)
 
 

@@ -432,7 +432,7 @@ PLANTS: tuple[Plant, ...] = (
         "recovered as it was listed",
         "a link that is opening in the copy of a recovered chain was granted to nobody",
         changed(recovery, "opened", lambda _, document, __: document),
-        within=60,
+        within=120,
         shape=Shape(kinds=("recovered without some",), faults=(1, 1)),
     ),
     Plant(
