@@ -142,15 +142,16 @@ def test_ends_are_told_until_each_incarnation_has_them():
     assert [str(action.member) for action in again] == ["g1-a"]
 
 
+def first_end_told(world: World) -> Told:
+    """Both members of g1 have said that they hold the first link to its end."""
+    members = (world.members["g1", place].incarnation for place in ("a", "b"))
+    return Told(ends=frozenset(end_key(world.document, world.document.links[0], one) for one in members))
+
+
 def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     world = sending_world()
     close_call(world, 1).finish()
-    everything_told = Told(
-        ends=frozenset(
-            end_key(world.document, world.document.links[0], world.members["g1", place].incarnation)
-            for place in ("a", "b")
-        )
-    )
+    everything_told = first_end_told(world)
     assert planned(world, told=everything_told) == ()
     assert status.waits(world.document, world.registry()) == {"g1": "it holds unread records of s"}
     world.document = subscriptions.deleted(world.document, "s")
@@ -170,8 +171,7 @@ def test_a_group_that_sending_waits_for_comes_back_at_once():
     world = sending_world()
     world.document = subscriptions.deleted(world.document, "s")
     close_call(world, 1).finish()
-    link = world.document.links[0]
-    told = Told(ends=frozenset(end_key(world.document, link, world.members["g1", place].incarnation) for place in "ab"))
+    told = first_end_told(world)
     assert planned(world, told=told, now_ms=0) == ()  # two groups are left
     world.document = replace(world.document, send_list=())
     (change,) = planned(world, told=told, now_ms=0)
