@@ -646,9 +646,14 @@ def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
     if not set(settings.groups) <= set(world.group_names):
         settings.ClearField("groups")
     made = pb.CreateQueueRequest(queue=QUEUE, settings=settings)
-    for _ in range(schedule.chance.choice((0, 0, 1))):
+    others = [
         schedule.beside("CreateQueue", made, after_s=0.02 * schedule.chance.random())
+        for _ in range(schedule.chance.choice((0, 0, 1)))
+    ]
     asked(schedule, "CreateQueue", made)
+    schedule.until(lambda: all(one.is_set() for one in others), "the other operator is answered", 30.0)
+    for path in world.oracle.documents.keys() - world.ensemble.leader.nodes.keys():
+        del world.oracle.documents[path]  # of who came second
     world.is_draining = False
     for name in (*applications, *world.member_names):
         world.start(name)
