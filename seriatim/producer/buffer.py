@@ -19,7 +19,7 @@ from typing import Final, cast
 from seriatim.producer.core.batching import BatchLimits, closes_in_s
 from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.guard import IS_COMPILED, Guard
-from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, copied, made_before_fork
+from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, made_before_fork
 from seriatim.producer.open_batch import OpenBatch
 from seriatim.producer.record import CheckedRecord, checked
 from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
@@ -33,6 +33,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     Unreachable,
     Waiting,
+    copied,
 )
 from seriatim.protocol.names import Token
 
@@ -336,7 +337,7 @@ class Buffer:
 
     def _check_term(self, record: CheckedRecord, term: int) -> None:
         if self._stopped is not None:
-            raise type(self._stopped)(self._stopped.message, **self._stopped.details)
+            raise copied(self._stopped)
         is_over = self._term > 0 and (term or 1) != self._term  # who came before the first term waits for that one
         if record.seq is not None and (self._is_to_be_taken_up or is_over):
             # Records before this one ended as unknown: going on behind them would leave a gap for good (H4).

@@ -17,7 +17,7 @@ from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.guard import Guard
 from seriatim.producer.timeouts import check_timeout
 from seriatim.protocol import log
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, copied
 from seriatim.protocol.names import Epoch, Index, Offset
 
 _log = log.logger("producer")
@@ -183,11 +183,6 @@ class SharedBatch:
         index = Index(self.first_index + row - (bisect_left(self.resumed, row) if self.resumed else 0))
         offset = None if self.base is None else Offset(self.base + index)
         return Acknowledged(self.epoch, index, offset, source, seq)
-
-
-def copied(error: SeriatimError) -> SeriatimError:
-    """An error of one's own for each raise: a shared one would collect everybody's tracebacks."""
-    return type(error)(error.message, **error.details)
 
 
 class Handle:
