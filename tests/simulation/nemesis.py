@@ -339,10 +339,10 @@ class Nemesis:
 
         async def operate() -> None:
             async with self._operator:
-                await self._asked(method, request)
+                await self.answer(method, request)
             after()
 
-        self._order(method, operate)
+        self.order(method, operate)
 
     def beside(self, method: str, request: object, after_s: float = 0.0) -> asyncio.Event:
         """Another operator, who waits for nobody. Set when that one is answered."""
@@ -350,22 +350,23 @@ class Nemesis:
 
         async def operate() -> None:
             await asyncio.sleep(after_s)
-            await self._asked(method, request)
+            await self.answer(method, request)
             answered.set()
 
-        self._order(method, operate)
+        self.order(method, operate)
         return answered
 
-    def _order(self, method: str, order: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def order(self, method: str, order: Callable[[], Coroutine[Any, Any, None]]) -> None:
         process = self.world.hosts["operator"].process
         assert process is not None
         self.world.note(f"an operator asks for {method}")
         self.world.loop.start(process, order)
 
-    async def _asked(self, method: str, request: object) -> None:
+    async def answer(self, method: str, request: object) -> Any:
+        """What an operator is answered; None where it is refused."""
         world = self.world
         try:
-            await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
+            return await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
         except SeriatimError as error:
             world.note(f"{method} is refused: {error}")
 

@@ -47,19 +47,12 @@ def calmed(schedule: Schedule) -> Link:
 
 def asked(schedule: Schedule, method: str, request: object) -> Any:
     """An operator asks, and waits for the answer; None where it is refused."""
-    world, answers = schedule.world, []
+    answers = []
 
     async def ask() -> None:
-        try:
-            answers.append(await Coordinators(world.coordinator_addresses).call_within(method, request, 20.0))
-        except SeriatimError as error:
-            world.note(f"{method} is refused: {error}")
-            answers.append(None)
+        answers.append(await schedule.answer(method, request))
 
-    process = world.hosts["operator"].process
-    assert process is not None
-    world.note(f"an operator asks for {method}")
-    world.loop.start(process, ask)
+    schedule.order(method, ask)
     schedule.until(lambda: bool(answers), f"the operator is answered: {method}", 30.0)
     return answers[0]
 
