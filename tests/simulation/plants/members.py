@@ -275,7 +275,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         within=20,
         shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
-        finds="[4689]:",
+        finds="[468]:",
     ),
     Plant(
         "a chain is the newest that told every link what it knows",
