@@ -43,6 +43,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
 from seriatim.protocol.streams import each, read
+from tests.files import sizes
 from tests.integration.broker_members import (
     CALL_S,
     QUEUE,
@@ -577,8 +578,7 @@ def test_what_a_full_disk_lets_go_makes_room(run: Callable[..., None]) -> None:
         member = group.b
 
         def size_bytes() -> int:
-            paths = (member.directory / "data").glob("*.blob")
-            return sum(path.stat().st_size for path in paths)
+            return sum(sizes(member.directory / "data", "*.blob").values())
 
         assert await member.stop() == 0
         full_bytes = size_bytes()

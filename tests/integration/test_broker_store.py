@@ -37,6 +37,7 @@ from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from tests.faults.defects import defects
+from tests.files import sizes
 from tests.integration.broker_members import as_sent, batches
 
 RECORD = LinkRecord(QueueId(1), Epoch(2), durability=Durability.SYNC)
@@ -723,13 +724,13 @@ def test_the_log_that_a_write_went_to_is_synced_whenever_the_database_begins_ano
         if number % 97 == 0:
             database.flush(True)
         for part in range(number % 3 + 1):  # of some groups of writes, too
-            before = sizes(tmp_path)
+            before = sizes(tmp_path, "*.log")
             database.put(b"%d %d" % (number, part), b"v" * (1 + number * 7 % 900))
             logs.wrote()
-            written |= {name for name, size in sizes(tmp_path).items() if size > before.get(name, 0)}
+            written |= {name for name, size in sizes(tmp_path, "*.log").items() if size > before.get(name, 0)}
         assert written
         logs.sync()
-        assert written & sizes(tmp_path).keys() <= synced, "or a table file has superseded it"
+        assert written & sizes(tmp_path, "*.log").keys() <= synced, "or a table file has superseded it"
         synced.clear()
         found |= written
     assert len(found) > 5
@@ -790,7 +791,7 @@ def test_the_room_of_much_that_was_dropped_is_free_soon_also_where_nothing_is_wr
     record = replace(RECORD, durability=Durability.ASYNC, flush_ms=20)
 
     def used_bytes() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "data").glob("*.blob"))
+        return sum(sizes(tmp_path / "data", "*.blob").values())
 
     async def scenario(store: Store) -> None:
         for number in range(10):
@@ -821,37 +822,38 @@ def test_a_power_failure_while_a_log_has_a_successor_leaves_no_hole(
         real(descriptor)
         synced[Path(f"/proc/self/fd/{descriptor}").readlink().name] = os.fstat(descriptor).st_size
 
+    def is_copied() -> bool:
+        logs = sorted(data.glob("*.log"))
+        if len(logs) < 2:
+            return False
+        shutil.rmtree(image.parent, ignore_errors=True)
+        image.mkdir(parents=True)
+        try:
+            for path in logs:  # before they go: their table is being written
+                os.link(path, image / path.name)
+            for path in [*data.glob("[CM]*"), *data.glob("*.*")]:  # what is named before who names it has others named
+                if path.suffix != ".log":
+                    shutil.copy(path, image)
+        except FileNotFoundError:  # it was written meanwhile
+            return False
+        os.truncate(image / logs[0].name, synced[logs[0].name])
+        return True
+
     async def until_there_are_two(store: Store) -> None:
         await store.keep_link(record)
         end = 0
-        while len(logs := sorted(data.glob("*.log"))) < 2:
+        while not is_copied():
             await fill(store, record, batches(1, first_index=end, size_bytes=100_000))
             end += 10
-        for path in logs:  # before they go: their table is being written
-            os.link(path, image / path.name)
-        for path in [*data.glob("[CM]*"), *data.glob("*.*")]:  # what is named before who names it has others named
-            if path.suffix != ".log":
-                shutil.copy(path, image)
-        os.truncate(image / logs[0].name, synced[logs[0].name])
 
     async def is_without_a_hole(store: Store) -> None:
         end = store.last_position(record.key).position.index
         found = store.batches(record.key, Index(0), end, 1 << 30)
         assert found[-1].header.end_index == end > 0
 
-    image.mkdir(parents=True)
     monkeypatch.setattr(os, "fdatasync", noted)
     in_the_database(until_there_are_two, data.parent)
     in_the_database(is_without_a_hole, image.parent)
-
-
-def sizes(directory: Path) -> dict[str, int]:
-    """Of the logs in it."""
-    found = {}
-    for path in directory.glob("*.log"):
-        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-            found[path.name] = path.stat().st_size
-    return found
 
 
 class Sink:

@@ -25,6 +25,7 @@ from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import Epoch, Index
+from tests.files import sizes
 from tests.integration.broker_members import as_sent, batches
 from tests.integration.test_broker_store import RECORD, fill
 
@@ -55,7 +56,7 @@ class Crashes:
             self._names = {path.name for path in self._segments(self.disk)}
 
     def flushed_logs(self, *_: object) -> None:
-        self._log_bytes = {path.name: path.stat().st_size for path in (self.disk / "data").glob("*.log")}
+        self._log_bytes = sizes(self.disk / "data", "*.log")
 
     def step(self, name: str) -> None:
         if not self.is_watching:
