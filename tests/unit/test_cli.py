@@ -383,7 +383,7 @@ def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
         while "Connection refused" not in process.stderr.readline():
             assert process.poll() is None
         process.terminate()
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=100)
     assert process.returncode == exits.DONE
     assert "Traceback" not in said
 
