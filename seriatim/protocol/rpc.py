@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from seriatim.protocol import descriptors, errors, log, patience
+from seriatim.protocol import descriptors, errors, forks, log, patience
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
 from seriatim.protocol.frames import MAX_FRAME_BYTES
 
@@ -74,7 +73,7 @@ class _Process:
     def __init__(self) -> None:
         self.channels: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self.is_deaf = False
-        os.register_at_fork(after_in_child=self._forked)
+        forks.call_in_child(self, _Process._forked)
 
     def _forked(self) -> None:
         self.is_deaf = self.is_deaf or bool(self.channels)
