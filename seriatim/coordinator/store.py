@@ -191,7 +191,8 @@ class Store:
     async def new_queue_id(self) -> QueueId:
         """A number that no queue had before (H16). Its node goes with the session, where this is cut off."""
         path = await self.session.create(f"{self.paths.ids}/q-", ephemeral=True, sequential=True)
-        await self.session.delete(path)
+        with contextlib.suppress(NoNode):  # so it did, in between
+            await self.session.delete(path)
         return QueueId(int(path[-10:]) + 1)
 
     async def create_queue(self, document: ChainDocument, cause_id: str = "") -> ChainVersion:

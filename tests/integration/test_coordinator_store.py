@@ -443,6 +443,28 @@ def test_the_giving_of_an_id_that_is_cut_off_leaves_nothing(zookeeper: str, monk
     asyncio.run(scenario())
 
 
+def test_the_giving_of_an_id_goes_on_where_the_session_ended_in_between(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made a queue then was told of a defect."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            delete = own.delete
+
+            async def delete_late(path: str) -> None:
+                await delete(path)  # as the session's end does
+                await delete(path)
+
+            monkeypatch.setattr(own, "delete", delete_late)
+            first = await store.new_queue_id()
+            assert await store.new_queue_id() > first
+
+    asyncio.run(scenario())
+
+
 def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own:
