@@ -143,11 +143,10 @@ class Disk:
             self.durable.apply(self._log.popleft())
 
     def emptied_memory(self) -> None:
-        """What bypassed the log is in tables, and durable, and with it all before."""
-        for write in self._unlogged:
-            self._log.append(write)
+        """What bypassed the log is in tables, and durable, and with it all else, in the order in which it was written."""
+        self._log.clear()
         self._unlogged.clear()
-        self.flushed(len(self._log))
+        self.durable = Table(self.table.values)
 
     def process_died(self) -> None:
         """The system still has what it was given."""
