@@ -280,10 +280,14 @@ class Oracle:
         self.lost = self.documents | self.lost  # those from before the first time
         self.documents.clear()
         for path, (data, _) in nodes.items():
-            if path.endswith("/chain") and data:
-                self.documents[path] = chain_json.decode(data)
-                if self.documents[path] == self.lost.get(path):
-                    del self.lost[path]  # the newest are back
+            if not path.endswith("/chain") or not data:
+                continue
+            document = chain_json.decode(data)
+            if document.is_deleted:
+                continue  # before the queue was made again: nobody begins with that one anew
+            self.documents[path] = document
+            if document == self.lost.get(path):
+                del self.lost[path]  # the newest are back
 
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
         """A coordinator answered a sender with a grant."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any, cast
 
 from seriatim.broker_group.writer import Deletion, Write
+from seriatim.coordinator.core import chain
+from seriatim.protocol import chain_json
+from tests.property.chain_world import World
 from tests.simulation.disk import KEY, Disk
+from tests.simulation.oracle import Oracle
 
 
 def _ignore(*_: object) -> None: ...
@@ -19,3 +24,17 @@ def test_what_bypassed_the_log_and_was_deleted_is_not_back_when_memory_is_emptie
     disk.emptied_memory()
     disk.power_failed()
     assert disk.links() == set()
+
+
+def test_a_queue_that_was_deleted_is_not_the_one_that_goes_on_where_zookeeper_is_put_back() -> None:
+    """It was made again; a member was away, so that its chain is still there. Whoever asked for the chain got that one."""
+    document = World().document
+    deleted, again = (f"/seriatim/main/queues/{number}/chain" for number in (1, 2))
+    oracle = Oracle(*cast("tuple[Any, Any, Any]", (None, {}, None)))
+    oracle.put_back(
+        {
+            deleted: (chain_json.encode(chain.deleted(document)), 3),
+            again: (chain_json.encode(document), 3),
+        }
+    )
+    assert oracle.documents == {again: document}
