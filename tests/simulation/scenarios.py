@@ -657,7 +657,7 @@ def add_group(schedule: Schedule) -> None:
     """Two more members."""
     names = schedule.world.group_names
     if len(names) < 4:
-        _start_group(schedule, next(name for name in ("g2", "g3", "g4") if name not in names))
+        _start_group(schedule, next(name for name in ("g2", "g3", "g4", "g1") if name not in names))
 
 
 def _start_group(schedule: Schedule, group: str) -> None:

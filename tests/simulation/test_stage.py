@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 from seriatim.broker_group.writer import Deletion, Write
@@ -11,6 +12,7 @@ from seriatim.protocol import chain_json
 from tests.property.chain_world import World
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.oracle import Oracle
+from tests.simulation.scenarios import add_group
 
 
 def _ignore(*_: object) -> None: ...
@@ -38,3 +40,10 @@ def test_a_queue_that_was_deleted_is_not_the_one_that_goes_on_where_zookeeper_is
         }
     )
     assert oracle.documents == {again: document}
+
+
+def test_a_group_is_added_also_where_the_first_one_was_removed() -> None:
+    started: list[str] = []
+    world = SimpleNamespace(group_names=["g2", "g3", "g4"], add_group=_ignore, start=started.append)
+    add_group(cast("Any", SimpleNamespace(world=world)))
+    assert started == ["g1-a", "g1-b"]
