@@ -470,12 +470,12 @@ class Consumer:
             raise NotElected("this consumer isn't elected", queue=self.queue)
         if chunk is None or chunk.term != self._hand_over.term:
             raise Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
-        handed = chunk.place_after(chunk.row)
-        if what is None:
+        row = chunk.row  # another thread may be iterating
+        handed = chunk.place_after(row)
+        # The end of a link is the start of the next one, too.
+        if what is None or (isinstance(what, int) and what == chunk.offset_after(row)):
             return chunk.term, handed
         place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
-        if isinstance(what, int) and what == view.offset_of(handed):
-            place = handed  # the end of a link is the start of the next one, too
         if place > handed:
             raise InvalidArgument("this was not handed out, or by an earlier term", queue=self.queue)
         return chunk.term, place

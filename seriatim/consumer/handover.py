@@ -51,6 +51,10 @@ class Chunk:
             return self.behind
         return self.before if count == 0 else Place(self.behind.epoch, Index(self._rows.indexes[count - 1] + 1))
 
+    def offset_after(self, count: int) -> int:
+        """The offset of that place, whether or not the chain still has the link."""
+        return self._rows.base + self.place_after(count).index
+
 
 class HandOver:
     """See the module. The loop's side: begin, put, end, renew, fail. The application's, one thread at a time: wait, take.

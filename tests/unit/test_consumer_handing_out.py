@@ -501,6 +501,10 @@ def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> No
     assert consumer._place_to_commit(5)[1] == Place(Epoch(1), Index(5))
     with pytest.raises(InvalidArgument):
         consumer._place_to_commit(11)
+    consumer._session.view = ChainView("c", 1, "q", ChainVersion(2), (other,))  # retention let the first one go
+    assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
+    with pytest.raises(InvalidArgument):
+        consumer._place_to_commit(11)
 
 
 def test_an_application_that_asks_again_and_again_is_told_without_what_was_told_before() -> None:
