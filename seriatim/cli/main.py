@@ -194,8 +194,10 @@ def _prepare_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    # Buffered, also where PYTHONUNBUFFERED is set, as in containers: else a signal, or a full disk, would have a write done in part,
+    # and nobody told, and `consume` would commit what wasn't printed.
+    encoding, errors = ("utf-8", None) if sys.stdout is None else (sys.stdout.encoding, sys.stdout.errors)
+    sys.stdout = os.fdopen(1, "w", encoding=encoding, errors=errors, closefd=False)
     told = io.BufferedWriter(_Told(2, "wb", closefd=False))
     sys.stderr = io.TextIOWrapper(told, encoding=sys.stdout.encoding, errors="backslashreplace", line_buffering=True)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +20,7 @@ from seriatim.consumer import Consumer
 from seriatim.protocol.names import Epoch, Index, Offset
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
+from tests.integration.test_producer_client import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,6 +96,28 @@ def test_a_signal_commits_what_was_printed(cluster: FakeCluster, number: int) ->
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert cluster.cursor_offset("default") == 22
+
+
+def test_a_signal_in_the_midst_of_a_write_loses_nothing(cluster: FakeCluster) -> None:
+    """PYTHONUNBUFFERED is set in containers: what Python writes then is done in part where a signal comes, and it goes on."""
+    values = [b"%01000d" % number for number in range(300)]
+    cluster.append(values, 20)
+    reading, writing = os.pipe()
+    command = [*COMMAND, "consume", "--queue", "q", "--coordinator", cluster.coordinator]
+    process = subprocess.Popen(command, stdout=writing, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    os.close(writing)
+    try:
+        until(lambda: _unread_bytes(reading) > 50_000)  # some of the 300,000, for which a pipe has no room
+    finally:
+        process.terminate()
+    with os.fdopen(reading, "rb") as output:
+        assert output.read().split() == [*(b"%d" % number for number in range(20)), *values]
+    assert process.wait(100) == 0
+    assert cluster.cursor_offset("default") == 322
+
+
+def _unread_bytes(pipe: int) -> int:
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
 def test_nobody_reads_the_output_any_more(cluster: FakeCluster) -> None:
