@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 
 from seriatim.producer.sources.postgres.core import pgoutput
 from seriatim.producer.sources.postgres.core.identity import NUMBER_LIMIT, base_seq, too_large
-from seriatim.producer.sources.postgres.core.rows import RowWriter, has_identity, keyless
-from seriatim.producer.sources.postgres.errors import MalformedLog
-from seriatim.protocol.change import Change, Origin, dump_json, encode
+from seriatim.producer.sources.postgres.core.resume import gap
+from seriatim.producer.sources.postgres.core.rows import RowWriter, has_identity, keyless, quote_name
+from seriatim.producer.sources.postgres.errors import CaptureGap, MalformedLog
+from seriatim.protocol.change import Change, Origin, Table, dump_json, encode
 
 _FULL_OLD: Final = ord("O")
 _KEY_OLD: Final = ord("K")
@@ -87,6 +88,7 @@ class Assembler:
         Raises:
             KeylessTable: a Relation message of a table that can't be captured; nothing changed, it may be fed again.
             TransactionTooLarge: the transaction has more records than can be counted.
+            CaptureGap: the log lacks values of a row that is new to the publication.
             MalformedLog: the message can't be read, or can't come here.
         """
         kind = data[0] if data else None
@@ -207,9 +209,21 @@ class Assembler:
         if seq <= self._mark:
             return None
         values, _ = writer.read(data, 6)
-        after, unchanged = writer.row(values)
+        after, unsent = writer.row(values)
+        if unsent:
+            raise self._lacking(writer.table, unsent)
         head = b'{"op":"c","before":null,"after":' + after
-        return Outgoing(self._envelope(head, oid, unchanged), writer.record_key(values), seq)
+        return Outgoing(self._envelope(head, oid, b""), writer.record_key(values), seq)
+
+    def _lacking(self, table: Table, unsent: bytes) -> CaptureGap:
+        """Of an update that a row filter makes an insert, PostgreSQL sends no more values than of the update."""
+        name = f"{quote_name(table.schema)}.{quote_name(table.name)}"
+        statement = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+        return gap(
+            self._slot,
+            f"an update brought a row of {name} into the publication's row filter, and the log lacks its values of {unsent.decode()}, "
+            f"which are stored out of line and weren't touched; run before the new snapshot: {statement}",
+        )
 
     def _update(self, data: bytes) -> Outgoing | None:
         oid, writer = self._writer(data)
