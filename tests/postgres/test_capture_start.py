@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+import psycopg
 import pytest
 
 from seriatim.producer.sources.postgres import catalog
@@ -24,11 +25,15 @@ from tests.postgres.test_capture import (
     replayed,
     running,
     sql,
+    streaming,
     table_rows,
     wait_for,
 )
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'seriatim-capture' AND wait_event_type = 'Lock'"
+)
 
 
 class SnapshotFirst(PostgresCapture):
@@ -159,3 +164,28 @@ def test_a_snapshot_from_before_the_slot_is_rejected(dsn: str, monkeypatch: pyte
     queue = copied(dsn, SnapshotFirst, monkeypatch)
     assert queue.changes()[0].source.slot == SLOT
     assert set(table_rows(dsn, "a")) - set(replayed(queue)) == {("a", 2)}
+
+
+def test_a_replica_identity_that_changes_while_a_capture_starts_is_seen_as_it_was(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By half of each, a table with a primary key has no key."""
+    sql(dsn, "CREATE TABLE b (id int PRIMARY KEY, t text)")
+    make = ReplicationConnection.create_slot
+
+    def make_and_alter(self: ReplicationConnection, slot: str) -> tuple[int, str]:
+        made = make(self, slot)
+        sql(dsn, "ALTER TABLE a REPLICA IDENTITY FULL")
+        return made
+
+    monkeypatch.setattr(ReplicationConnection, "create_slot", make_and_alter)
+    queue = Queue()
+    with psycopg.connect(dsn) as altering:
+        altering.execute("ALTER TABLE b REPLICA IDENTITY FULL")
+        with running(dsn, Sender(queue)) as run:
+            wait_for(lambda: one(dsn, WAITING), run)
+            altering.commit()
+            wait_for(lambda: streaming(queue), run)
+            sql(dsn, "UPDATE a SET t = 'y', id = 2", "INSERT INTO b VALUES (10, 'z')")
+            wait_for(lambda: last_commit_of(queue, 10), run)
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")

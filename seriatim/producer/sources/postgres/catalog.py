@@ -19,17 +19,23 @@ from seriatim.protocol.postgres import in_a_line
 
 OLDEST_VERSION = 150000
 
-_TABLES = """
+_IDENTITY = """(
+    SELECT x.indexrelid FROM pg_index x WHERE x.indrelid = c.oid AND x.indimmediate AND (x.indisvalid OR c.relkind = 'p')
+       AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END)"""
+"""The index that tells the rows of table `c` apart, if any, as the query sees it. PostgreSQL's own function for it waits for whoever alters
+the table, and then tells what is so now."""
+
+_TABLES = f"""
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, greatest(c.reltuples, 0)::bigint,
        array(SELECT (a.attname::text, a.atttypid::bigint,
                      coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false))  -- what it includes is no key
-               FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = pg_get_replica_identity_index(c.oid)
+               FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = {_IDENTITY}
               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (p.attnames)
               ORDER BY a.attnum)
   FROM pg_publication_tables p
   JOIN pg_namespace n ON n.nspname = p.schemaname
   JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
- WHERE p.pubname = %s ORDER BY n.nspname, c.relname"""
+ WHERE p.pubname = %s ORDER BY n.nspname, c.relname"""  # noqa: S608 - a constant
 
 _SLOT = """
 SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason'
@@ -44,14 +50,14 @@ SELECT t.relpersistence = 'p' AND (
                        WHERE s.pnpubid = p.oid AND c.oid IN (SELECT oid FROM named)))
   FROM pg_publication p, pg_class t WHERE p.pubname = %(publication)s AND t.oid = %(oid)s::oid"""
 
-_KEYLESS = """
+_KEYLESS = f"""
 WITH RECURSIVE wanted AS (
     SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN wanted w ON i.inhparent = w.oid)
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-   AND pg_get_replica_identity_index(c.oid) IS NULL
-   AND (%(is_all)s OR c.oid IN (SELECT oid FROM wanted)) ORDER BY 1, 2 LIMIT 1"""
+   AND {_IDENTITY} IS NULL
+   AND (%(is_all)s OR c.oid IN (SELECT oid FROM wanted)) ORDER BY 1, 2 LIMIT 1"""  # noqa: S608 - a constant
 
 _REWRITTEN = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -333,8 +339,8 @@ def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:
     return (
         _one(
             connection,
-            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
-            " AND c.relname = %s AND c.relreplident <> 'f' AND pg_get_replica_identity_index(c.oid) IS NULL",
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"  # noqa: S608
+            f" AND c.relname = %s AND c.relreplident <> 'f' AND {_IDENTITY} IS NULL",
             schema,
             table,
         )
