@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.producer.sources.postgres.errors import CaptureGap
+from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable
 from tests.postgres.test_capture import Queue, Sender, replayed, running, sql, streaming, table_rows, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -34,3 +34,57 @@ def test_a_row_that_an_update_brings_into_a_row_filter_comes_whole_or_not_at_all
         assert isinstance(run.error, CaptureGap)
         assert 'ALTER TABLE "public"."filtered" REPLICA IDENTITY FULL' in str(run.error)
         assert not queue.rows()
+
+
+PARTED = (
+    "CREATE TABLE parted (id int, part int, large text) PARTITION BY LIST (part)",
+    "CREATE TABLE leaf PARTITION OF parted FOR VALUES IN (1)",
+    "CREATE PUBLICATION pub FOR TABLE parted WITH (publish_via_partition_root)",
+)
+AS_ONE = {
+    "full above, a key of the partition's": (
+        "ALTER TABLE parted REPLICA IDENTITY FULL",
+        "ALTER TABLE leaf ADD PRIMARY KEY (id)",
+    ),
+    "an index of the partition's": (
+        "ALTER TABLE parted ADD PRIMARY KEY (id, part)",
+        "CREATE UNIQUE INDEX own ON leaf (id)",
+        "ALTER TABLE leaf REPLICA IDENTITY USING INDEX own",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AS_ONE)
+def test_partitions_that_are_published_as_one_tell_their_rows_apart_as_that_one_does(new_database, case):
+    """The log has of an old row what the partition's identity names, and describes the table above."""
+    dsn = new_database()
+    sql(dsn, *PARTED, *AS_ONE[case], "INSERT INTO parted VALUES (1, 1, 'x'), (2, 1, 'y')")
+    with running(dsn, Sender(Queue())) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, KeylessTable)
+    assert run.error.details["table"] == "leaf"
+    sql(dsn, str(run.error.details["statement"]))
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "UPDATE parted SET large = 'z' WHERE id = 1", "DELETE FROM parted WHERE id = 2")
+        wait_for(lambda: queue.changes()[-2].op == "d", run)
+    assert replayed(queue) == table_rows(dsn, "parted")
+    assert {column for change in queue.rows()[-2:] for column in change.before} >= {"id", "part"}
+
+
+def test_a_large_value_isn_t_taken_from_an_old_row_that_lacks_it(new_database):
+    """Replica identity full of a partitioned table reaches no partition: theirs, the key, is all that is sent of an old row."""
+    dsn = new_database()
+    sql(
+        dsn,
+        *PARTED,
+        "ALTER TABLE parted ADD PRIMARY KEY (id, part), REPLICA IDENTITY FULL",
+        f"INSERT INTO parted VALUES (1, 1, {LARGE})",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "UPDATE parted SET id = 2")
+        wait_for(lambda: queue.changes()[-1].op == "commit", run)
+    assert replayed(queue) == table_rows(dsn, "parted")

@@ -13,7 +13,13 @@ from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
 from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
-from seriatim.producer.sources.postgres.errors import CaptureRefused, RowsHidden, SourceLost, SourceTablesChanged
+from seriatim.producer.sources.postgres.errors import (
+    CaptureRefused,
+    KeylessTable,
+    RowsHidden,
+    SourceLost,
+    SourceTablesChanged,
+)
 from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, Connection, conninfo, session
 from seriatim.protocol.postgres import in_a_line
 
@@ -65,6 +71,16 @@ SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.rel
    AND c.oid IN (SELECT unnest(%(oids)s::oid[]) UNION SELECT t.relid FROM unnest(%(oids)s::oid[]) o, pg_partition_tree(o) t)
  ORDER BY 1, 2 LIMIT 1"""
 
+_UNTOLD = f"""
+WITH part AS (SELECT p.oid AS above, t.relid FROM pg_class p, pg_partition_tree(p.oid) t WHERE p.oid = ANY (%s) AND p.relkind = 'p'),
+     told AS (SELECT c.oid, n.nspname, c.relname, c.relkind = 'r' AND c.relreplident <> 'f' AS is_by_key,
+                     array(SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+                            WHERE a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]) AND i.indexrelid = coalesce(
+                                  {_IDENTITY}, (SELECT k.indexrelid FROM pg_index k WHERE k.indrelid = c.oid AND k.indisprimary))) AS columns
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN (SELECT relid FROM part))
+SELECT own.nspname, own.relname, whole.relname
+  FROM part JOIN told own ON own.oid = part.relid JOIN told whole ON whole.oid = part.above
+ WHERE own.is_by_key AND (whole.columns = '{{}}' OR NOT whole.columns <@ own.columns) ORDER BY 1, 2 LIMIT 1"""  # noqa: S608 - a constant
 
 _HOLDER = """
 SELECT pid, usename, application_name, state, date_trunc('second', xact_start)::text
@@ -233,7 +249,7 @@ def published_tables(connection: Connection, publication: str) -> list[CapturedT
     """The tables of the publication, with the columns and rows that it publishes.
 
     Raises:
-        KeylessTable: one has no replica identity.
+        KeylessTable: one has no replica identity; or it is published as one, and a partition's isn't enough for it.
     """
     tables = []
     for oid, schema, name, identity, kind, row_filter, estimate, columns in connection.execute(_TABLES, (publication,)):
@@ -250,7 +266,26 @@ def published_tables(connection: Connection, publication: str) -> list[CapturedT
         place = f"{only}{quote_name(schema)}.{quote_name(name)}"
         query = f"COPY (SELECT {names} FROM {place}{where}) TO STDOUT"  # noqa: S608 - quoted
         tables.append(CapturedTable(relation, place, query, estimate))
+    _check_partitions(connection, tables)
     return tables
+
+
+def _check_partitions(connection: Connection, tables: Sequence[CapturedTable]) -> None:
+    """With `publish_via_partition_root` the log describes the table above, and has of an old row what the partition's own identity names.
+
+    All else is null there. Where the one above has replica identity full, its primary key will do: a target has that, too.
+    """
+    oids = [table.relation.oid for table in tables]
+    row = connection.execute(_UNTOLD, (oids,)).fetchone()
+    if row is not None:
+        schema, table, above = row
+        statement = f"ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY FULL"
+        raise KeylessTable(
+            f"partition {schema}.{table} is published as {above}, of which its replica identity doesn't tell rows apart; run: {statement}",
+            schema=schema,
+            table=table,
+            statement=statement,
+        )
 
 
 def check_rows(connection: Connection, publication: str) -> None:

@@ -112,9 +112,12 @@ class RowWriter:
         return values, position
 
     def fill(self, new: Values, old: Values) -> None:
-        """Take values that were not sent from the old image, where that has them."""
+        """Take values that were not sent from the old image, where that has them.
+
+        One that is stored out of line is never null: a null stands for a column that a partition's own replica identity doesn't name.
+        """
         for place in self._old_positions:
-            if new[place] is None:
+            if new[place] is None and old[place] != b"null":
                 new[place] = old[place]
 
     def row(self, values: Values) -> tuple[bytes, bytes]:
