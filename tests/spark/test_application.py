@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from seriatim.consumer.spark import application
-from seriatim.consumer.spark.application import Application
-from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
+from seriatim.consumer.spark.application import Application, Outcome
+from seriatim.consumer.spark.apply.errors import BrokenStream, MissingColumns, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
-from seriatim.consumer.spark.targets.errors import PositionMoved, TablesChanged, TargetLost
+from seriatim.consumer.spark.targets.errors import ApplyFailed, PositionMoved, TablesChanged, TargetLost
 from seriatim.consumer.spark.targets.postgres import Applied, Position
 from seriatim.protocol.change import Change, Origin, encode
 
@@ -30,10 +30,11 @@ class MemoryTarget:
         self.ranges: list[tuple[int, int]] = []
         self.changes = 0
         self.has_table = True
+        self.shape = SHAPE
         self.fails: list[str] = []
 
     def tables(self):
-        return {NAME: SHAPE} if self.has_table else {}
+        return {NAME: self.shape} if self.has_table else {}
 
     def position(self, queue_id):
         return self.stored
@@ -45,6 +46,8 @@ class MemoryTarget:
         failure = self.fails.pop(0) if self.fails else ""
         if failure == "before":
             raise TargetLost("gone")
+        if failure == "refused":
+            raise ApplyFailed("refused")
         if failure == "altered":
             raise TablesChanged([NAME])
         if start != self.stored.offset:
@@ -224,6 +227,34 @@ def test_tables_that_are_altered_meanwhile_are_planned_for_anew(little_is_held, 
     target.fails = ["altered", "altered"]
     outcomes = [running.apply(rows[at : at + 20]) for at in range(0, len(rows), 20)]
     assert (outcomes[-1].changes, target.changes, target.fails) == (size, size, [])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 6])
+def test_a_column_that_the_source_renamed_is_renamed_in_the_target_between_two_transactions(cut):
+    rows = [row._replace(value=row.value.replace(b'"id":1}', b'"id":1,"old":2}')) for row in log([2, 2, 2, 2, 2])]
+    rows[12:] = [row._replace(value=row.value.replace(b'"old"', b'"new"')) for row in rows[12:]]
+    target, queue = MemoryTarget(), Queue(rows)
+    target.shape = replace(SHAPE, columns={"id": "bigint", "old": "text"})
+    running = applying(target, queue)
+    if cut:
+        running.apply(rows[:cut])
+    with pytest.raises(MissingColumns) as raised:
+        running.apply(rows[cut:])
+    assert raised.value.details["offset"] == 14
+    assert (target.stored.offset, target.changes) == (12, 6)
+    target.shape = replace(SHAPE, columns={"id": "bigint", "new": "text"})
+    started = applying(target, queue)
+    assert started.apply(rows[12:]).changes == 4
+    assert target.ranges[-1] == (12, 20)
+
+
+def test_one_by_one_a_micro_batch_is_told_as_one():
+    rows = log([2, 2, 1])
+    target, queue = MemoryTarget(), Queue(rows)
+    target.fails = ["refused"]
+    outcome = applying(target, queue).apply(rows[:-1])
+    assert outcome == Outcome(8, len(rows) - 1, 4, 2, 7)
+    assert target.ranges == [(0, 4), (4, 8)]
 
 
 def test_a_target_goes_behind_a_gap_but_not_from_within_a_transaction():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from seriatim.consumer.spark.apply.errors import BrokenStream, GivenUp, UnfitTar
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import Shapes
-from seriatim.consumer.spark.targets.errors import PositionMoved, TablesChanged
+from seriatim.consumer.spark.targets.errors import ApplyFailed, PositionMoved, TablesChanged
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.postgres import Applied
 from seriatim.protocol.change import MalformedChange, decode
@@ -110,7 +111,8 @@ class Application:
         """Apply what is complete in `rows` and what is held; all of it, and the new position, or nothing.
 
         Raises:
-            UnfitTarget, ApplyFailed, BrokenStream: nothing was done, and trying again won't help.
+            UnfitTarget, ApplyFailed: of a transaction; all before it is in the target, so that it can be mended for what follows.
+            BrokenStream: nothing was done, and trying again won't help.
             Fenced: a newer replay has the target. TargetLost, TargetBusy: to be tried again.
             PositionMoved: the target stands before what was applied: somebody restored it. To be begun anew from there.
         """
@@ -126,6 +128,12 @@ class Application:
                 if position <= self.position:
                     raise
                 self._moved(position)
+            except (UnfitTarget, ApplyFailed):
+                parts = _transactions(rows)
+                if len(parts) == 1:
+                    raise
+                # What comes before the source's ALTER TABLE fits a target that what comes behind it doesn't fit.
+                return _together([self.apply(part) for part in parts])
         return Outcome(self.position, len(rows))
 
     def pass_gap(self, end: int) -> None:
@@ -223,15 +231,36 @@ class Application:
         self._held = held if is_small else None
 
 
+def _transactions(rows: Sequence[ChangeRow]) -> list[Sequence[ChangeRow]]:
+    """The rows cut behind each commit."""
+    ends = [number for number, row in enumerate(rows, 1) if _operation(row) == "commit"]
+    parts = [rows[start:end] for start, end in pairwise([0, *ends, len(rows)])]
+    return [part for part in parts if part]
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    return Outcome(
+        outcomes[-1].position,
+        sum(each.records for each in outcomes),
+        sum(each.changes for each in outcomes),
+        sum(each.transactions for each in outcomes),
+        next((each.commit_ts_ms for each in reversed(outcomes) if each.commit_ts_ms is not None), None),
+    )
+
+
 def _complete(rows: Sequence[ChangeRow]) -> int:
     """How many of them come before, or are, the last one behind which a plan may end; none, where a transaction goes on to the end.
 
     Looks from the end, where it is found soon if there is one.
     """
     for count in range(len(rows), 0, -1):
-        try:
-            if decode(rows[count - 1].value).op not in _INNER:
-                return count
-        except MalformedChange:
-            return count  # the plan says what is wrong, and where
+        if _operation(rows[count - 1]) not in _INNER:
+            return count
     return 0
+
+
+def _operation(row: ChangeRow) -> str | None:
+    try:
+        return decode(row.value).op
+    except MalformedChange:
+        return None  # the plan says what is wrong, and where

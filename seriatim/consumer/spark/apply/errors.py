@@ -23,7 +23,7 @@ from seriatim.protocol.errors import BugError, CallerError, RefusedError
 
 
 class UnfitTarget(CallerError):
-    """The target's tables don't fit the changes. Mend the target, then start the replay again: nothing was applied."""
+    """The target's tables don't fit a transaction. Mend the target, then start the replay again: all before it is applied, nothing of it."""
 
     code = "unfit-target"
 
@@ -54,7 +54,8 @@ class MissingColumns(UnfitTarget):
         adds = ", ".join(f"ADD COLUMN {quote(name)} TYPE_AND_DEFAULT_AS_IN_THE_SOURCE" for name in names)
         super().__init__(
             f"the target's table {table} lacks {', '.join(names)}, which the change at offset {offset} has; "
-            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {adds}",
+            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {adds}; "
+            "or rename one, where the source did",
             table=str(table),
             columns=names,
             offset=offset,

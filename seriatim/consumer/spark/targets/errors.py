@@ -100,7 +100,7 @@ class TruncateRefused(ApplyFailed):
         names = ", ".join(map(str, tables))
         super().__init__(
             f"{names}: to be emptied by the change at offset {offset}, but another table of the target refers to it, which "
-            f"that change doesn't empty: {detail} Nothing was applied",
+            f"that change doesn't empty: {detail} Nothing of its transaction was applied",
             table=names,
             key=None,
             offset=offset,

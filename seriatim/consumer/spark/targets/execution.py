@@ -273,7 +273,7 @@ def _diverged(place: Place, count: int) -> Diverged:
     found = "more than once" if count > 0 else "not there"
     return Diverged(
         f"{place.table}: the row {'' if place.key is None else f'{place.key} '}that the change at offset "
-        f"{place.offset} is for is {found} in the target; nothing was applied",
+        f"{place.offset} is for is {found} in the target; nothing of its transaction was applied",
         table=str(place.table),
         key=place.key,
         offset=place.offset,

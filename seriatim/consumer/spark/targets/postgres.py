@@ -277,7 +277,7 @@ class PostgresTarget:
         where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"from offset {start} on"
         more = f"; {_NO_REPLICA_ROLE}" if isinstance(error, sql.ForeignKeyViolation) and not self._may_replicate else ""
         return ApplyFailed(
-            f"the target refused a change ({where}): {error}; nothing was applied{more}",
+            f"the target refused a change ({where}): {error}; nothing of its transaction was applied{more}",
             table=str(place.table) if place else None,
             key=place.key if place else None,
             offset=place.offset if place else None,
