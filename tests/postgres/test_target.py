@@ -1031,3 +1031,31 @@ def test_planned_and_applied_to_postgres_equals_the_source(target, dsn, data) ->
             expected = sorted((tuple(row[c] for c in changes.COLUMNS) for row in rows), key=repr)
             assert sorted(fetch(dsn, f"SELECT id, code, note FROM {name}"), key=repr) == expected
     assert position == len(source.rows)
+
+
+@pytest.mark.parametrize("count", [3, BULK_FROM * 3])
+def test_a_primary_key_without_overlaps_tells_rows_apart(target, dsn, count) -> None:
+    """PostgreSQL 18. Where one period ends earlier and the next one begins there, the order of the two matters."""
+    with psycopg.connect(dsn) as connection:
+        if connection.info.server_version < 180000:
+            pytest.skip("no such keys")
+        connection.execute(
+            "CREATE TABLE periods (id int4range, during int4range, note text, PRIMARY KEY (id, during WITHOUT OVERLAPS))"
+        )
+
+    def row(number: int, start: int, end: int, **more: object) -> dict[str, object]:
+        return {"id": f"[{number},{number + 1})", "during": f"[{start},{end})", **more}
+
+    numbers = range(count)
+    named: dict = {"table": "periods", "key": ("id", "during")}
+    first = [("c", None, row(n, start, start + 5, note="x")) for n in numbers for start in (0, 5)]
+    moved = [("u", row(n, 0, 5), row(n, 0, 3, note="y")) for n in numbers]
+    moved += [("u", row(n, 5, 10), row(n, 3, 10, note="y")) for n in numbers]
+    written = [("u", None, row(n, 3, 10, note="z")) for n in numbers]
+    end = applied(target, 0, *first, **named)
+    end = applied(target, end, *moved, *written, **named)
+    applied(target, end, ("d", row(0, 0, 3), None), **named)
+    assert fetch(dsn, "SELECT during::text, note, count(*) FROM periods GROUP BY 1, 2 ORDER BY 1") == [
+        ("[0,3)", "y", count - 1),
+        ("[3,10)", "z", count),
+    ]

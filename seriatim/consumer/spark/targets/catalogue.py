@@ -18,8 +18,8 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
                       FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
                       JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum),
                    i.indisprimary,
-                   i.indexprs IS NULL AND i.indpred IS NULL AND NOT i.indisexclusion,
-                   i.indimmediate)), '[]')
+                   i.indexprs IS NULL AND i.indpred IS NULL AND (i.indisunique OR NOT i.indisexclusion),  -- WITHOUT OVERLAPS is both
+                   i.indimmediate AND NOT i.indisexclusion)), '[]')
           FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisunique OR i.indisexclusion)),
        EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND c.oid IN (f.conrelid, f.confrelid)
                   AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a'))
