@@ -14,6 +14,7 @@ with its number, ordered by its text's bytes, and the two are merged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,6 +32,12 @@ Key: TypeAlias = tuple[str, ...]
 Between: TypeAlias = tuple[Key | None, Key | None]
 Texts: TypeAlias = tuple[str | None, ...]
 
+_is_cast_as_written = re.compile(
+    r"(smallint|integer|bigint|numeric|real|double precision|boolean|text|character|character varying|bytea|uuid|jsonb?|date|time.*|interval.*)"
+    r"(\(.*\))?"
+).fullmatch
+_CAST = sql.SQL("{}::text")
+_WRITTEN = sql.SQL("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END")
 _CURSORS = count(1)
 _FETCHED = 500
 """Rows that are held, or on their way, at a time."""
@@ -111,7 +118,7 @@ def _chunks(side: Connection, table: Table, between: Between, chunk_rows: int) -
 def _end_of_chunk(side: Connection, table: Table, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
-        _texts(table.key_columns),
+        _texts(table, table.key_columns),
         sql.Identifier(*table.name),
         _between(table, *between),
         _keyed(table),
@@ -123,7 +130,7 @@ def _end_of_chunk(side: Connection, table: Table, between: Between, chunk_rows: 
 def _sum(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
     query = sql.SQL(
         "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
-    ).format(_texts(columns), sql.Identifier(*table.name), _between(table, *between))
+    ).format(_texts(table, columns), sql.Identifier(*table.name), _between(table, *between))
     row = side.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
 
@@ -152,8 +159,8 @@ def _compare_rows(
 
 def _rows(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
-        _texts(table.key_columns),
-        _texts(columns),
+        _texts(table, table.key_columns),
+        _texts(table, columns),
         sql.Identifier(*table.name),
         _between(table, *between),
         _keyed(table),
@@ -187,8 +194,16 @@ def _keyed(table: Table) -> Fragment:
     )
 
 
-def _texts(columns: tuple[str, ...]) -> Fragment:
-    return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
+def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
+    """Values as the server writes them.
+
+    A cast to text isn't that for all types: it leaves in an xml what no copy gets (the declaration), and of any type anybody may have
+    made another one.
+    """
+    return sql.SQL(", ").join(
+        (_CAST if _is_cast_as_written(table.columns[name]) else _WRITTEN).format(sql.Identifier(name))
+        for name in columns
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- as multiset
@@ -226,7 +241,7 @@ def _counted(side: Connection, table: Table, columns: tuple[str, ...]) -> Iterat
     """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
-    ).format(_texts(columns), sql.Identifier(*table.name))
+    ).format(_texts(table, columns), sql.Identifier(*table.name))
     for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query)):
         yield row, tuple(values), number
 
