@@ -37,5 +37,7 @@ def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None
     assert done.returncode == 0, said
     assert done.stdout.endswith("all done\n"), said
     assert re.search(r"^1000$", done.stdout, re.MULTILINE), said
-    assert re.search(r"^ +1 +g1 +sealed .*\n +2 +g2 +open ", done.stdout, re.MULTILINE), said
+    # A machine that stands still for longer than a sender waits has it go on once more.
+    chain = r"^ +1 +g1 +sealed .*\n +2 +g2 +(open|sealed .*\n +3 +g3 +open) "
+    assert re.search(chain, done.stdout, re.MULTILINE), said
     assert "\n4\n5\n" in done.stdout, said

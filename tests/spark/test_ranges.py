@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from fake_queue import FakeQueue, Link
@@ -166,7 +167,7 @@ def test_the_latest_offset_is_asked_for_until_the_master_tells_it(queue, monkeyp
         asked.append(queue.slave_lacks)
         queue.tells_committed, queue.slave_lacks = True, None
 
-    monkeypatch.setattr(range_reader.time, "sleep", passes)
+    monkeypatch.setattr(range_reader, "time", SimpleNamespace(sleep=passes))
     assert LATEST[what](queue) == 20
     assert asked == [slave_lacks]
 
