@@ -76,7 +76,9 @@ class Subscriber:
         forks.call_in_child(self, Subscriber._leave_to_parent)
 
     def open(self) -> Self:
-        """Connect, and stand for election."""
+        """Connect, and stand for election. Raises as `term`."""
+        if self._error is not None:
+            raise copied(self._error)
         if self._thread is None:
             thread = LoopThread(f"seriatim-subscriber-{self.queue}")
             try:

@@ -306,10 +306,14 @@ def test_a_forked_process_has_no_term_of_its_parent_s() -> None:
     holding.start()
     holding.join()
     said = in_a_fork(
-        lambda: subscriber.term, lambda: subscriber.wait_elected(0), lambda: subscriber.commit(1), subscriber.close
+        lambda: subscriber.term,
+        lambda: subscriber.wait_elected(0),
+        lambda: subscriber.commit(1),
+        subscriber.open,
+        subscriber.close,
     )
-    assert [one.split(":")[0] for one in said] == ["InvalidArgument"] * 3 + ["returned"]
-    assert all("before a fork" in one for one in said[:3])
+    assert [one.split(":")[0] for one in said] == ["InvalidArgument"] * 4 + ["returned"]
+    assert all("before a fork" in one for one in said[:4])
     assert subscriber.term is not None
     thread.close()
 
