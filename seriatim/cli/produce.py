@@ -287,10 +287,21 @@ def _finish(run: _Run) -> None:
 
 
 def _opened_log(path: Path) -> IO[str]:
+    """To go on behind what is there; a line that a full disk, or a kill, has cut stays one of its own."""
     try:
-        return path.open("a")
+        log = path.open("a")
+        if path.is_file() and _is_cut(path):
+            log.write("\n")
     except OSError as error:
         raise InvalidArgument(f"can't write {path}: {error.strerror}") from error
+    return log
+
+
+def _is_cut(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as log:  # one that is empty, or may only be written
+        log.seek(-1, os.SEEK_END)
+        return log.read() != b"\n"
+    return False
 
 
 def _is_file(file: Path | None) -> TypeGuard[Path]:

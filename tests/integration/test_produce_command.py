@@ -76,6 +76,16 @@ def test_a_file_that_was_read_to_its_end_is_a_success(cluster: SmallCluster, tmp
     assert [line.split()[1:] for line in log.read_text().splitlines()] == [["1", str(at), str(at)] for at in range(3)]
 
 
+def test_a_line_of_the_log_that_a_full_disk_has_cut_is_not_gone_on_with(cluster: SmallCluster, tmp_path: Path) -> None:
+    file, log = tmp_path / "lines", tmp_path / "log"
+    file.write_text("7\tv\n")
+    log.write_text("5 1 4 4\n6")
+    for places in (["1", "0", "0"], ["-", "-", "-"]):
+        assert ended(start(cluster, str(file), "--name", "n", "--with-seq", "--ack-log", str(log)))[0] == exits.DONE
+        assert log.read_text().splitlines()[-1].split() == ["7", *places]
+    assert log.read_text().startswith("5 1 4 4\n6\n7 1 0 0\n7 ")
+
+
 def test_a_separator_is_what_its_bytes_are(cluster: SmallCluster, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"k\xffv\nk\xc3\xbfw\n")
