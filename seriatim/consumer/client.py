@@ -436,7 +436,8 @@ class Consumer:
 
         With neither: all that was handed out; where nothing was, or all of it is committed, nothing is done, elected or
         not. What an earlier term handed out raises Fenced; what was not handed out raises InvalidArgument, and NotElected where
-        this consumer isn't. Raises DeadlineOver where the members don't answer within `timeout_s`.
+        this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, DeadlineOver where the members don't answer within
+        `timeout_s`.
         """
         thread = self._opened()
         if not self._is_committed(record_or_offset):
