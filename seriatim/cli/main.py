@@ -146,6 +146,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout, sys.stderr = stdout, stderr
         _discard_output()
     except (KeyboardInterrupt, click.Abort) as error:
+        _discard_output()  # else the interpreter's last flush would wait for whoever reads slowly, or not at all
         return exits.exit_code(error)
     except Exception as error:
         code = exits.exit_code(error)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import io
 import json
 import logging
@@ -312,6 +313,25 @@ def test_an_answer_stands_where_nobody_reads_it():
     shell = f'(sleep 0.2; env -u PYTHONUNBUFFERED {sys.executable} -c "{script}"; echo "ends with $?" >&2) | true'
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert ended.stderr == "ends with 1\n"
+
+
+def test_who_interrupts_does_not_wait_for_a_reader_that_reads_no_more():
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+    script = """
+import sys
+from seriatim.cli import main
+
+def interrupted(**_):
+    sys.stdout.write("x")
+    raise KeyboardInterrupt
+
+main.seriatim.main = interrupted
+main.main()
+"""
+    with os.fdopen(reading), os.fdopen(writing) as output:
+        done = subprocess.run((sys.executable, "-c", script), stdout=output, timeout=60, check=False)
+    assert done.returncode == exits.INTERRUPTED
 
 
 def test_no_file_takes_the_place_of_a_stream_that_is_closed():
