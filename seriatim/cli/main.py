@@ -197,8 +197,8 @@ def _prepare_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
     # Buffered, also where PYTHONUNBUFFERED is set, as in containers: else a signal, or a full disk, would have a write done in part,
     # and nobody told, and `consume` would commit what wasn't printed.
-    encoding, errors = ("utf-8", None) if sys.stdout is None else (sys.stdout.encoding, sys.stdout.errors)
-    sys.stdout = os.fdopen(1, "w", encoding=encoding, errors=errors, closefd=False)
+    encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding  # which may lack what a help text, or a name, has
+    sys.stdout = os.fdopen(1, "w", encoding=encoding, errors="backslashreplace", closefd=False)
     told = io.BufferedWriter(_Told(2, "wb", closefd=False))
     sys.stderr = io.TextIOWrapper(told, encoding=sys.stdout.encoding, errors="backslashreplace", line_buffering=True)
 

@@ -315,6 +315,14 @@ def test_an_answer_stands_where_nobody_reads_it():
     assert ended.stderr == "ends with 1\n"
 
 
+def test_what_the_terminal_has_no_letter_for_is_no_defect():
+    command = [sys.executable, "-m", "seriatim.cli.main", "queue", "list", "--help"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (exits.DONE, "")
+    assert r"HOST:PORT[,\u2026]" in done.stdout
+
+
 def test_who_interrupts_does_not_wait_for_a_reader_that_reads_no_more():
     reading, writing = os.pipe()
     os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
