@@ -275,5 +275,14 @@ class _Run:
         return ReaderTold(place, Index(reply.cursor) if reply.has_cursor else None, reply.is_stale)
 
     def _note_failure(self, what: str, member: object, epoch: int, error: SeriatimError) -> None:
-        note = _log.error if isinstance(error, BugError) else _log.info
-        note(what, member=member, epoch=epoch, code=error.code, reason=error.message, cause_id=self._cause_id)
+        """A link may be lost for days, and is tried again each second."""
+        note = _log.error if isinstance(error, BugError) else _log.lasting
+        note(
+            what,
+            queue_id=self._queue_id,
+            epoch=epoch,
+            member=member,
+            code=error.code,
+            reason=error.message,
+            cause_id=self._cause_id,
+        )

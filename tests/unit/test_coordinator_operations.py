@@ -14,7 +14,7 @@ from seriatim.coordinator import store as store_module
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
-from seriatim.coordinator.core.events import SendSeal
+from seriatim.coordinator.core.events import SealFailed, SendSeal
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
@@ -581,6 +581,28 @@ def in_a_switch() -> tuple[ChainDocument, ChainDocument]:
     send_call(world).finish()
     is_open = world.document
     return chain.closing(is_open, Epoch(1)), is_open
+
+
+def test_that_a_member_does_not_seal_a_lost_link_is_not_told_each_second(caplog: pytest.LogCaptureFixture) -> None:
+    """Until an operator gives it up, maybe for days: 150 links of a group of which one member was gone made 110 lines a second."""
+    world = World()
+    send_call(world).finish()
+    link = world.document.links[0]
+
+    class Gone:
+        async def seal(self, effect: SendSeal, *_: object) -> None:
+            raise Unreachable(f"{effect.side.name} is not registered")
+
+    async def tried(queue_id: int) -> None:
+        run = execution._Run(*cast("Any", (None, Gone(), queue_id, "cause")))
+        assert isinstance(await run._sealed(SendSeal(link.slave, link, world.version)), SealFailed)
+
+    caplog.set_level("INFO")
+    for queue_id in (7, 8, 7, 8):
+        asyncio.run(tried(queue_id))
+    told = [one.getMessage() for one in caplog.records if "link not sealed" in one.getMessage()]
+    assert len(told) == 2
+    assert "queue_id=8 epoch=1 member=g1-b code=unreachable" in told[1]
 
 
 @pytest.mark.parametrize("report", [DRAINED, STALE])
