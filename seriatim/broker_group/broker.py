@@ -512,7 +512,8 @@ class Broker:
                 _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
             has_it = runner.holding().has_it
         if not has_it or record.lacks_cursors:
-            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
+            if is_news:  # else it was said: a coordinator asks each second, of each link, and all that watch are told what changes
+                self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
             self.resync_wanted.set()
         self.look_for_drained(ended.key)
         return runner, has_it

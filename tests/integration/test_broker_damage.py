@@ -33,7 +33,16 @@ from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.chain import ChainDocument, ChainMember, Dropped, Durability, Link, LinkState, QueueSettings
+from seriatim.protocol.chain import (
+    Certificate,
+    ChainDocument,
+    ChainMember,
+    Dropped,
+    Durability,
+    Link,
+    LinkState,
+    QueueSettings,
+)
 from seriatim.protocol.errors import (
     BadChecksum,
     DeadlineOver,
@@ -702,6 +711,25 @@ def test_a_chain_that_is_made_again_is_compared_at_once(with_links: Callable[[Sc
         assert zookeeper.watch is not None
         zookeeper.watch()
         assert wanted.is_set()
+
+    with_links(scenario)
+
+
+def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordinator_asks(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """A blank disk lacks many, each asked for each second: its registration changed with each question, and whoever watches was told."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        said: list[str] = []
+        resyncer.changed = lambda: said.append(resyncer.problem)
+        for _ in range(2):
+            for epoch in (4, 5):
+                ended = LinkRecord(RECORD.queue_id, Epoch(epoch), end=Index(50), end_hash=bytes(32))
+                assert (await broker.record_end(ended))[1] is False
+        assert said == ["queue 1 epoch 4 isn't whole here", "queue 1 epoch 5 isn't whole here"]
+        assert broker.resync_wanted.is_set()
 
     with_links(scenario)
 
