@@ -60,6 +60,7 @@ class Resyncer:
         self.is_in_sync = False
         self.problem = "not compared with the chain yet"
         self._found = ""  # since the pass began
+        self._waiting: set[str] = set()  # what the last pass couldn't do
         broker.found_lacking = self._found_lacking
 
     def _found_lacking(self, problem: str) -> None:
@@ -109,7 +110,7 @@ class Resyncer:
         documents = {
             queue_id: seen.document for queue_id, seen in chains.items() if queue_id not in self._broker.set_back
         }
-        problem = ""
+        problem, told, self._waiting = "", self._waiting, set()
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
                 await self._do(action, chains[action.queue_id].version)
@@ -118,7 +119,8 @@ class Resyncer:
                 problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
                 if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
-                if problem != self.problem:
+                self._waiting.add(problem)
+                if problem not in told:
                     _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
         for key, index in sorted(self._broker.damaged):
             try:

@@ -734,6 +734,33 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
     with_links(scenario)
 
 
+def test_what_resync_waits_for_is_told_once_for_each_link_and_not_in_each_pass(
+    with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A blank disk lacked 150 links, and the other member was away: 150 lines in each pass."""
+
+    class ZooKeeperWithEnds(ZooKeeperWithALink):
+        async def children(self, *_: object) -> list[str]:
+            return [str(RECORD.queue_id)]
+
+        async def get(self, *_: object) -> tuple[bytes, int]:
+            document = chain_json.decode((await super().get())[0])
+            end = Certificate(Index(50), (), Durability.SYNC, True, {}, {}, bytes(32), None, 0)
+            ended = replace(document.links[0], state=LinkState.SEALED, certificate=end)
+            links = tuple(replace(ended, epoch=Epoch(epoch)) for epoch in (4, 5))
+            return chain_json.encode(replace(document, links=links, next_epoch=Epoch(6))), 7
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        keeper = CursorKeeper(broker, cast("Coordinators", None))
+        resyncer = Resyncer(broker, keeper, cast("ZooKeeperSession", ZooKeeperWithEnds()), Paths("c"))
+        for _ in range(4):  # in the first it hears of the ends
+            problem = await resyncer._pass()
+        assert "epoch 5: copy: the other member isn't registered" in problem
+        assert sum("resync waits" in one.getMessage() for one in caplog.records) == 2
+
+    with_links(scenario)
+
+
 def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
     with_links: Callable[[Scenario], None],
 ) -> None:
