@@ -294,8 +294,8 @@ class Broker:
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
         runner = self.find(key)
-        if runner is None or index >= runner.state.durable:
-            return  # dropped, or cut, while it was read
+        if runner is None or index >= runner.state.durable or (key, index) in self.damaged:
+            return  # dropped, or cut, while it was read; or a reader tries again, whose only other member is away
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
         self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")

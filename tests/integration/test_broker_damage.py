@@ -734,6 +734,27 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
     with_links(scenario)
 
 
+def test_that_a_batch_is_damaged_is_said_once_and_not_each_time_that_somebody_wants_it(
+    with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other member is away, so readers try again and again: the registration changed to and fro."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        said: list[str] = []
+        resyncer.changed = lambda: said.append(resyncer.problem)
+        for index in (10, 20, 10, 20):
+            broker.note_damage(RECORD.key, Index(index))
+        assert said == [f"queue 1 epoch 2: the batch at index {index} is damaged" for index in (10, 20)]
+        assert sum("damaged batch" in one.getMessage() for one in caplog.records) == 2
+        assert broker.resync_wanted.is_set()
+        broker.damaged.clear()  # they are mended
+        broker.note_damage(RECORD.key, Index(10))
+        assert len(said) == 3
+
+    with_links(scenario)
+
+
 def test_what_resync_waits_for_is_told_once_for_each_link_and_not_in_each_pass(
     with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
 ) -> None:
