@@ -337,7 +337,8 @@ class CursorKeeper:
             except OlderGeneration:
                 pass  # sought meanwhile: nothing is left to say
             except SeriatimError as error:
-                _log.info("drained report failed", queue_id=key[0], epoch=key[1], reason=error)
+                cause_id = log.new_cause_id("drained")
+                _log.lasting("drained report failed", queue_id=key[0], epoch=key[1], reason=error, cause_id=cause_id)
                 if isinstance(error, (Unreachable, DeadlineOver)):
                     raise
                 if error.can_retry:

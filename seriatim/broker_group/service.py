@@ -143,7 +143,7 @@ class BrokerService(BrokerServicer):
             # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
             return self._unknown("this disk lacks the link's opening, so it is an older copy of itself")
         is_whole = runner.record.is_whole and not broker.is_damaged(key)
-        _log.info("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
+        _log.lasting("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
         return pb.SealReply(
             answer=pb.SealReply.WHOLE if is_whole else pb.SealReply.PARTIAL,
             incarnation=_message(broker.incarnation),

@@ -45,6 +45,7 @@ from seriatim.protocol.chain import (
 )
 from seriatim.protocol.errors import (
     BadChecksum,
+    ChainSetBack,
     DeadlineOver,
     DiskFailed,
     DiskFull,
@@ -751,6 +752,35 @@ def test_that_a_batch_is_damaged_is_said_once_and_not_each_time_that_somebody_wa
         broker.damaged.clear()  # they are mended
         broker.note_damage(RECORD.key, Index(10))
         assert len(said) == 3
+
+    with_links(scenario)
+
+
+def test_what_is_tried_again_each_second_is_told_once_a_minute(
+    with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lost link is sealed again and again until an operator gives it up; by a chain that was set back no report is taken."""
+
+    async def refused(*_: object) -> None:
+        raise ChainSetBack("the chain of queue orders is an old one")
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        keeper = CursorKeeper(broker, cast("Coordinators", None))
+        keeper._report = refused  # type: ignore[method-assign]
+        runner.changed_record(replace(RECORD, lacks=(), is_whole=False))
+        at_end = CursorRecord(SubscriptionId(1), Generation(1), Token(1), RECORD.end)
+        await keeper._changed(RECORD.key, SubscriptionId(1), lambda _: at_end)
+        link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=RECORD.epoch)
+        mine = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=RECORD.opened_start)
+        request = pb.SealRequest(link=link, master=pb.LinkMember(group="g1", member="a", incarnation=mine))
+        service = BrokerService(broker, keeper, cast("Membership", None))
+        caplog.set_level("INFO")
+        for _ in range(3):
+            assert (await service.seal(request)).answer == pb.SealReply.PARTIAL
+            broker.look_for_drained(RECORD.key)
+            assert not await keeper._report_once()
+        for told in ("seal answered", "drained report failed"):
+            assert sum(told in one.getMessage() for one in caplog.records) == 1
 
     with_links(scenario)
 
