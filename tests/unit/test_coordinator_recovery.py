@@ -123,6 +123,24 @@ def test_however_much_was_written_by_the_old_chain_the_copy_is_newer_in_which_th
         copy = further
 
 
+def test_a_chain_that_went_on_without_asking_a_link_that_was_granted_is_another_history(world):
+    """ZooKeeper lost the grant of link 1, its last write, and who has the records was away while the next group was sent to.
+
+    The queue was recovered, again and again, and stood still: they said that link 1 holds records that nobody was let send.
+    """
+    copy = a_copy(world, "g1-a")
+    listed = replace(world.document, links=(replace(world.document.links[0], state=LinkState.OPENING),))
+    emptied = chain.emptied(listed, Epoch(1), 0)
+    went_on = Copy(chain.next_link(emptied, world.registry(), avoid={}, now_ms=0), copy.version, "ZooKeeper")
+    for granted in (copy.document, chain.closing(copy.document, Epoch(1))):
+        with pytest.raises(ChainSetBack, match="in the chain of g1-a, and was closed unasked in that of ZooKeeper"):
+            recovery.newest([replace(copy, document=granted), went_on], "orders")
+    assert (
+        recovery.newest([Copy(listed, copy.version, "g1-a"), went_on, replace(copy, document=emptied)], "orders")
+        is went_on
+    )
+
+
 def test_a_call_that_was_cut_off_goes_on_where_it_was(world):
     copy = a_copy(world)
     now = replace(copy, document=recovery.recovered(copy))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core.chain import opened, without_empty
-from seriatim.protocol.chain import ChainDocument, LinkState, Subscription
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
 from seriatim.protocol.errors import ChainSetBack
 from seriatim.protocol.names import ChainVersion, SubscriptionId, Token
 
@@ -55,16 +55,32 @@ def _way_of_last_link(document: ChainDocument) -> int:
     last = document.last_link
     if last is None:
         return _WAY.index(LinkState.SEALED)  # and let go since
-    certificate = last.certificate
-    is_unasked = certificate is not None and not certificate.answered and not certificate.is_abandoned
-    return 0 if is_unasked else _WAY.index(last.state)
+    return 0 if _is_unasked(last) else _WAY.index(last.state)
+
+
+def _is_unasked(link: Link) -> bool:
+    """Whether it was closed as empty, because nobody had been let send to it."""
+    certificate = link.certificate
+    return certificate is not None and not certificate.answered and not certificate.is_abandoned
 
 
 def check_same(one: Copy, other: Copy) -> None:
-    """Raises ChainSetBack where they give an epoch to different links: in between somebody has sent by a chain that was set back."""
+    """Raises ChainSetBack where they give an epoch to different links, or the other one knows nothing of its grant.
+
+    In between somebody has sent by a chain that was set back.
+    """
     for link in one.document.links:
         there = other.document.link(link.epoch)
-        if there is not None and (there.master, there.slave) != (link.master, link.slave):
+        if there is None:
+            continue
+        if _is_unasked(there) and not _is_unasked(link) and link.state is not LinkState.OPENING:
+            raise ChainSetBack(
+                f"link {link.epoch} is {link.state} in the chain of {one.holder}, and was closed unasked in that of "
+                f"{other.holder}, which went on: both may have been sent to",
+                queue=one.document.name,
+                epoch=link.epoch,
+            )
+        if (there.master, there.slave) != (link.master, link.slave):
             raise ChainSetBack(
                 f"link {link.epoch} is on {link.group} in the chain of {one.holder}, and another one on {there.group} "
                 f"in that of {other.holder}: both have been sent to",
