@@ -39,6 +39,8 @@ SETTLE_S = 0.05
 ASK_MEMBERS_EVERY_S = 2.0
 RETRY_S = 1.0
 """An action that failed is not tried again sooner."""
+LOST_AGAIN_S = 5.0
+"""Nor a lost link so soon, unless somebody else is there to be asked: it may stay lost for days, and there may be one in each queue."""
 ROTATE_AGAIN_S = 10.0
 """A rotation that would have left a queue worse off is looked at again after so long."""
 MAX_AT_ONCE = 32
@@ -196,13 +198,12 @@ class BackgroundWork:
             if self._is_more_due:
                 self._wake.set()
         if not is_done:
-            retry_s = ROTATE_AGAIN_S if isinstance(action, Rotate) else RETRY_S
-            self._not_before_s[key] = boottime_s() + retry_s
+            self._not_before_s[key] = boottime_s() + _retry_s(action)
 
     async def _done(self, action: Action, cause_id: str) -> bool:
         """Carry out one action. False: it has to be tried again."""
         match action:
-            case CloseIt(queue_id, epoch, why):
+            case CloseIt(queue_id, epoch, why, _):
                 _log.lasting("closing link", queue_id=queue_id, epoch=epoch, why=why, cause_id=cause_id)
                 begun = close_link.start(epoch)
                 result = await self._execution.run(queue_id, begun, close_link.step, cause_id)
@@ -289,11 +290,22 @@ def _lane(action: Action) -> tuple[object, int]:
             return action.member, CALLS_AT_ONCE
 
 
+def _retry_s(action: Action) -> float:
+    """How long an action that failed rests."""
+    match action:
+        case Rotate():
+            return ROTATE_AGAIN_S
+        case CloseIt() if action.there:
+            return LOST_AGAIN_S
+        case _:
+            return RETRY_S
+
+
 def _key(action: Action) -> object:
     """By what an action is known while it is under way."""
     match action:
-        case CloseIt(queue_id, epoch, _):
-            return "close", queue_id, epoch
+        case CloseIt(queue_id, epoch, _, there):
+            return "close", queue_id, epoch, there
         case Rotate(queue_id, epoch):
             return "rotate", queue_id, epoch
         case Change(document, expected, _):

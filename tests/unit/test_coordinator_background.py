@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+from seriatim.coordinator import background as background_shell
+from seriatim.coordinator.background import BackgroundWork
 from seriatim.coordinator.core import background, chain, retention, rotation, seal, status, subscriptions
 from seriatim.coordinator.core.background import (
     Change,
@@ -19,10 +24,11 @@ from seriatim.coordinator.core.background import (
     end_key,
 )
 from seriatim.coordinator.core.chain_point import filled, point_before
+from seriatim.coordinator.core.events import Wait
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol import chain_json
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 LATER_MS = 10_000
@@ -107,7 +113,8 @@ def test_groups_come_back_though_a_lost_link_s_member_is_there_and_cannot_tell_i
     world.document = chain.without_group(world.document, "g3")
     world.restart(("g1", "b"))
     closing, change = planned(world)
-    assert closing == CloseIt(QueueId(1), Epoch(1), "it is lost, and a member of its group is there")
+    there = (world.registry().groups["g1"].members["b"].incarnation,)
+    assert closing == CloseIt(QueueId(1), Epoch(1), "it is lost, and a member of its group is there", there)
     assert change.document.send_list == ("g2", "g3")
     # Of one that is being sealed the end comes first.
     send_call(world, token=1).finish()
@@ -127,6 +134,28 @@ def test_a_lost_link_is_sealed_when_a_member_returns():
     assert CloseIt in kinds(planned(world))
     close_call(world, 1).finish()
     assert world.document.links[0].end == 1
+
+
+def test_a_lost_link_is_tried_again_rarely_and_at_once_when_somebody_else_is_there(monkeypatch):
+    """One in each of 150 queues took a quarter of a processor, until an operator gave them up."""
+
+    class Undecided:
+        async def run(self, *_: object) -> Wait:
+            return Wait({"link 1": "its end can't be told"})
+
+    store = SimpleNamespace(on_change=lambda _: None)
+    work = BackgroundWork(*cast("Any", (store, None, Undecided(), None, lambda: True)))
+    monkeypatch.setattr(background_shell, "boottime_s", lambda: 100.0)
+
+    def tried(there: tuple[Incarnation, ...]) -> dict[object, float]:
+        action = CloseIt(QueueId(1), Epoch(1), "why", there)
+        asyncio.run(work._act(background_shell._key(action), CloseIt, action))
+        return work._not_before_s
+
+    alone, both = (Incarnation("blank", 1),), (Incarnation("blank", 1), Incarnation("disk", 2))
+    assert list(tried(()).values()) == [101.0]  # of one that is being sealed sending waits
+    assert list(tried(alone).values()) == [101.0, 105.0]
+    assert len(tried(both)) == 3
 
 
 def test_ends_are_told_until_each_incarnation_has_them():

@@ -64,11 +64,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class CloseIt:
-    """Run the procedure `close_link`."""
+    """Run the procedure `close_link`. `there`: of a lost link, who of its group can be asked; others, later, may know more."""
 
     queue_id: QueueId
     epoch: Epoch
     why: str
+    there: tuple[Incarnation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
     document = seen.document
     for link in document.links:
         why = ""
+        there: tuple[Incarnation, ...] = ()
         if link.state in (LinkState.OPEN, LinkState.OPENING):
             why = view.registry.absence(link)
             if not why and (document.queue_id, link.epoch) in view.sealed:
@@ -198,10 +200,11 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
                 why = f"{link.group} is being drained"
         elif link.state is LinkState.CLOSING and _quiet_ms(seen, now_ms) >= CLOSING_GRACE_MS:
             why = "nobody finished closing it"
-        elif link.state is LinkState.LOST and view.registry.group(link.group).members:
-            why = "it is lost, and a member of its group is there"
+        elif link.state is LinkState.LOST:
+            there = tuple(state.incarnation for state in view.registry.group(link.group).members.values())
+            why = "it is lost, and a member of its group is there" if there else ""
         if why:
-            yield CloseIt(document.queue_id, link.epoch, why)
+            yield CloseIt(document.queue_id, link.epoch, why, there)
 
 
 def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
