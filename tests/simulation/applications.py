@@ -29,9 +29,10 @@ from seriatim.protocol.errors import (
     OutcomeUnknown,
     RecordTooLarge,
     SeriatimError,
+    UnknownSubscription,
 )
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
-from seriatim.protocol.record import Record
+from seriatim.protocol.record import Headers, Record
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import Process
 from tests.simulation.world import World
@@ -46,6 +47,16 @@ SMALL_BYTES = 64
 def value_of(source: str, seq: int, queue: int) -> bytes:
     """`queue`: the how manieth of this name."""
     return f"{source}:{seq}:{queue}:{seq * 7919 % 104729}".encode()
+
+
+def key_of(seq: int) -> bytes | None:
+    """Some records have one."""
+    return None if seq % 3 else b"%d" % (seq % 7)
+
+
+def headers_of(seq: int) -> Headers:
+    """Some records have one."""
+    return () if seq % 4 else (("of", b"%d" % (seq % 5)),)
 
 
 class Sender:
@@ -158,19 +169,20 @@ class Sender:
             source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
         value = value_of(source, seq, self._world.queues)
         own_seq, own_source = (seq, source) if self._has_own_seqs else (None, None)
+        key, headers = key_of(seq), headers_of(seq)
         try:
             try:
                 # A log's record is the same whoever sends it, whatever the limit is by then.
                 filled = value if self._has_own_seqs or seq % 5 else value.ljust(16 * SMALL_BYTES)
-                handle = buffer.send(filled, None, None, own_seq, own_source, None)
+                handle = buffer.send(filled, key, headers, own_seq, own_source, None)
             except RecordTooLarge:
                 filled = value
-                handle = buffer.send(filled, None, None, own_seq, own_source, None)
+                handle = buffer.send(filled, key, headers, own_seq, own_source, None)
         except InvalidArgument:
             return  # it would have to wait
         except SeriatimError:
             return
-        self._world.ledger.sending(source, seq, filled)
+        self._world.ledger.sending(source, seq, filled, key, headers)
         if self._has_own_seqs:
             self._next_seq += 1
         else:
@@ -228,7 +240,12 @@ class Reader:
         self._pace = pace
 
     async def main(self) -> None:
-        """A life of it."""
+        """One consumer after the other, as a supervisor would start them where its subscription was deleted."""
+        while await self._consume():
+            pass
+
+    async def _consume(self) -> bool:
+        """A life of it, until this is asked to stop; or True: its subscription was deleted."""
         self._life = object()
         self._grants: dict[int, Grant] = {}
         self._in_hand: list[Record] = []
@@ -248,7 +265,8 @@ class Reader:
         granted = consumer._granted
 
         def told(grant: Grant, place: Place) -> None:
-            self._world.told(self._world.ledger.read_granted, self._subscription, grant, place.epoch, place.index)
+            begins = self._world.ledger.read_granted
+            self._world.told(begins, self._subscription, self._life, grant, place.epoch, place.index)
             granted(grant, place)
             self._grants[consumer._hand_over.term] = grant
 
@@ -272,8 +290,15 @@ class Reader:
                 self._note_done(consumer)
                 consumer.close()
                 await thread.ended
-                return
-            consumer._hand_over.check()
+                return False
+            try:
+                consumer._hand_over.check()
+            except UnknownSubscription:
+                if self._subscription not in self._world.ledger.deleted:
+                    raise
+                consumer.close()
+                await thread.ended
+                return True
             (self._poll if self._polls else self._iterate)(consumer)
             self._note_committed(session)
 

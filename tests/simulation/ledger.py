@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from seriatim.consumer.session import Grant
 from seriatim.protocol.chain import Certificate, Link, Subscription
-from seriatim.protocol.record import Record
+from seriatim.protocol.record import Headers, Record
 from tests.simulation.loop import SimulatedLoop
 
 
@@ -23,6 +23,8 @@ class Sent:
     """A record that an application handed over: when, and when it was first told that it is kept."""
 
     value: bytes
+    key: bytes | None
+    headers: Headers
     at_s: float
     acknowledged_at_s: float | None = None
     offset: int | None = None
@@ -36,6 +38,8 @@ class Progress:
     that was answered. `given_up`: identities that were handed out, and whose place then was lost as section 8 allows.
     `before`: offsets handed out before it was sought; whose place is lost then is dropped as a re-send all the same.
     `start`: the offset that it was sought to; None until it is known. `start_epoch`: the link in which that is; 0: any.
+    `subscription_id`: of the one that has the name; 0: none has it. `readers`: by token, whose it is. `granted`: where a term of one
+    of them begins.
     """
 
     delivered: set[int] = field(default_factory=set)
@@ -47,6 +51,9 @@ class Progress:
     given_up: set[tuple[str, int]] = field(default_factory=set)
     start: int | None = None
     start_epoch: int = 0
+    subscription_id: int = 0
+    readers: dict[int, object] = field(default_factory=dict)
+    granted: dict[object, tuple[int, int]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -65,6 +72,8 @@ class Ledger:
         self.given_up: dict[int, int] = {}
         self.idle: set[str] = set()
         """Subscriptions that nobody reads."""
+        self.deleted: set[str] = set()
+        """Subscriptions that were deleted while somebody read them."""
         self.unknown = 0
         """So many records ended as unknown."""
         self.done: dict[str, tuple[int, tuple[int, int]]] = {}
@@ -77,9 +86,9 @@ class Ledger:
 
     # ---- senders
 
-    def sending(self, source: str, seq: int, value: bytes) -> None:
+    def sending(self, source: str, seq: int, value: bytes, key: bytes | None, headers: Headers) -> None:
         """An application is about to send; the same identity always with the same value."""
-        self.sent.setdefault((source, seq), Sent(value, self._loop.now_s))
+        self.sent.setdefault((source, seq), Sent(value, key, headers, self._loop.now_s))
 
     def told_kept(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
         """An application was told that two members hold a record, and at which epoch and index, if that is known."""
@@ -106,19 +115,26 @@ class Ledger:
 
     # ---- readers
 
-    def read_granted(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
+    def read_granted(self, subscription: str, reader: object, grant: Grant, epoch: int, index: int) -> None:
         """A reader begins a term."""
-        progress, token = self.progress[subscription], grant.token
+        progress = self.progress[subscription]
+        if grant.subscription_id != progress.subscription_id:
+            return  # it was deleted, of which this reader is yet to hear
         if (
             epoch and grant.generation == progress.generation and (epoch, index) < progress.committed
         ):  # 0: nothing to read
             raise Violation(f"6: {subscription} starts at {epoch}:{index}, committed is {progress.committed}")
-        progress.last.pop((subscription, token), None)
+        if progress.readers.setdefault(grant.token, reader) is not reader:
+            raise Violation(f"7: two readers of {subscription} have token {grant.token}")
+        progress.granted[reader, grant] = epoch, index
 
     def delivered(self, subscription: str, session: object, grant: Grant, record: Record) -> None:
         """A reader was handed a record."""
         token = grant.token
         progress = self.progress[subscription]
+        if grant.subscription_id != progress.subscription_id:
+            self._check_content(record)
+            return
         if token < progress.token:
             raise Violation(
                 f"7: a reader of {subscription} with token {token} was handed {record.offset} after {progress.token}"
@@ -128,6 +144,8 @@ class Ledger:
         if self.is_given_up(record.epoch, record.index):
             progress.given_up.add(identity)
             return
+        if (record.epoch, record.index) < (granted := progress.granted.get(session, (0, 0))):
+            raise Violation(f"6: {subscription} was handed {record.epoch}:{record.index}, granted from {granted} on")
         last = progress.last.get(session)
         if last is not None and record.offset <= last:
             raise Violation(f"9: {subscription} was handed {record.offset} after {last} in one term")
@@ -136,14 +154,19 @@ class Ledger:
             if progress.start is not None and record.offset < progress.start:
                 raise Violation(f"9: {subscription} was handed {record.offset}, and stands from {progress.start} on")
             progress.delivered.add(record.offset)
+        self._check_content(record)
+
+    def _check_content(self, record: Record) -> None:
+        """The same at the same offset for all, each record once, as it was sent."""
+        identity = record.source, record.seq
         there = self.records.setdefault(record.offset, record)
-        if (there.source, there.seq, there.value) != (record.source, record.seq, record.value):
+        if there != record:
             raise Violation(f"11: two contents at offset {record.offset}: {there.source}:{there.seq}, {identity}")
         place = self.places.setdefault(identity, record.offset)
         if place != record.offset:
             raise Violation(f"10: {identity} is delivered at {place} and at {record.offset}")
         sent = self.sent.get(identity)
-        if sent is None or sent.value != record.value:
+        if sent is None or (sent.value, sent.key, sent.headers) != (record.value, record.key, record.headers):
             raise Violation(f"9: {identity} was delivered, and not sent so")
         if self.told.get(record.offset, identity) != identity:
             raise Violation(f"11: {self.told[record.offset]} is told to be at {record.offset}, where {identity} is")
@@ -152,10 +175,19 @@ class Ledger:
     def committed(self, subscription: str, grant: Grant, epoch: int, index: int) -> None:
         """A commit was answered."""
         progress = self.progress[subscription]
-        if grant.generation == progress.generation:
+        if (grant.subscription_id, grant.generation) == (progress.subscription_id, progress.generation):
             progress.committed = max(progress.committed, (epoch, min(index, self.given_up.get(epoch, index))))
 
-    # ---- what is sought, and what is gone
+    # ---- what is made, what is sought, and what is gone
+
+    def deleted_and_made(self, subscription: Subscription) -> None:
+        """One has this name that another one had before: nothing that was committed of that one counts."""
+        before = self.progress[subscription.name]
+        self.progress[subscription.name] = Progress(
+            before=before.before | before.delivered,
+            given_up=before.given_up,
+            subscription_id=subscription.subscription_id,
+        )
 
     def sought(self, subscription: Subscription) -> None:
         """From here on, everything behind the new position has to be handed out (again); see `Verdict.lacking`."""
@@ -192,7 +224,13 @@ class Ledger:
                     progress.before.discard(offset)
                     progress.given_up.add(identity)
         for progress in self.progress.values():
-            progress.last.clear()
+            if link.base is not None:
+                before = link.base + end - 1
+                progress.last = {session: min(offset, before) for session, offset in progress.last.items()}
+            progress.granted = {
+                session: min(place, (link.epoch, end)) if place[0] == link.epoch else place
+                for session, place in progress.granted.items()
+            }
             if progress.committed > (link.epoch, end):
                 progress.committed = min(progress.committed, (link.epoch, end))
             if progress.start is not None and link.base is not None and progress.start_epoch in (0, link.epoch):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import Replica
-from seriatim.consumer.core.view import ChainView
-from seriatim.consumer.views import chain_view
 from seriatim.coordinator.core import invariants
 from seriatim.protocol import chain_json
-from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
 from seriatim.protocol.errors import RecordTooLarge, SeriatimError
 from seriatim.protocol.marks import merged
@@ -25,6 +21,7 @@ from tests.simulation.disk import KEY, Disk
 from tests.simulation.ensemble import Ensemble
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.readings import Readings
 
 
 class Oracle:
@@ -40,10 +37,9 @@ class Oracle:
         self.ends: dict[tuple[int, int], int] = {}
         self.acknowledged: dict[tuple[int, int], int] = {}
         self.granted: dict[tuple[int, int], int] = {}
-        self.named: dict[tuple[object, ...], tuple[int, int]] = {}
         self.sessions: Ensemble | None = None
         self._taken: dict[tuple[Process, tuple[int, int]], int] = {}
-        self._kept_at_first: dict[str, int] = {}
+        self.readings = Readings(disks, ledger, self.documents, self.lost)
         self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
 
     # ---- members
@@ -73,89 +69,6 @@ class Oracle:
                 raise Violation(f"4: {process} takes records of epoch {record.epoch}, and its session is gone")
         elif session != self._taken.setdefault((process, record.key), session):
             raise Violation(f"4: {process} takes records of epoch {record.epoch} in another session than before")
-
-    def asked(self, path: str, request: Any) -> Any:
-        """What `replied` is to know of how it was when this arrived.
-
-        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
-        somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
-        """
-        if path.endswith("/AcquireRead"):
-            progress = self._ledger.progress[request.subscription]
-            return progress.generation, progress.committed
-        kept = max(self._ledger.told, default=-1)
-        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
-            return self._kept_at_first.setdefault(request.cause_id, kept)
-        return kept if path.endswith("/DescribeQueue") else None
-
-    def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
-        """A coordinator or a member answered: whoever was named to a member as the reader, nobody older is served."""
-        if method == "AcquireRead":
-            self._check_read_granted(request, reply, known)
-        if method == "CreateSubscription":
-            self._check_position(request.queue, getattr(request, "from"), reply, known)
-        if method == "SeekSubscription":
-            self._check_position(request.queue, request.to, reply, known)
-        if method == "DescribeQueue":
-            self._check_latest(chain_view(reply), known)
-        if method not in ("TellReader", "CommitCursor", "Fetch"):
-            return
-        if method == "Fetch":
-            request = request.open
-            is_served = isinstance(reply, BatchMessage) or reply.WhichOneof("kind") == "start"
-            if not is_served or not request.subscription_id:
-                return
-        if method == "CommitCursor" and request.is_copied:
-            return  # what the other member holds, by whomever
-        link = request.link
-        key = link.to.disk_id, link.queue_id, link.epoch, request.subscription_id
-        named, asked = self.named.get(key, (0, 0)), (request.generation, request.token)
-        if method == "TellReader":
-            self.named[key] = max(named, asked)
-        elif asked < named:
-            raise Violation(
-                f"7: {link.to.disk_id} answers {method} of epoch {link.epoch} to generation and token {asked}, "
-                f"and was told of {named}"
-            )
-
-    def _check_read_granted(self, request: Any, reply: Any, known: tuple[int, tuple[int, int]]) -> None:
-        """No grant starts before what was committed when the reader asked (H7)."""
-        progress, grant = self._ledger.progress[request.subscription], reply.grant
-        is_of_it = grant.generation == progress.generation == known[0]
-        if reply.WhichOneof("kind") != "grant" or not grant.epoch or not is_of_it:
-            return  # 0: there is nothing to read
-        committed = min(known[1], progress.committed)
-        if (grant.epoch, grant.index) < committed:
-            raise Violation(
-                f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
-            )
-
-    def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
-        """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
-        document = next((one for one in self.documents.values() if one.name == queue), None)
-        link = None if document is None else document.link(view.position_epoch)
-        if document is None or (link is not None and link.base is None):
-            return
-        before = [one for one in document.links if one.epoch < view.position_epoch]
-        if any(one.base is None or one.end is None for one in before):
-            return
-        ends = [one.base + one.end for one in before if one.base is not None and one.end is not None]
-        end = max(ends, default=document.dropped.offset)
-        at = (end if link is None or link.base is None else link.base) + view.position_index
-        if where == "latest":
-            is_there = at > kept or bool(self._ledger.given_up)
-        elif where in ("", "earliest"):
-            is_there = view.position_index == 0 and end == document.dropped.offset
-        else:
-            is_there = at == int(where) or (view.position_index == 0 and end <= int(where) < at)
-        if not is_there:
-            place = f"{view.position_epoch}:{view.position_index}, offset {at}"
-            raise Violation(f"9: {view.subscription} is put at {where or 'earliest'}, and stands at {place}")
-
-    def _check_latest(self, view: ChainView, kept: int) -> None:
-        """Where the end of a queue is said to be known, all that was told to be kept when it was asked for lies before it."""
-        if view.is_latest_known and view.latest <= kept and not self._ledger.given_up and not view.is_deleted:
-            raise Violation(f"9: the end is told to be {view.latest}, and {kept} was told to be kept")
 
     def _check_acknowledged(self, record: LinkRecord, index: int) -> None:
         key = record.key
@@ -206,20 +119,30 @@ class Oracle:
                 invariants.check_change(before, document)
         except SeriatimError as error:
             raise Violation(str(error)) from error
+        self._note_subscriptions(before, document)
+        for link in document.links:
+            was = None if before is None else before.link(link.epoch)
+            if link.end is not None and (was is None or was.end != link.end):
+                self.ends[document.queue_id, link.epoch] = link.end
+                self._check_sealed(document, link)
+        self.readings.written(before, document)
+        self.on_chain(before, document)
+        self.documents[path] = document
+
+    def _note_subscriptions(self, before: ChainDocument | None, document: ChainDocument) -> None:
+        """Who was made, sought or deleted."""
+        for gone in () if before is None else before.subscriptions:
+            if document.subscription(gone.name) is None:
+                self._ledger.progress[gone.name].subscription_id = 0
         for one in document.subscriptions:
+            if self._ledger.progress[one.name].subscription_id != one.subscription_id:
+                self._ledger.deleted_and_made(one)
             progress = self._ledger.progress[one.name]
             if one.generation > progress.generation:
                 self._ledger.sought(one)
             link = document.link(one.position_epoch)
             if progress.start is None and link is not None and link.base is not None:
                 progress.start, progress.start_epoch = link.base + one.position_index, link.epoch
-        for link in document.links:
-            was = None if before is None else before.link(link.epoch)
-            if link.end is not None and (was is None or was.end != link.end):
-                self.ends[document.queue_id, link.epoch] = link.end
-                self._check_sealed(document, link)
-        self.on_chain(before, document)
-        self.documents[path] = document
 
     def _check_sealed(self, document: ChainDocument, link: Link) -> None:
         certificate = link.certificate
@@ -227,12 +150,25 @@ class Oracle:
         acknowledged = self.acknowledged.get((document.queue_id, link.epoch), 0)
         if certificate.is_abandoned or not (certificate.is_whole or link.durability.survives_restart):
             self._ledger.give_up(link, certificate)
+            self._check_lost(document, link)
         elif certificate.end < acknowledged:
             raise Violation(f"4: epoch {link.epoch} ends at {certificate.end}, acknowledged is {acknowledged}")
         if certificate.is_abandoned:
             return
         self._check_answered(document, link)
         self._check_marks_on_two(document, link)
+
+    def _check_lost(self, document: ChainDocument, link: Link) -> None:
+        """No more is lost than no disk has that was asked (protocol.md 8)."""
+        certificate = link.certificate
+        assert certificate is not None
+        first, end = (
+            KEY.pack(b"P", document.queue_id, link.epoch, index) for index in (certificate.end + 1, (1 << 64) - 1)
+        )
+        for incarnation in () if certificate.is_abandoned else certificate.answered:
+            disk = self._disks.get(incarnation.disk_id)
+            if disk is not None and disk.durable.between(first, end):
+                raise Violation(f"8: epoch {link.epoch} ends at {certificate.end}, and {incarnation} has more")
 
     def _check_answered(self, document: ChainDocument, link: Link) -> None:
         """Whoever answered the seal with this end has all of it where no failure takes it away."""
@@ -271,13 +207,15 @@ class Oracle:
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
-        for kept in (self.documents, self.ends, self.acknowledged, self.granted, self.named):
+        for kept in (self.documents, self.ends, self.acknowledged, self.granted):
             kept.clear()
+        self.readings.begin_again()
         self._ledger.begin_again()
 
     def put_back(self, nodes: Mapping[str, tuple[bytes, int]]) -> None:
         """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""
-        self.lost = self.documents | self.lost  # those from before the first time
+        for path, document in self.documents.items():
+            self.lost.setdefault(path, document)  # those from before the first time
         self.documents.clear()
         for path, (data, _) in nodes.items():
             if not path.endswith("/chain") or not data:

@@ -27,7 +27,8 @@ SOON_S = 40.0
 """Longer than all time-outs together that an outage may cost."""
 
 
-def _names(link: Link) -> tuple[str, str]:
+def names_of(link: Link) -> tuple[str, str]:
+    """Of its members."""
     return str(link.master.name), str(link.slave.name)
 
 
@@ -69,7 +70,7 @@ def switched(schedule: Schedule) -> None:
         while asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE)) is None:
             world.loop.run(world.loop.now_s + 1.0)
     else:
-        for name in _names(link)[: chance.choice((1, 2))]:
+        for name in names_of(link)[: chance.choice((1, 2))]:
             world.kill(name, is_power=chance.random() < 0.5)
             schedule.later(SOON_S / 4, world.start, name)
 
@@ -133,7 +134,7 @@ def split_head(schedule: Schedule) -> None:
     document = schedule.world.document
     link = None if document is None else document.last_link
     if link is not None:
-        one, other = _names(link)
+        one, other = names_of(link)
         pairs = [(one, other), (other, one)]
         seconds = schedule.some_s()
         for pair in pairs[: schedule.chance.choice((1, 2, 2))]:
@@ -146,7 +147,7 @@ def split_head(schedule: Schedule) -> None:
 
 def _head_dies(schedule: Schedule) -> Link:
     link = calmed(schedule)
-    for name in _names(link):
+    for name in names_of(link):
         schedule.world.kill(name, is_power=schedule.chance.random() < 0.5)
     return link
 
@@ -155,7 +156,7 @@ def lose_head(schedule: Schedule) -> None:
     """Both members of the head are gone for a while: sending goes on with another group (protocol.md 5.4)."""
     link = _head_dies(schedule)
     schedule.until_sending_goes_on(SOON_S)
-    for name in _names(link):
+    for name in names_of(link):
         schedule.later(schedule.some_s(), schedule.world.start, name)
 
 
@@ -192,7 +193,7 @@ def abandon_head(schedule: Schedule) -> None:
         for one in to_abandon():
             asked(schedule, "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=one.epoch, confirmed_queue=QUEUE))
     schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
-    for name in _names(link):
+    for name in names_of(link):
         schedule.later(schedule.some_s(), world.start, name)
 
 
@@ -200,7 +201,7 @@ def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
     link, world = calmed(schedule), schedule.world
     others = [*world.coordinator_names, *SENDERS]
-    cuts = both_ways(_names(link), others)
+    cuts = both_ways(names_of(link), others)
     for pair in cuts:
         world.cut(*pair)
     schedule.until_sending_goes_on(SOON_S)
@@ -217,9 +218,9 @@ def nobody_sends(schedule: Schedule) -> None:
     world.loop.run(world.loop.now_s + 0.2 + 0.5 * schedule.chance.random())
     for name in SENDERS:
         world.kill(name, is_power=False)
-    for name in _names(link):
+    for name in names_of(link):
         world.kill(name, is_power=True)
-    for name in (*_names(link), *readers):
+    for name in (*names_of(link), *readers):
         schedule.later(0.1 + 0.2 * schedule.chance.random(), world.start, name)
     world.loop.run(world.loop.now_s + 0.5)
     schedule.until(schedule.is_all_read, "what was sent is read, though nobody sends", SOON_S)
@@ -275,7 +276,7 @@ def note_taken_back_late(schedule: Schedule) -> None:
     link = schedule.link_read()
     if link is None:
         return
-    one, other = chance.sample(_names(link), 2)
+    one, other = chance.sample(names_of(link), 2)
     is_noted = _noted(schedule, link, one)
     world.kill(one, is_power=True)
     world.loop.run(world.loop.now_s + 10.0, is_noted)
@@ -299,7 +300,7 @@ def commit_on_one(schedule: Schedule) -> None:
     link = schedule.link_read()
     if link is None:
         return
-    one, other = chance.sample(_names(link), 2)
+    one, other = chance.sample(names_of(link), 2)
     cuts = [(one, other), (other, one), *((one, name) for name in world.coordinator_names)]
     for pair in cuts:
         world.cut(*pair)
@@ -324,7 +325,7 @@ def read_behind_a_note(schedule: Schedule) -> None:
         return
     behind, other = schedule.chance.sample(world.coordinator_names, 2)
     readers = [name for name in world.hosts if name.startswith("reader")]
-    pair = _names(link)
+    pair = names_of(link)
     cuts = {pair, pair[::-1]}
     to_behind = {path for name in (*pair, *readers) for path in ((name, behind), (behind, name))}
     to_other = {path for name in readers for path in ((name, other), (other, name))}
@@ -413,7 +414,7 @@ def lose_cursors(schedule: Schedule) -> None:
     link = schedule.link_read()
     if link is None:
         return
-    one, other = schedule.chance.sample(_names(link), 2)
+    one, other = schedule.chance.sample(names_of(link), 2)
     world.kill(one, is_power=True)
     is_noted = _noted(schedule, link, one)
     world.loop.run(world.loop.now_s + 10.0, is_noted)
@@ -433,7 +434,7 @@ def disk_fills(schedule: Schedule) -> None:
     """The disks of the head fill with records: others take over, and all that was kept can be read (H17)."""
     link, world = calmed(schedule), schedule.world
     reserve_bytes = world.reserve_mb * 1024 * 1024
-    for name in _names(link):
+    for name in names_of(link):
         host = world.hosts[name]
         assert isinstance(host, MemberHost)
         host.disk.room_bytes = reserve_bytes + schedule.chance.randint(1000, 8000)
@@ -464,7 +465,7 @@ def blank_disk_unseen(schedule: Schedule) -> None:
     away = [*world.coordinator_names, *SENDERS]
     for name in away:
         world.kill(name, is_power=False)
-    name = schedule.chance.choice(_names(link))
+    name = schedule.chance.choice(names_of(link))
     schedule.blank_disk_of(name)
     world.start(name)
     world.loop.run(world.loop.now_s + 6.0)
@@ -683,7 +684,7 @@ def remove_group(schedule: Schedule) -> None:
     request = pb.GroupRequest(group=group)
     asked(schedule, "DrainGroup", request)
     if chance.random() < 0.5:
-        if not world.loop.run(world.loop.now_s + SOON_S, lambda: _is_read(schedule, group)):
+        if not world.loop.run(world.loop.now_s + SOON_S, lambda: is_read_on(schedule, group)):
             return  # there is a subscription that nobody reads
         world.remove_group(group)
         world.loop.run(world.loop.now_s + 6.0)  # for longer than sessions last
@@ -708,7 +709,7 @@ def remove_group(schedule: Schedule) -> None:
         _start_group(schedule, group)
 
 
-def _is_read(schedule: Schedule, group: str) -> bool:
+def is_read_on(schedule: Schedule, group: str) -> bool:
     """Whether no subscription has a link on the group left to read."""
     document = schedule.world.document
     assert document is not None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument, Subscription
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.zookeeper import Paths, Registration
@@ -29,6 +30,7 @@ from tests.simulation.loop import EndOfSteps, Host
 from tests.simulation.nemesis import OPERATOR_PATIENCE_S, Nemesis
 from tests.simulation.network import MANY
 from tests.simulation.operators import OPERATORS
+from tests.simulation.readers import READERS
 from tests.simulation.scenarios import IDLE, SCENARIOS, give_up_lost, seek_lost, settle_idle
 from tests.simulation.setbacks import SETBACKS
 from tests.simulation.stops import CLOSE_S, STOPS
@@ -265,6 +267,7 @@ class Schedule(Nemesis):
         self.until_sending_goes_on(HEAL_S)
         world.is_draining = True
         self.until(self.is_all_read, "everything is read", HEAL_S)
+        self.until(self._is_committed, "all that was handed out is committed, at both members", HEAL_S)
         self.until(self._is_whole, "every group is whole, in sync and listed", HEAL_S)
         self.until(self._is_let_go, "the members forget what is kept no longer", HEAL_S)
         self.until(self._is_cleared_away, "deleted queues are cleared away", HEAL_S)
@@ -333,6 +336,25 @@ class Schedule(Nemesis):
         names = [name for name in world.ledger.progress if world.is_draining or name != Replay.NAME]
         return not verdict.undelivered() and not any(verdict.lacking(name) for name in names)
 
+    def _is_committed(self) -> bool:
+        """Whether both members of the link that somebody reads have a cursor behind all of it that was handed out."""
+        document = self.world.document
+        return document is None or all(self._has_committed(document, one) for one in document.subscriptions)
+
+    def _has_committed(self, document: ChainDocument, one: Subscription) -> bool:
+        ledger = self.world.ledger
+        link, delivered = (
+            document.link(one.consume_list[0]) if one.consume_list else None,
+            ledger.progress[one.name].delivered,
+        )
+        if link is None:
+            return True
+        handed_out = (
+            record for record in ledger.standing() if record.epoch == link.epoch and record.offset in delivered
+        )
+        reached = max((record.index + 1 for record in handed_out), default=0)
+        return not reached or self.world.oracle.readings.has_cursors(document.queue_id, link, one, reached)
+
     def _is_present(self, name: str) -> bool:
         """Whether the process that runs now is registered, and says that it lacks nothing."""
         host = self.world.hosts[name]
@@ -378,7 +400,13 @@ def _registration(world: World, name: str) -> Registration | None:
     return None if node is None else Registration.decode(node.data)
 
 
-FAULTS: dict[str, tuple[float, Callable[[Any], None]]] = {**nemesis.KINDS, **SCENARIOS, **SETBACKS, **OPERATORS}
+FAULTS: dict[str, tuple[float, Callable[[Any], None]]] = {
+    **nemesis.KINDS,
+    **SCENARIOS,
+    **SETBACKS,
+    **OPERATORS,
+    **READERS,
+}
 KINDS = {**FAULTS, **STOPS}
 
 

@@ -118,7 +118,7 @@ class World:
         self.ensemble.on_session = self._session_began
         self._open_before: dict[int, set[LinkKey]] = {}
         self.oracle.sessions = self.ensemble
-        self.network.on_request = self.oracle.asked
+        self.network.on_request = self.oracle.readings.asked
         self.network.on_reply = self._replied
         self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
         self.reserve_mb = RESERVE_MB  # as it is when the world is made
@@ -173,6 +173,8 @@ class World:
 
     def _disk_written(self, name: str, disk: Disk, write: Write) -> None:
         self.holdings.written(disk, write)
+        if any(key[:1] == b"L" for key, _ in write.puts):
+            self.loop.after(0.0, None, self._check_cursors)
         left, is_any = self.dies_at_write.get(name, (0, True))
         if left == 0 or not (is_any or write.size_bytes == 0):
             return
@@ -180,6 +182,11 @@ class World:
         if left == 1:
             is_power = self.chance.random() < 0.5
             self.loop.after(0.0, None, lambda: self.kill(name, is_power=is_power))
+
+    def _check_cursors(self) -> None:
+        """A member may have written that it lacks no more cursors of a link."""
+        for document in self.oracle.documents.values():
+            self.told(self.oracle.readings.check_cursors, document)
 
     @property
     def member_names(self) -> list[str]:
@@ -416,7 +423,7 @@ class World:
             self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
 
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
-        self.told(self.oracle.replied, path.rpartition("/")[2], request, reply, known)
+        self.told(self.oracle.readings.replied, path.rpartition("/")[2], request, reply, known)
 
     def told(self, tell: Callable[..., None], *arguments: Any) -> None:
         """Tell ledger or oracle what happened: nothing goes on where that breaks an invariant."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tests.simulation.plants import chain, members, reading, sealing, sending, stopping
+from tests.simulation.plants import chain, handing, members, reading, sealing, sending, stopping
 from tests.simulation.plants.plant import Plant
 
 PLANTS: dict[str, Plant] = {
@@ -17,6 +17,7 @@ PLANTS: dict[str, Plant] = {
         *sending.PLANTS,
         *sealing.PLANTS,
         *reading.PLANTS,
+        *handing.PLANTS,
         *members.PLANTS,
         *chain.PLANTS,
         *stopping.PLANTS,

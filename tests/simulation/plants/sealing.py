@@ -13,7 +13,9 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.writer import Write
+from seriatim.coordinator.core import seal
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Certificate
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 from tests.simulation.world import World
@@ -58,6 +60,17 @@ def _not_flushed(right: Any, self: Store, record: Any, done: Any) -> None:
         right(self, record, done)
     finally:
         self._writer.submit = submit
+
+
+def _least_of_all(right: Any, link: Any, before: Any, answers: Any, *, now_ms: int) -> Any:
+    """Where none of them is whole."""
+    decision = right(link, before, answers, now_ms=now_ms)
+    if not isinstance(decision, Certificate) or decision.is_whole:
+        return decision
+    least = min((answer for answer in answers.values()), key=lambda answer: answer.next.index)
+    return seal._certificate(
+        link, before, least.next, least.next.marks, answers.values(), is_whole=False, now_ms=now_ms
+    )
 
 
 # ---- the session
@@ -144,6 +157,18 @@ PLANTS = (
             kinds=("expire session", "slow disk", "slow disk"), groups=(2,), coordinators=(2,), faults=(12, 16)
         ),
         finds="5.5",
+    ),
+    Plant(
+        "least of what is left",
+        "of answers that aren't whole the least tells the end",
+        changed(seal, "decide", _least_of_all),
+        within=20,
+        shape=Shape(
+            kinds=("kill both members", "kill all", "memory emptied", "pause the slave"),
+            settings=pb.QueueSettings(durability="async", flush_ms=200),
+            faults=(3, 6),
+        ),
+        finds="8: .* has more",
     ),
     Plant(
         "session's end ignored",

@@ -1,0 +1,260 @@
+"""What readers, and who asks for a place, are answered by coordinators and members (protocol.md 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seriatim.broker_group import layout
+from seriatim.broker_group.core import cursors, link_record
+from seriatim.broker_group.core.link_record import LinkKey
+from seriatim.consumer.core.view import ChainView
+from seriatim.consumer.views import chain_view
+from seriatim.protocol import batch
+from seriatim.protocol.batch_streams import BatchMessage
+from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription, Whose
+from seriatim.protocol.names import QueueId
+from tests.simulation.disk import KEY, Disk
+from tests.simulation.ledger import Ledger, Violation
+
+
+class Readings:
+    """`disks`: every disk there ever was, by its id. `documents`: the chains that ZooKeeper committed last; `lost`: newer ones, where it
+    was set back.
+    """
+
+    def __init__(
+        self,
+        disks: Mapping[str, Disk],
+        ledger: Ledger,
+        documents: Mapping[str, ChainDocument],
+        lost: Mapping[str, ChainDocument],
+    ) -> None:
+        self._disks = disks
+        self._ledger = ledger
+        self._documents = documents
+        self._lost = lost
+        self._named: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._cursors: dict[tuple[int, int, Whose], int] = {}
+        """By queue, epoch and reader the furthest commit that was answered."""
+        self._kept_at_first: dict[str, int] = {}
+
+    def begin_again(self) -> None:
+        """The queue was deleted: what is made under its name from now on has nothing to do with it."""
+        self._named.clear()
+        self._cursors.clear()
+
+    def _document(self, queue_id: int) -> ChainDocument | None:
+        return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
+
+    def asked(self, path: str, request: Any) -> Any:
+        """What `replied` is to know of how it was when this arrived.
+
+        Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
+        somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
+        """
+        if path.endswith("/AcquireRead"):
+            progress = self._ledger.progress[request.subscription]
+            return (progress.subscription_id, progress.generation), progress.committed
+        kept = max(self._ledger.told, default=-1)
+        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
+            return self._kept_at_first.setdefault(request.cause_id, kept)
+        return kept if path.endswith("/DescribeQueue") else None
+
+    def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
+        """A coordinator or a member answered."""
+        match method:
+            case "AcquireRead":
+                self._check_read_granted(request, reply, known)
+            case "CreateSubscription":
+                self._check_position(request.queue, getattr(request, "from"), reply, known)
+            case "SeekSubscription":
+                self._check_position(request.queue, request.to, reply, known)
+            case "DescribeQueue":
+                self._check_latest(chain_view(reply), known)
+            case "TellReader":
+                key, told = _told(request)
+                self._named[key] = max(told, self._named.get(key, (0, 0)))
+            case "CommitCursor" if not request.is_copied:  # else it is what the other member holds, by whomever
+                self._check_reader(method, request)
+                if not request.is_relayed:
+                    self._check_kept_cursor(request)
+            case "Fetch":
+                self._check_fetched(request.open, reply)
+
+    # ---- what is served
+
+    def _check_fetched(self, request: Any, reply: Any) -> None:
+        is_batch = isinstance(reply, BatchMessage)
+        if is_batch:
+            self._check_committed(request.link, reply)
+        if request.subscription_id and (is_batch or reply.WhichOneof("kind") == "start"):
+            self._check_reader("Fetch", request)
+
+    def _check_reader(self, method: str, request: Any) -> None:
+        """Whoever was named to a member as the reader, nobody older is served."""
+        key, asked = _told(request)
+        named = self._named.get(key, (0, 0))
+        if asked < named:
+            link = request.link
+            raise Violation(
+                f"7: {link.to.disk_id} answers {method} of epoch {link.epoch} to generation and token {asked}, "
+                f"and was told of {named}"
+            )
+
+    def _check_committed(self, name: Any, message: BatchMessage) -> None:
+        """What a reader is sent is committed: it lies below the link's end, or both disks have it."""
+        header = message.following[-1][0] if message.following else message.header
+        end = batch.decode_header(header).end_index
+        document = self._document(name.queue_id)
+        link = None if document is None else document.link(name.epoch)
+        if link is None or link.end is not None:
+            return  # its members see to the end
+        position = KEY.pack(b"P", name.queue_id, name.epoch, end)
+        for side in (link.master, link.slave):
+            disk = self._disks.get(side.incarnation.disk_id)
+            is_forgiven = disk is None or (disk.has_forgotten and not link.durability.survives_restart)
+            if disk is not None and not is_forgiven and position not in disk.table.values:
+                raise Violation(f"8: epoch {link.epoch} is read up to {end}, which {side.name} doesn't have")
+
+    # ---- what is committed
+
+    def written(self, before: ChainDocument | None, document: ChainDocument) -> None:
+        """The chain was written; with it a note may have been taken back."""
+        if before is not None and before.stale_cursors != document.stale_cursors:
+            self.check_cursors(document)
+
+    def _check_kept_cursor(self, request: Any) -> None:
+        """A commit that is answered is on both disks, or it is noted that the other member may lack it (H7)."""
+        name, whose = request.link, (request.subscription_id, request.generation)
+        document = self._document(name.queue_id)
+        link = None if document is None else document.link(name.epoch)
+        if document is None or link is None or whose not in [one.whose for one in document.readers_of(link.epoch)]:
+            return  # it was drained, let go, deleted or sought meanwhile
+        key = name.queue_id, name.epoch, whose
+        self._cursors[key] = max(request.index, self._cursors.get(key, 0))
+        for side in (link.master, link.slave):
+            disk = self._disk_of(side)
+            if disk.disk_id == name.to.disk_id or not _is_noted(document, link, side, whose):
+                self._check_cursor(disk, link, (name.queue_id, name.epoch), whose)
+
+    def _check_cursor(self, disk: Disk, link: Link, key: LinkKey, whose: Whose) -> None:
+        """All that was answered of these commits is here."""
+        value = disk.durable.values.get(layout.key(b"C", key, whose[0]))
+        kept = None if value is None else cursors.decode(value)
+        committed = self._cursors.get((*key, whose), 0)
+        if committed and (kept is None or kept.generation != whose[1] or (kept.index or 0) < committed):
+            raise Violation(f"6: {link.epoch}:{committed} is committed, {disk.disk_id} has {kept}")
+
+    def _check_sound(self, document: ChainDocument, link: Link, side: ChainMember, whose: Whose) -> None:
+        """A member whose cursors count has all that was answered."""
+        disk, key = self._disk_of(side), (document.queue_id, link.epoch)
+        value = disk.durable.values.get(layout.key(b"L", key))
+        is_used = value is not None and not link_record.decode(value).lacks_of(whose)
+        if is_used and not _is_noted(document, link, side, whose):
+            self._check_cursor(disk, link, key, whose)
+
+    def check_cursors(self, document: ChainDocument) -> None:
+        """A note may have been taken back, or a disk have said that it lacks nothing more."""
+        if any(one.queue_id == document.queue_id for one in self._lost.values()):
+            return  # by a chain that was set back nobody reads
+        for one in document.subscriptions:
+            for epoch in one.consume_list:
+                link = document.link(epoch)
+                if link is not None and (document.queue_id, epoch, one.whose) in self._cursors:
+                    for side in (link.master, link.slave):
+                        self._check_sound(document, link, side, one.whose)
+
+    def has_cursors(self, queue_id: QueueId, link: Link, subscription: Subscription, index: int) -> bool:
+        """Whether both members have a cursor that is as far as this."""
+        kept = []
+        for side in (link.master, link.slave):
+            value = self._disk_of(side).durable.values.get(
+                layout.key(b"C", (queue_id, link.epoch), subscription.subscription_id)
+            )
+            kept.append(None if value is None else cursors.decode(value))
+        return all(
+            one is not None and one.generation == subscription.generation and (one.index or 0) >= index for one in kept
+        )
+
+    def _disk_of(self, side: ChainMember) -> Disk:
+        """The one that is there now."""
+        *_, disk = (disk for disk_id, disk in self._disks.items() if disk_id.startswith(f"{side.name}."))
+        return disk
+
+    # ---- where a reader starts
+
+    def _check_read_granted(self, request: Any, reply: Any, known: tuple[tuple[int, int], tuple[int, int]]) -> None:
+        """No grant starts before what was committed when the reader asked (H7)."""
+        progress, grant = self._ledger.progress[request.subscription], reply.grant
+        is_of_it = (
+            (grant.subscription_id, grant.generation) == (progress.subscription_id, progress.generation) == known[0]
+        )
+        if reply.WhichOneof("kind") != "grant" or not grant.epoch or not is_of_it:
+            return  # 0: there is nothing to read
+        committed = min(known[1], progress.committed)
+        if (grant.epoch, grant.index) < committed:
+            raise Violation(
+                f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
+            )
+
+    def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
+        """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
+        document = next((one for one in self._documents.values() if one.name == queue), None)
+        link = None if document is None else document.link(view.position_epoch)
+        if document is None or (link is not None and link.base is None):
+            return
+        before = [one for one in document.links if one.epoch < view.position_epoch]
+        if any(one.base is None or one.end is None for one in before):
+            return
+        ends = [one.base + one.end for one in before if one.base is not None and one.end is not None]
+        end = max(ends, default=document.dropped.offset)
+        at = (end if link is None or link.base is None else link.base) + view.position_index
+        if where == "latest":
+            behind = end if link is None or link.base is None else link.base + self._stored(document, link)
+            is_there = kept < at <= behind or bool(self._ledger.given_up)
+        elif where in ("", "earliest"):
+            is_there = view.position_index == 0 and end == document.dropped.offset
+        else:
+            is_there = at == int(where) or (view.position_index == 0 and end <= int(where) < at)
+        if not is_there:
+            place = f"{view.position_epoch}:{view.position_index}, offset {at}"
+            raise Violation(f"9: {view.subscription} is put at {where or 'earliest'}, and stands at {place}")
+
+    def _stored(self, document: ChainDocument, link: Link) -> int:
+        """How far a link reaches: to its end, or as far as both disks have it."""
+        if link.end is not None:
+            return link.end
+        first, end = (KEY.pack(b"P", document.queue_id, link.epoch, index) for index in (0, (1 << 64) - 1))
+        stored = []
+        for side in (link.master, link.slave):
+            disk = self._disks.get(side.incarnation.disk_id)
+            keys = [] if disk is None else disk.table.between(first, end)
+            stored.append(int.from_bytes(keys[-1][17:], "big") if keys else 0)
+        return min(stored)
+
+    def _check_latest(self, view: ChainView, kept: int) -> None:
+        """Where the end of a queue is said to be known, all that was told to be kept when it was asked for lies before it; in any case
+        it isn't beyond what both disks have.
+        """
+        if view.is_latest_known and view.latest <= kept and not self._ledger.given_up and not view.is_deleted:
+            raise Violation(f"9: the end is told to be {view.latest}, and {kept} was told to be kept")
+        document, last = self._document(view.queue_id), view.links[-1] if view.links else None
+        link = None if document is None or last is None else document.link(last.epoch)
+        if document is None or link is None or link.base is None or self._ledger.given_up:
+            return
+        behind = link.base + self._stored(document, link)
+        if view.latest > behind:
+            raise Violation(f"9: the end is told to be {view.latest}, and both disks have up to {behind}")
+
+
+def _is_noted(document: ChainDocument, link: Link, side: ChainMember, whose: Whose) -> bool:
+    """Whether the chain says that this member may lack commits of theirs."""
+    note = document.stale_note(link.epoch, side.name.member)
+    return note is not None and whose in note.of
+
+
+def _told(request: Any) -> tuple[tuple[object, ...], tuple[int, int]]:
+    """On which disk, of which link, and whose; generation and token."""
+    link = request.link
+    return (link.to.disk_id, link.queue_id, link.epoch, request.subscription_id), (request.generation, request.token)
