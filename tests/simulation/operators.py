@@ -6,9 +6,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from tests.simulation.applications import QUEUE, SENDERS
-from tests.simulation.scenarios import IDLE, SOON_S, both_ways, calmed, kill_at_chain_write
+from tests.simulation.scenarios import (
+    IDLE,
+    SOON_S,
+    asked,
+    both_ways,
+    calmed,
+    is_read_on,
+    kill_at_chain_write,
+    names_of,
+    settle_idle,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -151,7 +161,82 @@ def lose_all_groups(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
 
+def lose_beside(schedule: Schedule) -> None:
+    """A link is lost, and who is there of its group can't tell its end; meanwhile the other groups fail, and come back (12)."""
+    link, world = calmed(schedule), schedule.world
+    one, other = schedule.chance.sample(names_of(link), 2)
+    settings = pb.QueueSettings(readmit="in-sync")
+    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+        return
+    for name in (one, other):
+        world.kill(name, is_power=True)
+    is_blank = not schedule.has_damaged(link.group) and schedule.is_twice(one)
+    if is_blank:
+        schedule.blank_disk_of(one)
+    schedule.until_sending_goes_on(SOON_S)
+    if not is_blank:
+        world.start(other)
+    world.start(one)
+    world.loop.run(world.loop.now_s + 2.0)
+    for group in [name for name in world.group_names if name != link.group]:
+        name = f"{group}-{schedule.chance.choice('ab')}"
+        world.kill(name, is_power=False)
+        world.start(name)
+    schedule.until_sending_goes_on(SOON_S)
+    world.start(other)
+
+
+def leave_all_unread(schedule: Schedule) -> None:
+    """All groups have failed, and have records that nobody reads, so that sending waits; the first that is read comes back at once (12)."""
+    calmed(schedule)
+    world, chance = schedule.world, schedule.chance
+    settings = pb.QueueSettings(readmit="drained", rotate_ms=0)
+    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+        return
+    settle_idle(schedule)
+    readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
+    for name in readers:
+        world.kill(name, is_power=False)
+
+    def serving() -> Link | None:
+        document = world.document
+        last = None if document is None else document.last_link
+        return last if last is not None and document is not None and last.group in document.send_list else None
+
+    def has_records() -> bool:
+        link = serving()
+        return link is None or any(
+            one.place is not None and one.place[0] == link.epoch for one in world.ledger.sent.values()
+        )
+
+    for _ in range(2 * len(world.group_names)):
+        schedule.until(has_records, "the next group takes records", SOON_S)
+        link = serving()
+        if link is None:
+            break
+        name = chance.choice(names_of(link))
+        world.kill(name, is_power=False)
+        world.start(name)
+        schedule.until(lambda link=link: serving() != link, f"link {link.epoch} ends", SOON_S)  # type: ignore[misc]
+    world.loop.run(world.loop.now_s + 6.0)  # the members are there again, and in sync
+    if world.document is None or world.document.send_list:
+        return  # somebody else's order came between
+    for name in readers:
+        world.start(name)
+
+    def is_one_read() -> bool:
+        return any(is_read_on(schedule, group) for group in world.group_names)
+
+    def is_one_back() -> bool:
+        return world.document is not None and bool(world.document.send_list)
+
+    schedule.until(is_one_read, "all of a group is read", SOON_S)
+    schedule.until(is_one_back, "a group that is read, and that sending waits for, comes back at once", 0.5)
+
+
 OPERATORS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "orders at once": (1, order_at_once),
     "all groups away": (0.5, lose_all_groups),
+    "lost beside others": (0.3, lose_beside),
+    "all unread": (0.3, leave_all_unread),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tests.simulation.plants import chain, handing, members, reading, sealing, sending, stopping
+from tests.simulation.plants import chain, handing, members, reading, sealing, sending, stopping, unasked
 from tests.simulation.plants.plant import Plant
 
 PLANTS: dict[str, Plant] = {
@@ -20,6 +20,7 @@ PLANTS: dict[str, Plant] = {
         *handing.PLANTS,
         *members.PLANTS,
         *chain.PLANTS,
+        *unasked.PLANTS,
         *stopping.PLANTS,
     )
 }
