@@ -111,6 +111,7 @@ class Oracle:
         lost = self.lost.get(path)
         if lost is not None and document.next_subscription_id > lost.next_subscription_id:
             self.documents[path] = self.lost.pop(path)  # recovered: it goes on from there
+            self.readings.recovered()
         before = self.documents.get(path)
         try:
             if before is None:

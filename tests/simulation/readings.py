@@ -44,6 +44,10 @@ class Readings:
         self._named.clear()
         self._cursors.clear()
 
+    def recovered(self) -> None:
+        """The chain goes on from a copy, which may lack the last notes of who lacks commits."""
+        self._cursors.clear()
+
     def _document(self, queue_id: int) -> ChainDocument | None:
         return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
 
