@@ -56,7 +56,12 @@ def recover_queue(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
 
-def recover_without(schedule: Schedule) -> None:
+def recover_by_several(schedule: Schedule) -> None:
+    """The same, and others ask for it, too, each a moment later: what the first one has made goes on meanwhile."""
+    recover_without(schedule, others=4)
+
+
+def recover_without(schedule: Schedule, others: int = 0) -> None:
     """The same, while some brokers are away; the others know which links there are. They come back meanwhile, or afterwards, a disk maybe
     replaced. Somebody else asks for it at the same time, and coordinators die in between."""
     world, chance = schedule.world, schedule.chance
@@ -80,11 +85,11 @@ def recover_without(schedule: Schedule) -> None:
     world.loop.run(world.loop.now_s + 8 * chance.random())
     if chance.random() < 0.3:
         kill_at_chain_write(schedule, chance.randint(1, 30))
-    _recovered(schedule)
+    _recovered(schedule, others)
     world.loop.run(world.loop.now_s + chance.choice((0.1, 8.0)) * chance.random())
     _start_all(schedule)
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
-    _recovered(schedule)  # who came back may know more
+    _recovered(schedule, others)  # who came back may know more
     schedule.later(10.0, give_up_lost, schedule)
     schedule.until_sending_goes_on(SOON_S)
 
@@ -115,11 +120,13 @@ def _copy(schedule: Schedule, name: str, queue_id: QueueId) -> bytes | None:
     return host.disk.durable.values.get(layout.key(b"Q", (queue_id, Epoch(0))))
 
 
-def _recovered(schedule: Schedule) -> None:
-    """An operator has the queue recovered, and asks again until it is, or need not be."""
+def _recovered(schedule: Schedule, others: int = 0) -> None:
+    """An operator has the queue recovered, and asks again until it is, or need not be. `others`: so many do so once, within moments."""
     world, chance = schedule.world, schedule.chance
     request = pb.RecoverQueueRequest(queue=QUEUE, confirmed_queue=QUEUE)
     was_cut_off = False
+    for _ in range(others):
+        schedule.beside("RecoverQueue", request, after_s=chance.choice((0.05, 0.3, 1.5)) * chance.random())
     for _ in range(40):
         if chance.random() < 0.2:
             schedule.beside("RecoverQueue", request)
@@ -192,4 +199,5 @@ SETBACKS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "a seek set back": (0.3, set_back_a_seek),
     "queue recovered": (0.5, recover_queue),
     "recovered without some": (0.3, recover_without),
+    "recovered by several": (0.2, recover_by_several),
 }

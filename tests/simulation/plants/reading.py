@@ -354,7 +354,7 @@ PLANTS: tuple[Plant, ...] = (
         changed(reading, "Delivery", _whole),
         within=30,
         shape=Shape(kinds=("seek",), faults=(2, 4)),
-        finds="9: .* stands from",
+        finds="(granted|stands) from",
     ),
     Plant(
         "read anew behind what was let go",

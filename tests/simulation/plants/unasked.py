@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from seriatim.coordinator.core import background
+from seriatim.coordinator.core import background, recovery
 from seriatim.coordinator.core.recovery import Copy
 from tests.simulation.plants.plant import Plant, changed, instead
 from tests.simulation.schedule import Shape
@@ -47,5 +47,13 @@ PLANTS = (
         within=60,
         shape=Shape(kinds=("orders at once",), faults=(1, 3)),
         finds="12: .* deleted queues are cleared away",
+    ),
+    Plant(
+        "recovered over ZooKeeper's",
+        "a queue goes on from the newest copy of a member, unless ZooKeeper's chain has more links",
+        changed(recovery, "newest", _over_zookeepers),
+        within=60,
+        shape=Shape(kinds=("recovered by several",), faults=(1, 1), coordinators=(2,)),
+        finds="4: ",
     ),
 )
