@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seriatim.broker_group import layout
@@ -117,8 +117,7 @@ class Readings:
         position = KEY.pack(b"P", name.queue_id, name.epoch, end)
         for side in (link.master, link.slave):
             disk = self._disks.get(side.incarnation.disk_id)
-            is_forgiven = disk is None or (disk.has_forgotten and not link.durability.survives_restart)
-            if disk is not None and not is_forgiven and position not in disk.table.values:
+            if disk is not None and not _is_forgiven(disk, link) and position not in disk.table.values:
                 raise Violation(f"8: epoch {link.epoch} is read up to {end}, which {side.name} doesn't have")
 
     # ---- what is committed
@@ -138,25 +137,24 @@ class Readings:
         key = name.queue_id, name.epoch, whose
         self._cursors[key] = max(request.index, self._cursors.get(key, 0))
         for side in (link.master, link.slave):
-            disk = self._disk_of(side)
-            if disk.disk_id == name.to.disk_id or not _is_noted(document, link, side, whose):
-                self._check_cursor(disk, link, (name.queue_id, name.epoch), whose)
+            disks = self._disks_of(side)
+            if disks[-1].disk_id == name.to.disk_id or not _is_noted(document, link, side, whose):
+                self._check_cursor(disks, (name.queue_id, name.epoch), whose)  # it may just have been replaced
 
-    def _check_cursor(self, disk: Disk, link: Link, key: LinkKey, whose: Whose) -> None:
-        """All that was answered of these commits is here."""
-        value = disk.durable.values.get(layout.key(b"C", key, whose[0]))
-        kept = None if value is None else cursors.decode(value)
+    def _check_cursor(self, disks: Sequence[Disk], key: LinkKey, whose: Whose) -> None:
+        """All that was answered of these commits is on one of these disks of a member."""
         committed = self._cursors.get((*key, whose), 0)
-        if committed and (kept is None or kept.generation != whose[1] or (kept.index or 0) < committed):
-            raise Violation(f"6: {link.epoch}:{committed} is committed, {disk.disk_id} has {kept}")
+        kept = [_cursor(disk, key, whose) for disk in disks]
+        if max(kept) < committed:
+            raise Violation(f"6: {key[1]}:{committed} is committed, {disks[-1].disk_id} has {kept[-1]}")
 
     def _check_sound(self, document: ChainDocument, link: Link, side: ChainMember, whose: Whose) -> None:
         """A member whose cursors count has all that was answered."""
-        disk, key = self._disk_of(side), (document.queue_id, link.epoch)
+        disk, key = self._disks_of(side)[-1], (document.queue_id, link.epoch)
         value = disk.durable.values.get(layout.key(b"L", key))
         is_used = value is not None and not link_record.decode(value).lacks_of(whose)
         if is_used and not _is_noted(document, link, side, whose):
-            self._check_cursor(disk, link, key, whose)
+            self._check_cursor((disk,), key, whose)
 
     def check_cursors(self, document: ChainDocument) -> None:
         """A note may have been taken back, or a disk have said that it lacks nothing more."""
@@ -171,20 +169,12 @@ class Readings:
 
     def has_cursors(self, queue_id: QueueId, link: Link, subscription: Subscription, index: int) -> bool:
         """Whether both members have a cursor that is as far as this."""
-        kept = []
-        for side in (link.master, link.slave):
-            value = self._disk_of(side).durable.values.get(
-                layout.key(b"C", (queue_id, link.epoch), subscription.subscription_id)
-            )
-            kept.append(None if value is None else cursors.decode(value))
-        return all(
-            one is not None and one.generation == subscription.generation and (one.index or 0) >= index for one in kept
-        )
+        key, disks = (queue_id, link.epoch), [self._disks_of(side)[-1] for side in (link.master, link.slave)]
+        return all(_cursor(disk, key, subscription.whose) >= index for disk in disks)
 
-    def _disk_of(self, side: ChainMember) -> Disk:
-        """The one that is there now."""
-        *_, disk = (disk for disk_id, disk in self._disks.items() if disk_id.startswith(f"{side.name}."))
-        return disk
+    def _disks_of(self, side: ChainMember) -> list[Disk]:
+        """All that this member ever had; the last one is there now."""
+        return [disk for disk_id, disk in self._disks.items() if disk_id.startswith(f"{side.name}.")]
 
     # ---- where a reader starts
 
@@ -230,12 +220,9 @@ class Readings:
         if link.end is not None:
             return link.end
         first, end = (KEY.pack(b"P", document.queue_id, link.epoch, index) for index in (0, (1 << 64) - 1))
-        stored = []
-        for side in (link.master, link.slave):
-            disk = self._disks.get(side.incarnation.disk_id)
-            keys = [] if disk is None else disk.table.between(first, end)
-            stored.append(int.from_bytes(keys[-1][17:], "big") if keys else 0)
-        return min(stored)
+        disks = [self._disks[side.incarnation.disk_id] for side in (link.master, link.slave)]
+        keys = [disk.table.between(first, end)[-1:] for disk in disks if not _is_forgiven(disk, link)]
+        return min((layout.number_of(key[0]) if key else 0 for key in keys), default=(1 << 64) - 1)
 
     def _check_latest(self, view: ChainView, kept: int) -> None:
         """Where the end of a queue is said to be known, all that was told to be kept when it was asked for lies before it; in any case
@@ -250,6 +237,18 @@ class Readings:
         behind = link.base + self._stored(document, link)
         if view.latest > behind:
             raise Violation(f"9: the end is told to be {view.latest}, and both disks have up to {behind}")
+
+
+def _is_forgiven(disk: Disk, link: Link) -> bool:
+    """Whether it may lack what it had, as the link's durability allows."""
+    return disk.has_forgotten and not link.durability.survives_restart
+
+
+def _cursor(disk: Disk, key: LinkKey, whose: Whose) -> int:
+    """0: none is flushed here."""
+    value = disk.durable.values.get(layout.key(b"C", key, whose[0]))
+    kept = None if value is None else cursors.decode(value)
+    return 0 if kept is None or kept.generation != whose[1] else kept.index or 0
 
 
 def _is_noted(document: ChainDocument, link: Link, side: ChainMember, whose: Whose) -> bool:
