@@ -181,7 +181,7 @@ def lose_beside(schedule: Schedule) -> None:
     for group in [name for name in world.group_names if name != link.group]:
         name = f"{group}-{schedule.chance.choice('ab')}"
         world.kill(name, is_power=False)
-        world.start(name)
+        schedule.later(0.3, world.start, name)
     schedule.until_sending_goes_on(SOON_S)
     world.start(other)
 
@@ -216,16 +216,17 @@ def leave_all_unread(schedule: Schedule) -> None:
             break
         name = chance.choice(names_of(link))
         world.kill(name, is_power=False)
-        world.start(name)
+        schedule.later(0.3, world.start, name)
         schedule.until(lambda link=link: serving() != link, f"link {link.epoch} ends", SOON_S)  # type: ignore[misc]
     world.loop.run(world.loop.now_s + 6.0)  # the members are there again, and in sync
     if world.document is None or world.document.send_list:
         return  # somebody else's order came between
+    groups = world.document.settings.groups or world.group_names
     for name in readers:
         world.start(name)
 
     def is_one_read() -> bool:
-        return any(is_read_on(schedule, group) for group in world.group_names)
+        return any(is_read_on(schedule, group) for group in groups)
 
     def is_one_back() -> bool:
         return world.document is not None and bool(world.document.send_list)
