@@ -189,3 +189,18 @@ def test_a_replica_identity_that_changes_while_a_capture_starts_is_seen_as_it_wa
             sql(dsn, "UPDATE a SET t = 'y', id = 2", "INSERT INTO b VALUES (10, 'z')")
             wait_for(lambda: last_commit_of(queue, 10), run)
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+
+
+@pytest.mark.parametrize("mending", ["ADD PRIMARY KEY (id)", "REPLICA IDENTITY FULL"])
+def test_what_just_gives_a_table_a_key_is_waited_for_by_a_capture_that_starts(dsn: str, mending: str) -> None:
+    sql(dsn, "CREATE TABLE b (id int, t text)")
+    queue = Queue()
+    with psycopg.connect(dsn) as altering:
+        altering.execute(f"ALTER TABLE b {mending}".encode())
+        with running(dsn, Sender(queue)) as run:
+            wait_for(lambda: one(dsn, WAITING), run)
+            altering.commit()
+            wait_for(lambda: streaming(queue), run)
+            sql(dsn, "INSERT INTO b VALUES (10, 'z')")
+            wait_for(lambda: last_commit_of(queue, 10), run)
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")

@@ -29,7 +29,7 @@ _IDENTITY = """(
     SELECT x.indexrelid FROM pg_index x WHERE x.indrelid = c.oid AND x.indimmediate AND (x.indisvalid OR c.relkind = 'p')
        AND CASE c.relreplident WHEN 'd' THEN x.indisprimary WHEN 'i' THEN x.indisreplident END)"""
 """The index that tells the rows of table `c` apart, if any, as the query sees it. PostgreSQL's own function for it waits for whoever alters
-the table, and then tells what is so now."""
+the table, and then tells what is so now, beside what the query saw before."""
 
 _TABLES = f"""
 SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, greatest(c.reltuples, 0)::bigint,
@@ -240,9 +240,9 @@ def check_keys(connection: Connection, tables: Sequence[str]) -> None:
         KeylessTable: the first of them, with the statement that mends it.
     """
     oids = [named.oid for named in resolve_all(connection, tables)]
-    row = connection.execute(_KEYLESS, {"oids": oids, "is_all": not tables}).fetchone()
-    if row is not None:
-        raise keyless(row[0], row[1])
+    while (row := connection.execute(_KEYLESS, {"oids": oids, "is_all": not tables}).fetchone()) is not None:
+        if is_keyless_now(connection, row[0], row[1]):
+            raise keyless(row[0], row[1])
 
 
 def published_tables(connection: Connection, publication: str) -> list[CapturedTable]:
@@ -370,8 +370,13 @@ def _reading(table: CapturedTable) -> Iterator[None]:
 
 
 def is_keyless_now(connection: Connection, schema: str, table: str) -> bool:
-    """Whether a table has no replica identity today; one that was dropped counts as mended."""
-    return (
+    """Whether a table has no replica identity today; one that was dropped counts as mended. Waits for whoever alters it."""
+    connection.execute(
+        "SELECT pg_get_replica_identity_index(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s",
+        (schema, table),
+    )
+    return (  # as it is behind that
         _one(
             connection,
             "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"  # noqa: S608
