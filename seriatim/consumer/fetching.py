@@ -51,7 +51,8 @@ class Fetcher:
     """The reading core and its streams. To be used on one loop.
 
     `on_delivery`, `on_discard`: where batches go. `on_refused`: a member refused the identity; the grant is to be
-    looked at again.
+    looked at again. `settled`: the last state of which everything is carried out; who looks from another thread goes by that, or he
+    would see that all is delivered before it is.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Fetcher:
         on_discard: Callable[[], object],
         on_refused: Callable[[SeriatimError], object],
     ) -> None:
-        self.state = Reading(limit_bytes)
+        self.state = self.settled = Reading(limit_bytes)
         self.identity = Identity()
         self._members = members
         self._on_delivery = on_delivery
@@ -112,6 +113,7 @@ class Fetcher:
                     self._on_discard()
                 case WakeAt(at_s):
                     self._wake_at(at_s)
+        self.settled = self.state
         self._watch_silence()
         if self.state.waiting_for != before.waiting_for and self.state.waiting_for:
             _log.debug("reading waits", waiting_for=self.state.waiting_for, at=self.state.at)

@@ -252,10 +252,10 @@ class RangeReader:
                     return self._waiting.popleft()
                 if self._error is not None:
                     raise self._error
-                if fetcher.state.is_done:
+                if fetcher.settled.is_done:
                     return None
-                if fetcher.state.is_cut_off:
-                    raise _gone(self.queue, fetcher.state)
+                if fetcher.settled.is_cut_off:
+                    raise _gone(self.queue, fetcher.settled)
                 left_s = deadline_s - boottime_s()
                 if left_s <= 0:
                     waiting_for = fetcher.state.waiting_for or "records to be committed"

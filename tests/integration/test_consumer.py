@@ -14,6 +14,7 @@ import pytest
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
+from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import InvalidArgument, NotElected, UnknownQueue, Unreachable
@@ -306,6 +307,22 @@ def test_what_is_left_of_a_range_reader_holds_up_neither_a_fork_nor_the_end_of_i
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["5", "4", "0"]), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_range_is_not_over_before_its_last_batch_is_where_the_caller_looks(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its core knew that all was read, its caller looked for it just then, and the range ended without what was on its way between them."""
+    cluster.append(numbered(0, 10), 0)
+    put = RangeReader._put
+
+    def late(self: RangeReader, delivery: Delivery) -> None:
+        time.sleep(0.5)  # the caller looks five times a second
+        put(self, delivery)
+
+    monkeypatch.setattr(RangeReader, "_put", late)
+    with RangeReader(cluster.coordinator, "q") as reader:
+        assert [record.offset for record in reader.read(0, 10)] == list(range(10))
 
 
 def test_a_range_that_was_left_twice_interrupted_gives_nothing_to_the_next_one(
