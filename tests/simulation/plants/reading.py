@@ -354,7 +354,7 @@ PLANTS: tuple[Plant, ...] = (
         changed(reading, "Delivery", _whole),
         within=30,
         shape=Shape(kinds=("seek",), faults=(2, 4)),
-        finds="(granted|stands) from",
+        finds="6: .* granted from",
     ),
     Plant(
         "read anew behind what was let go",
