@@ -252,13 +252,14 @@ class RangeReader:
                     return self._waiting.popleft()
                 if self._error is not None:
                     raise self._error
-                if fetcher.settled.is_done:
+                state = fetcher.settled
+                if state.is_done:
                     return None
-                if fetcher.settled.is_cut_off:
-                    raise _gone(self.queue, fetcher.settled)
+                if state.is_cut_off:
+                    raise _gone(self.queue, state)
                 left_s = deadline_s - boottime_s()
                 if left_s <= 0:
-                    waiting_for = fetcher.state.waiting_for or "records to be committed"
+                    waiting_for = state.waiting_for or "records to be committed"
                     raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
                 self._changed.wait(min(left_s, 0.2))
 

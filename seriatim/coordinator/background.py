@@ -203,7 +203,7 @@ class BackgroundWork:
     async def _done(self, action: Action, cause_id: str) -> bool:
         """Carry out one action. False: it has to be tried again."""
         match action:
-            case CloseIt(queue_id, epoch, why, _):
+            case CloseIt(queue_id, epoch, why):
                 _log.lasting("closing link", queue_id=queue_id, epoch=epoch, why=why, cause_id=cause_id)
                 begun = close_link.start(epoch)
                 result = await self._execution.run(queue_id, begun, close_link.step, cause_id)

@@ -12,7 +12,7 @@ from psycopg import sql
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
-from seriatim.producer.sources.postgres.core.rows import has_identity, keyless, quote_name
+from seriatim.producer.sources.postgres.core.rows import full_identity, has_identity, keyless, quote_name
 from seriatim.producer.sources.postgres.errors import (
     CaptureRefused,
     KeylessTable,
@@ -279,7 +279,7 @@ def _check_partitions(connection: Connection, tables: Sequence[CapturedTable]) -
     row = connection.execute(_UNTOLD, (oids,)).fetchone()
     if row is not None:
         schema, table, above = row
-        statement = f"ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY FULL"
+        statement = full_identity(schema, table)
         raise KeylessTable(
             f"partition {schema}.{table} is published as {above}, of which its replica identity doesn't tell rows apart; run: {statement}",
             schema=schema,

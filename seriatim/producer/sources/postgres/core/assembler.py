@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from seriatim.producer.sources.postgres.core import pgoutput
 from seriatim.producer.sources.postgres.core.identity import NUMBER_LIMIT, base_seq, too_large
 from seriatim.producer.sources.postgres.core.resume import gap
-from seriatim.producer.sources.postgres.core.rows import RowWriter, has_identity, keyless, quote_name
+from seriatim.producer.sources.postgres.core.rows import RowWriter, full_identity, has_identity, keyless, quote_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, MalformedLog
 from seriatim.protocol.change import Change, Origin, Table, dump_json, encode
 
@@ -218,11 +218,10 @@ class Assembler:
     def _lacking(self, table: Table, unsent: bytes) -> CaptureGap:
         """Of an update that a row filter makes an insert, PostgreSQL sends no more values than of the update."""
         name = f"{quote_name(table.schema)}.{quote_name(table.name)}"
-        statement = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
         return gap(
             self._slot,
-            f"an update brought a row of {name} into the publication's row filter, and the log lacks its values of {unsent.decode()}, "
-            f"which are stored out of line and weren't touched; run before the new snapshot: {statement}",
+            f"an update brought a row of {name} into the publication's row filter, and the log lacks its values of {unsent.decode()}, which "
+            f"are stored out of line and weren't touched; run before the new snapshot: {full_identity(table.schema, table.name)}",
         )
 
     def _update(self, data: bytes) -> Outgoing | None:

@@ -157,9 +157,14 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def full_identity(schema: str, table: str) -> str:
+    """The statement by which the log tells of an old row all that it had."""
+    return f"ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY FULL"
+
+
 def keyless(schema: str, table: str) -> KeylessTable:
     """The error for a table without a replica identity, with the statement that mends it."""
-    statement = f"ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY FULL"
+    statement = full_identity(schema, table)
     return KeylessTable(
         f"table {schema}.{table} has no key, so its updates and deletes can't be told apart; give it a primary key, "
         f"or run: {statement}",
