@@ -18,6 +18,7 @@ from tests.simulation.scenarios import (
     kill_at_chain_write,
     names_of,
     settle_idle,
+    to_create,
 )
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def _seek(*_: object) -> Order:
 
 def _subscribe(schedule: Schedule, _: ChainDocument) -> Order:
     schedule.world.ledger.idle.add(IDLE)
-    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
-    setattr(request, "from", schedule.chance.choice(("latest", "earliest")))
-    return "CreateSubscription", request
+    return "CreateSubscription", to_create(IDLE, schedule.chance.choice(("latest", "earliest")))
 
 
 def _unsubscribe(*_: object) -> Order:

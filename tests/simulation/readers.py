@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.simulation.applications import QUEUE
-from tests.simulation.scenarios import IDLE, SOON_S, calmed, names_of
+from tests.simulation.scenarios import IDLE, SOON_S, calmed, names_of, to_create
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -25,9 +25,7 @@ def make_subscription_again(schedule: Schedule) -> None:
     world.ledger.deleted.add(name)
     schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=name))
     if chance.random() < 0.5:
-        request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=name)
-        setattr(request, "from", "earliest")
-        schedule.operate("CreateSubscription", request)
+        schedule.operate("CreateSubscription", to_create(name, "earliest"))
 
 
 def seek_over(schedule: Schedule) -> None:

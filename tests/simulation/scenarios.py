@@ -27,6 +27,13 @@ SOON_S = 40.0
 """Longer than all time-outs together that an outage may cost."""
 
 
+def to_create(subscription: str, where: str) -> pb.CreateSubscriptionRequest:
+    """A request for one that stands there."""
+    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=subscription)
+    setattr(request, "from", where)
+    return request
+
+
 def names_of(link: Link) -> tuple[str, str]:
     """Of its members."""
     return str(link.master.name), str(link.slave.name)
@@ -495,10 +502,8 @@ def rotate_quietly(schedule: Schedule) -> None:
 def idle_subscription(schedule: Schedule) -> None:
     """A subscription that nobody reads, and switches while it is there (H14)."""
     world = schedule.world
-    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=IDLE)
-    setattr(request, "from", "latest")
     world.ledger.idle.add(IDLE)
-    asked(schedule, "CreateSubscription", request)
+    asked(schedule, "CreateSubscription", to_create(IDLE, "latest"))
     for number in range(schedule.chance.randint(1, 4)):
         schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
     world.loop.run(world.loop.now_s + 2.0)
@@ -745,9 +750,7 @@ def make_subscription(schedule: Schedule) -> None:
 def _new_subscription(schedule: Schedule, where: str) -> None:
     world = schedule.world
     name = f"extra-{len(world.hosts)}"
-    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=name)
-    setattr(request, "from", where)
-    schedule.operate("CreateSubscription", request)
+    schedule.operate("CreateSubscription", to_create(name, where))
     schedule.add(name, Reader(world, name, name).main)
     world.start(name)
 
