@@ -34,7 +34,7 @@ def class_archive(*, is_json: bool) -> None:
     (Java itself tells whether an archive fits, and passes over one that doesn't).
     """
     failed: list[str] = []
-    for name, make in ((archives.ZOOKEEPER, _make_zookeeper), (archives.SPARK, archives.make_spark)):
+    for name, make in ((archives.ZOOKEEPER, _make_zookeeper), (archives.SPARK, _make_spark)):
         path = archives.path(name)
         if not is_json:
             click.echo(f"{name}: starting it, to see what it loads", err=True)
@@ -79,6 +79,13 @@ def _make_zookeeper(archive: Path, directory: Path) -> None:
     server.start(timeout_s=_START_S)
     with contextlib.closing(server):
         asyncio.run(_use(server.address))
+
+
+def _make_spark(archive: Path, directory: Path) -> None:
+    # Only here: the command is there where Spark isn't installed.
+    from seriatim.consumer.spark import sample
+
+    sample.archive_classes(archive, directory)
 
 
 async def _use(address: str) -> None:

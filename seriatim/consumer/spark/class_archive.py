@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 SPARK: Final = "spark"
 ZOOKEEPER: Final = "zookeeper"
@@ -37,20 +37,3 @@ def using(name: str) -> tuple[str, ...]:
 def making(archive: Path) -> tuple[str, ...]:
     """Java's options to write an archive when the process ends."""
     return (f"-XX:ArchiveClassesAtExit={archive}", *_SILENT)
-
-
-def make_spark(archive: Path, directory: Path) -> None:
-    """Run a stream as a replay does, with scratch files in `directory`, and write the archive. Raises JavaMissing, SparkNotStarted."""
-    # Only here: a path and options are asked for where there is no Spark.
-    from pyspark import SparkContext
-
-    from seriatim.consumer.spark import sample
-    from seriatim.consumer.spark.engine import check_java, spark_session
-
-    check_java()
-    spark = spark_session("local[1]", directory, archive_options=making(archive))
-    gateway: Any = SparkContext._gateway  # noqa: SLF001 - no public way
-    sample.run(spark, directory / "checkpoint")
-    spark.stop()
-    gateway.proc.stdin.close()  # the JVM ends by that
-    gateway.proc.wait(END_S)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from seriatim.consumer.spark import class_archive
+from seriatim.consumer.spark.engine import check_java, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,3 +66,14 @@ def run(spark: SparkSession, checkpoint: Path) -> None:
     records = spark.readStream.format(SampleSource.name()).load().select("offset", "value")
     writer = records.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def archive_classes(archive: Path, directory: Path) -> None:
+    """Run the stream, with scratch files in `directory`, and write what Java loaded. Raises JavaMissing, SparkNotStarted."""
+    check_java()
+    spark = spark_session("local[1]", directory, archive_options=class_archive.making(archive))
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - no public way
+    run(spark, directory / "checkpoint")
+    spark.stop()
+    gateway.proc.stdin.close()  # the JVM ends by that
+    gateway.proc.wait(class_archive.END_S)
