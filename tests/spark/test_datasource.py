@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException
 
 from seriatim.consumer.spark import class_archive
 from seriatim.consumer.spark.engine import check_conf
+from seriatim.consumer.spark.options import NAMES
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument
 
@@ -210,3 +212,18 @@ def test_available_now_ends_where_the_queue_ended(spark, queue, tmp_path):
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     assert seen == list(range(500))
+
+
+def test_the_tutorial_s_job_reads_a_queue_in_batch_and_in_stream(spark, queue, tmp_path, capfd):
+    text = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
+    (job,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    queue.append_values([b"order %d" % number for number in range(5)], 0)
+    exec(job.replace("127.0.0.1:7000", queue.address).replace("/tmp/tutorial", str(tmp_path)), {})
+    assert re.findall(r"order \d", capfd.readouterr().out) == ["order 0", "order 1", "order 2"]
+    assert sorted(offsets(spark.read.parquet(str(tmp_path / "orders")))) == list(range(5))
+
+
+def test_the_tutorial_names_each_option_that_a_user_may_set():
+    text = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
+    said = {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE), "coordinators", "queue"}
+    assert said == set(NAMES.values()) - {"subscriptionId", "generation", "token"}  # the replay's own
