@@ -70,8 +70,8 @@ class Membership:
         self._outside = outside
         self.direct = ""
         self._sync_state = sync_state
-        self._state_changed = asyncio.Event()
         self._is_dirty = asyncio.Event()
+        self._registered_in = 0  # the session that the registration was written in last
         self._told_room = True
         self._peer_changed = asyncio.Event()
         self._chains: set[QueueId] = {record.queue_id for record in broker.links() if record.end is None}
@@ -96,7 +96,8 @@ class Membership:
         if state is SessionState.LOST:
             self._broker.lease = lease.session_began(0)
             self.is_registered.clear()
-        self._state_changed.set()
+        if state is SessionState.CONNECTED:
+            self._is_dirty.set()  # what happened to the registration meanwhile wasn't seen
         self._peer_changed.set()
         self._chains_changed.set()
 
@@ -214,20 +215,44 @@ class Membership:
         await self._session.create(path, data, ephemeral=True)
 
     async def _is_of_this_disk(self) -> bool:
-        """Whether who is registered in this place is an earlier session of this disk: this start of it, or one before.
+        """Whether who is registered in this place is an earlier session of this disk: of this process, or of a start before.
 
         Such a process is dead, for this one has its lock on the directory; its node needn't wait for its session's end.
+        The same start elsewhere is a copy of the disk: two such would take the place from each other without end.
         """
         name = self._broker.name
         try:
             data, _ = await self._session.get(self._paths.member(name.group, name.member))
         except NoNode:
             return True  # only the lease's node is left of a session that is ending
-        found, mine = Registration.decode(data).incarnation, self._broker.incarnation
-        return found.disk_id == mine.disk_id and found.start <= mine.start
+        there, mine = Registration.decode(data), self._broker.incarnation
+        if there.incarnation == mine:
+            return there.address == self._address
+        return there.incarnation.disk_id == mine.disk_id and there.incarnation.start < mine.start
 
     async def _register(self, session_id: int) -> None:
-        self._is_dirty.clear()
+        """Say what there is to say of this member, until that is what is read, under a watch.
+
+        What an earlier process of this place wrote, or deleted, just before it ended may come later than all that this one does:
+        a write names no version, and a node that is made anew begins with the same ones.
+        """
+        path = self._paths.member(self._broker.name.group, self._broker.name.member)
+        while True:
+            self._is_dirty.clear()
+            said = self._registration().encode()
+            with contextlib.suppress(NoNode):
+                found, _ = await self._session.get(path, self._said_otherwise)
+                if found == said and self._registered_in == session_id:
+                    return
+            await self._own(path, said, session_id)
+            self._registered_in = session_id
+
+    def _said_otherwise(self) -> None:
+        """A watch. It is called without a connection, too: then there is nothing to be seen until that is back."""
+        if self._session.state is SessionState.CONNECTED:
+            self._is_dirty.set()
+
+    def _registration(self) -> Registration:
         broker = self._broker
         is_in_sync, problem = self._sync_state()
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
@@ -238,12 +263,11 @@ class Membership:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
         self._told_room = broker.room.has_room
-        registration = Registration(
+        return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
             self.direct,
         )  # fmt: skip
-        await self._own(self._paths.member(broker.name.group, broker.name.member), registration.encode(), session_id)
 
     # ---- the peer
 

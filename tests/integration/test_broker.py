@@ -43,9 +43,11 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import Epoch, Incarnation
 from seriatim.protocol.rpc import call
 from seriatim.protocol.streams import each, read
+from seriatim.protocol.zookeeper import Registration
 from tests.files import sizes
 from tests.integration.broker_members import (
     CALL_S,
+    GROUP,
     QUEUE,
     Member,
     Members,
@@ -831,6 +833,21 @@ def test_a_returning_member_waits_for_no_session_of_its_own(run: Callable[..., N
         assert group.b.incarnation.start == 2
 
     run(scenario, "--session-timeout-ms", "60000")
+
+
+def test_what_an_earlier_process_wrote_or_deleted_late_doesn_t_stand(run: Callable[..., None]) -> None:
+    """Killed with that on its way, and started again at once: the member stayed registered as who was gone, or not at all."""
+
+    async def scenario(group: Members) -> None:
+        path, mine = group.paths.member(GROUP, "a"), group.a.incarnation
+        said = Registration.decode((await group.session.get(path))[0])
+        late = replace(said, incarnation=replace(mine, start=mine.start - 1), is_in_sync=False)
+        await group.session.set(path, late.encode())
+        await group.registered(lambda a, _: (a.incarnation, a.is_in_sync) == (mine, True))
+        await group.session.delete(path)
+        await group.registered(lambda a, b: (a.incarnation, b.peer) == (mine, mine))
+
+    run(scenario)
 
 
 def test_a_flipped_bit_is_a_bad_checksum_to_the_reader_and_mended_from_the_peer(

@@ -70,7 +70,7 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import NodeExists, Paths, Registration, ZooKeeperSession
+from seriatim.protocol.zookeeper import NodeExists, NoNode, Paths, Registration, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 
@@ -376,9 +376,13 @@ class ZooKeeperWithALink(EmptyZooKeeper):
     def on_state(self, _: object) -> None:
         pass
 
-    async def get(self, _: object = None, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+    async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
         if watch is not None:
             self.watches.add(watch)
+        if path == Paths("c").member("g1", "a"):
+            if not self.created:
+                raise NoNode(path)
+            return self.created[-1], 0
         a, b = (ChainMember(MemberName("g1", one), Incarnation(one, 1)) for one in "ab")
         link = Link(RECORD.epoch, "g1", a, b, LinkState.CLOSING, Durability.SYNC, 0, Offset(0), {}, 0)
         dropped = Dropped(Epoch(1), Offset(0), EMPTY_HASH, {}, {})
@@ -424,6 +428,40 @@ def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
     assert all("other disk" in one and "h:7" in one for one in told)
     assert pauses[::2][:4] == [0.5, 1.0, 2.0, 2.0]
     assert sum(pauses) > 50
+
+
+@pytest.mark.parametrize("address", ["here:1", "elsewhere:1"])
+def test_a_copy_of_a_disk_takes_no_place_from_the_other(with_links: Callable[[Scenario], None], address: str) -> None:
+    """Two machines made from one image, started as often: each would make its node anew, without end. An earlier session's own node goes."""
+
+    class Registered(ZooKeeperWithALink):
+        def __init__(self, there: Registration) -> None:
+            super().__init__()
+            self.created = [there.encode()]
+
+        async def owner(self, _: str) -> int:
+            return self.session_id + 1
+
+        async def delete(self, _: str) -> None:
+            self.created.clear()
+
+        async def create(self, path: str, data: bytes, **named: object) -> None:
+            if self.created:
+                raise NodeExists(path)
+            await super().create(path, data, **named)
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        session = Registered(Registration(broker.incarnation, address, None, True, True))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "here:1", lambda: (True, ""))
+        if address == "here:1":
+            await membership._register(session.session_id)
+        else:
+            with pytest.raises(NodeExists):
+                await membership._register(session.session_id)
+        assert Registration.decode(session.created[0]).address == address
+        assert membership._registered_in == (session.session_id if address == "here:1" else 0)
+
+    with_links(scenario)
 
 
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:

@@ -180,7 +180,7 @@ def lose_beside(schedule: Schedule) -> None:
     for group in [name for name in world.group_names if name != link.group]:
         name = f"{group}-{schedule.chance.choice('ab')}"
         world.kill(name, is_power=False)
-        schedule.later(0.3, world.start, name)
+        world.start(name)
     schedule.until_sending_goes_on(SOON_S)
     world.start(other)
 
@@ -215,7 +215,7 @@ def leave_all_unread(schedule: Schedule) -> None:
             break
         name = chance.choice(names_of(link))
         world.kill(name, is_power=False)
-        schedule.later(0.3, world.start, name)
+        world.start(name)
         schedule.until(lambda link=link: serving() != link, f"link {link.epoch} ends", SOON_S)  # type: ignore[misc]
     world.loop.run(world.loop.now_s + 6.0)  # the members are there again, and in sync
     if world.document is None or world.document.send_list:

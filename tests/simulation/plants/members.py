@@ -24,13 +24,19 @@ from seriatim.protocol.streams import read
 from tests.simulation import world as simulated_world
 from tests.simulation.disk import SimulatedWriter
 from tests.simulation.plants.plant import Plant, changed, instead, together
-from tests.simulation.schedule import Shape
+from tests.simulation.schedule import ANY, Shape
 
 # ---- sessions
 
 
 async def _makes_in_any_session(self: Membership, path: str, data: bytes, _: int) -> None:
     await self._session.create(path, data, ephemeral=True)
+
+
+async def _believes_what_it_wrote(self: Membership, session_id: int) -> None:
+    self._is_dirty.clear()
+    path = self._paths.member(self._broker.name.group, self._broker.name.member)
+    await self._own(path, self._registration().encode(), session_id)
 
 
 # ---- a slave that says more than it has
@@ -238,6 +244,14 @@ PLANTS: tuple[Plant, ...] = (
         within=60,
         shape=Shape(kinds=("opened late",), coordinators=(2,), faults=(1, 1)),
         finds="2:",
+    ),
+    Plant(
+        "said by who is gone",
+        "what a member wrote stands, whatever an earlier process of its place wrote just before it ended",
+        instead(Membership, "_register", _believes_what_it_wrote),
+        within=60,
+        shape=replace(ANY, kinds=("all unread",), faults=(1, 1), groups=(3,)),
+        finds="12: ",
     ),
     Plant(
         "registered by a later session",
