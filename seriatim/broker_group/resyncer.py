@@ -27,7 +27,15 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, MemberBehind, SeriatimError, Unreachable
+from seriatim.protocol.errors import (
+    BadChecksum,
+    DiskFailed,
+    DiskFull,
+    IncompatibleVersion,
+    MemberBehind,
+    SeriatimError,
+    Unreachable,
+)
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
@@ -61,6 +69,7 @@ class Resyncer:
         self.problem = "not compared with the chain yet"
         self._found = ""  # since the pass began
         self._waiting: set[str] = set()  # what the last pass couldn't do
+        self._not_understood: dict[QueueId, str] = {}  # chains, as a newer version's, and why
         broker.found_lacking = self._found_lacking
 
     def _found_lacking(self, problem: str) -> None:
@@ -134,6 +143,7 @@ class Resyncer:
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
+        problem = problem or next(iter(self._not_understood.values()), "")
         problem = next(starmap(set_back_problem, self._broker.set_back.items()), problem)
         if left:
             return problem or f"{len(left)} steps left"
@@ -145,12 +155,13 @@ class Resyncer:
         """What this disk knows that its queues' chains don't is said at once. `held` and `kept` are older than `chains`."""
         broker = self._broker
         found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
-        for queue_id in [one for one in broker.set_back if one not in found]:
+        for queue_id in [one for one in broker.set_back if one not in found and one not in self._not_understood]:
             del broker.set_back[queue_id]
         for queue_id, what in found.items():
             broker.found_set_back(queue_id, what)
         # One that was kept and isn't now was deleted meanwhile.
-        unknown = {one: copy.queue for one, copy in kept.items() if one not in chains and one in broker.kept_chains}
+        known = chains.keys() | self._not_understood.keys()
+        unknown = {one: copy.queue for one, copy in kept.items() if one not in known and one in broker.kept_chains}
         if not broker.has_compared or unknown != broker.unknown_chains:
             broker.has_compared, broker.unknown_chains = True, unknown
             self.changed()
@@ -166,6 +177,7 @@ class Resyncer:
         except NoNode:
             return {}
         queue_ids = [QueueId(int(name)) for name in names]
+        self._not_understood.clear()
         found: dict[QueueId, SeenChain | None] = {}
         for start in range(0, len(queue_ids), AT_ONCE):
             some = queue_ids[start : start + AT_ONCE]
@@ -181,7 +193,11 @@ class Resyncer:
             data, version = await self._session.get(self._paths.chain(queue_id))
         except NoNode:
             return None
-        return SeenChain(chain_json.decode(data), ChainVersion(version), data)
+        try:
+            return SeenChain(chain_json.decode(data), ChainVersion(version), data)
+        except IncompatibleVersion as error:
+            self._not_understood[queue_id] = f"queue {queue_id}: {error}"
+            return None
 
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""

@@ -850,6 +850,43 @@ def test_what_resync_waits_for_is_told_once_for_each_link_and_not_in_each_pass(
     with_links(scenario)
 
 
+def test_a_chain_of_a_newer_version_keeps_no_other_from_being_resynced(with_links: Callable[[Scenario], None]) -> None:
+    """In an upgrade: a member of the version before brought up nothing more, of no queue, as soon as one chain was written by the newer."""
+
+    class ZooKeeperWithTwo(ZooKeeperWithALink):
+        async def children(self, *_: object) -> list[str]:
+            return ["9", str(RECORD.queue_id)]
+
+        async def get(self, path: str = "", *_: object) -> tuple[bytes, int]:
+            data = (await super().get())[0]
+            if path == Paths("c").chain(QueueId(9)):
+                return data.replace(b'"format":1', b'"format":2'), 7
+            document = chain_json.decode(data)
+            end = Certificate(Index(0), (), Durability.SYNC, True, {}, {}, EMPTY_HASH, None, 0)
+            ended = replace(document.links[0], epoch=Epoch(4), state=LinkState.SEALED, certificate=end)
+            return chain_json.encode(replace(document, links=(ended,), next_epoch=Epoch(5))), 7
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        kept = chain_json.decode((await ZooKeeperWithALink().get())[0])
+        await broker.saw_chain(SeenChain(replace(kept, queue_id=QueueId(9)), ChainVersion(7), b"a copy"))
+        broker.set_back[QueueId(9)] = "it knows more"
+        resyncer = Resyncer(
+            broker,
+            CursorKeeper(broker, cast("Coordinators", None)),
+            cast("ZooKeeperSession", ZooKeeperWithTwo()),
+            Paths("c"),
+        )
+        assert "it knows more" in await resyncer._pass()
+        broker.set_back.clear()
+        assert "has format 2, this version reads 1" in await resyncer._pass()
+        assert broker.unknown_chains == {}
+        record = broker.record((RECORD.queue_id, Epoch(4)))
+        assert record is not None
+        assert record.end == 0
+
+    with_links(scenario)
+
+
 def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
     with_links: Callable[[Scenario], None],
 ) -> None:
