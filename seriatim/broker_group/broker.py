@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from seriatim.broker_group.batch_cache import BatchCache
@@ -49,6 +50,14 @@ EVERY_EPOCH = Epoch(1 << 64)
 """Beyond all links that a queue can have."""
 
 
+class Unread(NamedTuple):
+    """A read of batches that failed, apart from link and start."""
+
+    end: Index
+    limit_bytes: int
+    why: str
+
+
 class Broker:
     """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
 
@@ -56,7 +65,7 @@ class Broker:
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
     chains, since the process was started. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
     `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name. `damaged`: batches that are to be
-    mended from the peer. `unreadable`: links of which something can't be read, and can't be mended here.
+    mended from the peer. `unreadable`: where a read met what can't be read, and can't be mended here.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -72,7 +81,7 @@ class Broker:
         self.drained_wanted = asyncio.Event()
         self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
-        self.unreadable: dict[LinkKey, str] = {}
+        self.unreadable: dict[tuple[LinkKey, Index], Unread] = {}
         self.has_compared = False
         self.set_back: dict[QueueId, str] = {}
         self.unknown_chains: dict[QueueId, str] = {}
@@ -281,15 +290,26 @@ class Broker:
             self.note_damage(key, Index(int(str(error.details.get("index", from_index)))))
             raise
         except DiskFailed as error:
-            self._note_unreadable(key, error)
+            self._note_unreadable(key, from_index, Unread(end, limit_bytes, error.message))
             raise
 
-    def _note_unreadable(self, key: LinkKey, error: DiskFailed) -> None:
+    def _note_unreadable(self, key: LinkKey, index: Index, unread: Unread) -> None:
         """What lies in a damaged table of RocksDB's can't be mended batch by batch: it trusts no table that it can't read."""
-        problem = f"queue {key[0]} epoch {key[1]}: {error.message}"
-        if key in self._links and self.unreadable.get(key) != problem:
-            self.unreadable[key] = problem
-            self.found_lacking(problem)
+        if key in self._links and self.unreadable.get((key, index)) != unread:
+            self.unreadable[key, index] = unread
+            self.found_lacking(self.unreadable_problem)
+
+    @property
+    def unreadable_problem(self) -> str:
+        """For people; empty where all can be read, as far as is known."""
+        return next((f"queue {key[0]} epoch {key[1]}: {one.why}" for (key, _), one in self.unreadable.items()), "")
+
+    async def read_again(self) -> None:
+        """What couldn't be read is asked of the disk once more: a failure that passes, as where no file could be opened, is none."""
+        for (key, index), unread in list(self.unreadable.items()):
+            with contextlib.suppress(BadChecksum, DiskFailed):  # noted by who met it
+                await self.batches(key, index, unread.end, unread.limit_bytes)
+                self.unreadable.pop((key, index), None)
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""
@@ -303,13 +323,15 @@ class Broker:
 
     def _forget_damage(self, key: LinkKey, from_index: Index) -> None:
         """What was damaged from there on isn't kept any more."""
-        self.damaged -= {(link, index) for link, index in self.damaged if link == key and index >= from_index}
-        if from_index == 0:
-            self.unreadable.pop(key, None)
+        known = itertools.chain(self.damaged, self.unreadable)
+        gone = {one for one in known if one[0] == key and one[1] >= from_index}
+        self.damaged -= gone
+        for one in gone:
+            self.unreadable.pop(one, None)
 
     def is_damaged(self, key: LinkKey) -> bool:
         """Whether something of the link can't be read here, as far as is known."""
-        return key in self.unreadable or any(damaged == key for damaged, _ in self.damaged)
+        return any(found == key for found, _ in itertools.chain(self.damaged, self.unreadable))
 
     async def cut(self, runner: LinkRunner, record: LinkRecord, end: Index) -> None:
         """Forget what a link has from `end` on, and keep this record of it. Raises DiskFailed, UnknownLink for one that was let go."""

@@ -139,7 +139,8 @@ class Resyncer:
                 problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {found}"
                 if isinstance(found, (Unreachable, DiskFull)):
                     break  # for all the others, too; of a lost file they are as many as its batches
-        problem = problem or next(iter(self._broker.unreadable.values()), "")
+        await self._broker.read_again()
+        problem = problem or self._broker.unreadable_problem
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)

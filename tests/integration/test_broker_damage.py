@@ -206,6 +206,28 @@ def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tm
     with_store(tmp_path, read, segment_bytes=1 << 30)
 
 
+def test_a_read_that_failed_once_is_no_damage(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no file could be opened any more: the link's seal was no whole answer, and the member out of sync, until it was started again."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        def failing(*_: object) -> list[EncodedBatch]:
+            raise DiskFailed("the disk can't be read: too many open files")
+
+        resyncer, _ = resyncer_of(broker)
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.store, "batches", failing)
+            with pytest.raises(DiskFailed):
+                await broker.batches(runner.key, Index(0), runner.readable_end, 1)
+            assert "too many open files" in await resyncer._pass()
+            assert broker.is_damaged(runner.key)
+        assert "too many open files" not in await resyncer._pass()
+        assert not broker.is_damaged(runner.key)
+
+    with_links(scenario)
+
+
 def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
     with_links: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
