@@ -376,8 +376,8 @@ class Membership:
             _log.warning("seal is too long to be written beside the chain", size_bytes=len(data), **keys)
         else:
             path = self._paths.seal(document.queue_id, link.epoch, self._broker.name.member)
-            try:
-                await self._session.create(path, data, parents=True)
+            try:  # without what it lies in: a queue that was cleared away meanwhile isn't to be cleared away for ever
+                await self._session.create(path, data)
             except NodeExists:
                 await self._session.set(path, data)
             _log.info("seal written beside the chain", **keys)

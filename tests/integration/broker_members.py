@@ -277,7 +277,8 @@ class Members:
         )
         path, data = self.paths.chain(QUEUE), chain_json.encode(document)
         if not await self.session.exists(path):
-            await self.session.create(path, data, parents=True)
+            await self.session.ensure(self.paths.seals(QUEUE))
+            await self.session.create(path, data)
         # As new as anything that the members were told: else they take ZooKeeper for one that was set back.
         while (written := await self.session.set(path, data)) < max(self.version, 10):
             pass

@@ -1031,6 +1031,39 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Ca
     with_links(scenario)
 
 
+def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
+    zookeeper: str, with_links: Callable[[Scenario], None]
+) -> None:
+    """Its slow disk took so long: the queue's node was there again, with a seal in it, and was tried to be swept away each second, for ever."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        paths, session = Paths("cleared"), ZooKeeperSession(zookeeper, 20.0)
+        broker.cluster = paths.cluster
+        await session.start()
+        try:
+            membership = Membership(broker, session, "", lambda: (True, ""))
+            data, _ = await ZooKeeperWithALink().get()
+            path, seals = paths.chain(RECORD.queue_id), paths.seals(RECORD.queue_id)
+            await session.ensure(seals)
+            await session.create(path, data)
+
+            async def sealed(_: pb.SealRequest) -> pb.SealReply:
+                for gone in (seals, path, paths.queue(RECORD.queue_id)):
+                    await session.delete(gone)
+                return pb.SealReply()
+
+            membership.seal = sealed
+            runner.changed_record(replace(RECORD, end=None))
+            await membership._look_at(RECORD.queue_id)  # the first time it isn't late
+            with pytest.raises(NoNode):
+                await membership._look_at(RECORD.queue_id)
+            assert await session.children(paths.queues) == []
+        finally:
+            await session.stop()
+
+    with_links(scenario)
+
+
 def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Callable[[Scenario], None]) -> None:
     """It said of itself that its disk failed, and what to do then: to start with an empty directory. It was the good copy."""
 
