@@ -39,7 +39,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
-from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids
 
 _log = log.logger("broker.resync")
 
@@ -177,11 +177,11 @@ class Resyncer:
             names = await self._session.children(self._paths.queues, recovered)
         except NoNode:
             return {}
-        queue_ids = [QueueId(int(name)) for name in names]
+        there = queue_ids(names)
         self._not_understood.clear()
         found: dict[QueueId, SeenChain | None] = {}
-        for start in range(0, len(queue_ids), AT_ONCE):
-            some = queue_ids[start : start + AT_ONCE]
+        for start in range(0, len(there), AT_ONCE):
+            some = there[start : start + AT_ONCE]
             began_s = boottime_s()
             found |= zip(some, await asyncio.gather(*map(self._chain, some)), strict=True)
             if start:

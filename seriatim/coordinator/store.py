@@ -24,7 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import QueueExists, UnknownQueue, Unreachable, Waiting, WorldError
+from seriatim.protocol.errors import NoChainDocument, QueueExists, UnknownQueue, Unreachable, Waiting, WorldError
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -37,6 +37,7 @@ from seriatim.protocol.zookeeper import (
     SessionState,
     Watch,
     ZooKeeperSession,
+    queue_ids,
 )
 
 _log = log.logger("coordinator.store")
@@ -151,8 +152,8 @@ class Store:
     async def read_chains(self) -> list[ChainDocument]:
         """The chains of all queues, deleted ones among them, none older than now."""
         await self.catch_up()
-        queue_ids = [QueueId(int(name)) for name in await self.session.children(self.paths.queues)]
-        found = await _side_by_side(queue_ids, self._chain_if_any)
+        there = queue_ids(await self.session.children(self.paths.queues))
+        found = await _side_by_side(there, self._chain_if_any)
         return [document for _, document in found if document is not None]
 
     async def _chain_if_any(self, queue_id: QueueId) -> ChainDocument | None:
@@ -488,8 +489,7 @@ class Store:
                 await self._read_names(known)
             if "queues" in stale:
                 stale |= await self._read_queues()
-            queue_ids = [QueueId(int(what)) for what in stale if what.isdecimal()]
-            for some in _slices(queue_ids):
+            for some in _slices(queue_ids(stale)):
                 await _side_by_side(some, self._read_seen)
                 self._tell()
         except BaseException:
@@ -568,7 +568,7 @@ class Store:
 
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""
-        there = {int(name) for name in await self.session.children(self.paths.queues, self._watch("queues"))}
+        there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
         for gone in self.chains.keys() - there:
             del self.chains[gone]
         for gone in self.bare.keys() - there:
@@ -588,7 +588,11 @@ class Store:
             return
         self.bare.pop(queue_id, None)
         if self._is_news(queue_id, version):  # what isn't need not be decoded
-            self._saw(chain_json.decode(data), ChainVersion(version))
+            try:
+                self._saw(chain_json.decode(data), ChainVersion(version))
+            except NoChainDocument as error:
+                self.chains.pop(queue_id, None)
+                _log.error("queue left out", path=path, reason=error)
 
     def _is_news(self, queue_id: QueueId, version: int) -> bool:
         """Of an earlier session nothing counts: there, the same version may have been another chain's."""

@@ -29,7 +29,7 @@ from seriatim.protocol.chain import (
     Subscription,
     whose_from,
 )
-from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion
+from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion, NoChainDocument
 from seriatim.protocol.names import Incarnation, MemberName
 
 FORMAT = 1
@@ -66,7 +66,7 @@ def encode(document: ChainDocument) -> bytes:
 
 
 def decode(data: bytes) -> ChainDocument:
-    """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it."""
+    """Read the document. Raises IncompatibleVersion where a newer version of Seriatim wrote it, NoChainDocument where none did."""
     try:
         return _decoded(data)
     except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
@@ -77,14 +77,18 @@ def decode(data: bytes) -> ChainDocument:
 
 
 def _decoded(data: bytes) -> ChainDocument:
-    if data.startswith(_ZSTD_MAGIC):
-        data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_PLAIN_BYTES)
-    first, *lines = data.decode().split("\n")
-    is_in_lines = bool(lines) and first.endswith(_OPEN) and lines[-1] == _CLOSE
-    content = json.loads(first + _CLOSE if is_in_lines else data)  # an earlier version wrote one line
-    if not isinstance(content, dict):
-        raise TypeError("it is no object")
-    if (found := content.get("format")) != FORMAT:
+    try:
+        if data.startswith(_ZSTD_MAGIC):
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_PLAIN_BYTES)
+        first, *lines = data.decode().split("\n")
+        is_in_lines = bool(lines) and first.endswith(_OPEN) and lines[-1] == _CLOSE
+        content = json.loads(first + _CLOSE if is_in_lines else data)  # an earlier version wrote one line
+        found = content["format"]
+    except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
+        raise NoChainDocument(
+            f"what stands in a queue's node is no chain document ({type(error).__name__}): {_NEEDS}"
+        ) from error
+    if found != FORMAT:
         raise IncompatibleVersion(
             f"a chain document has format {found}, this version reads {FORMAT}: {_NEEDS}", format=found
         )

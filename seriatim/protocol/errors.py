@@ -12,6 +12,7 @@
     │   ├── TooManySources     of one queue
     │   ├── WrongCluster
     │   ├── IncompatibleVersion
+    │   │   └── NoChainDocument    what a queue's node holds is none, of no version
     │   └── Unauthorised
     ├── RefusedError           the request was right once and no longer is: ask for the route again
     │   ├── Fenced             somebody was elected after the caller
@@ -174,6 +175,13 @@ class WrongCluster(CallerError):
 class IncompatibleVersion(CallerError):
     code = "incompatible-version"
     grpc_status = "FAILED_PRECONDITION"
+
+
+class NoChainDocument(IncompatibleVersion):
+    """Somebody else than Seriatim wrote the node. It costs its queue, and no other."""
+
+    code = "no-chain-document"
+    next_step = "if Seriatim didn't write it, delete that node, then `seriatim queue recover NAME`"
 
 
 class Unauthorised(CallerError):

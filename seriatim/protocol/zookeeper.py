@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -151,6 +151,11 @@ class Paths:
 
     def seal(self, queue_id: QueueId, epoch: Epoch, member: str) -> str:
         return f"{self.queues}/{queue_id}/seals/{epoch}-{member}"
+
+
+def queue_ids(names: Iterable[str]) -> list[QueueId]:
+    """The queues whose nodes have these names; what is no number was put there by somebody else."""
+    return [QueueId(int(name)) for name in names if name.isdecimal()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -877,7 +877,7 @@ def test_a_chain_of_a_newer_version_keeps_no_other_from_being_resynced(with_link
 
     class ZooKeeperWithTwo(ZooKeeperWithALink):
         async def children(self, *_: object) -> list[str]:
-            return ["9", str(RECORD.queue_id)]
+            return ["made by hand", "9", str(RECORD.queue_id)]
 
         async def get(self, path: str = "", *_: object) -> tuple[bytes, int]:
             data = (await super().get())[0]

@@ -33,6 +33,7 @@ from seriatim.protocol.errors import (
     Fenced,
     IncompatibleVersion,
     InvalidArgument,
+    NoChainDocument,
     NotElected,
     QueueExists,
     SeriatimError,
@@ -798,6 +799,32 @@ def test_a_chain_of_a_newer_version_ends_an_older_coordinator_in_a_line(zookeepe
                 await own.delete(path)
         finally:
             await process.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"\xff", b"\x28\xb5\x2f\xfd"])
+def test_a_node_that_is_no_chain_costs_its_queue_and_no_other(
+    zookeeper: str, caplog: pytest.LogCaptureFixture, junk: bytes
+) -> None:
+    """Made or written by hand. All coordinators ended, and so did all brokers for a node that is no queue's."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, coordinator(zookeeper) as stub:
+            paths = Paths(CLUSTER)
+            await own.create(f"{paths.queues}/made-by-hand")
+            queue_id = (await stub.CreateQueue(pb.CreateQueueRequest(queue="orders"), timeout=CALL_S)).queue_id
+            await own.set(paths.chain(QueueId(queue_id)), junk)
+            await until(lambda: "queue left out" in caplog.text, "it is said")
+            await stub.CreateQueue(pb.CreateQueueRequest(queue="payments"), timeout=CALL_S)
+
+            async def is_listed() -> bool:
+                there = (await stub.ListQueues(pb.ListQueuesRequest(), timeout=CALL_S)).queues
+                return [one.queue for one in there] == ["payments"]
+
+            await until(is_listed, "the other queue is followed")
+            with pytest.raises(NoChainDocument, match="seriatim queue recover"):
+                await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="orders"), CALL_S)
 
     asyncio.run(scenario())
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from seriatim.protocol import chain, chain_json
-from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion
+from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion, NoChainDocument
 from seriatim.protocol.marks import MARK_BYTES, SOURCES_ROOM_BYTES
 from seriatim.protocol.names import (
     Epoch,
@@ -103,7 +103,7 @@ def test_what_a_newer_version_added_is_told_as_that(known, newer):
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"5", b'"chain"', b"{}", b"\x28\xb5\x2f\xfd"])
 def test_what_somebody_wrote_in_a_chain_s_place_is_told_as_no_chain(data):
     """Both members of each group that served the queue ended, and at each start again; as did coordinators, with a traceback."""
-    with pytest.raises(IncompatibleVersion):
+    with pytest.raises(NoChainDocument):
         chain_json.decode(data)
 
 
