@@ -52,6 +52,8 @@ LINGER_S: Final = patience.MAX_S
 """So long who was told the end of a stream has for leaving it: what was said before may be long on its way."""
 STRANGER_LINGER_S: Final = 1.0
 """The same for who didn't say what the connection is for."""
+REFUSED_AT_ONCE: Final = 16
+"""So many, of those for whom there is no room, are told so at a time; the others are cut off."""
 UNREAD_BYTES: Final = 1024 * 1024
 """Beyond so much that nobody has taken, nothing more is read."""
 UNSENT_BYTES: Final = 1024 * 1024
@@ -451,15 +453,21 @@ class DirectServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accepted(self) -> DirectStream:
-        stream = DirectStream(self._begin)
-        if len(self._streams) >= self._most:
+        is_full = len(self._streams) >= self._most
+        stream = DirectStream(self._refuse if is_full else self._begin)
+        if is_full:
             _log.lasting("no more streams are taken", most=self._most, cause_id=log.new_cause_id("direct"))
+        if len(self._streams) >= self._most + REFUSED_AT_ONCE:
             stream.cancel()
             return stream
         stream.lost = lambda: self._streams.discard(stream)
         self._streams.add(stream)
-        asyncio.get_running_loop().call_later(OPENING_S, stream.expect_opened)
+        opening_s = STRANGER_LINGER_S if is_full else OPENING_S
+        asyncio.get_running_loop().call_later(opening_s, stream.expect_opened)
         return stream
+
+    def _refuse(self, _: DirectStream, __: str) -> None:
+        raise Unreachable(f"there is no room for another stream, {self._most} are open")
 
     def _begin(self, stream: DirectStream, name: str) -> None:
         method = self._methods.get(name)

@@ -514,6 +514,7 @@ def test_who_connects_leaves_files_to_the_disk(way: str, monkeypatch: pytest.Mon
     """Some hundred strangers, where a process may have a thousand files open, and both members' disks counted as failed."""
     monkeypatch.setattr(descriptors, "share", lambda _: 3)
     monkeypatch.setattr(direct, "OPENING_S", 10 * WAIT_S)
+    monkeypatch.setattr(direct, "STRANGER_LINGER_S", 0.01)
 
     async def scenario() -> None:
         port, stop = await listening(way)
@@ -525,6 +526,31 @@ def test_who_connects_leaves_files_to_the_disk(way: str, monkeypatch: pytest.Mon
         for one in (writer, *(other for _, other in there)):
             one.close()
         await stop()
+
+    run(scenario())
+
+
+def test_who_finds_no_room_is_told_so_unless_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of a member with some hundred streams saw their connections reset, and nobody told them, or their people, why."""
+    monkeypatch.setattr(descriptors, "share", lambda _: 1)
+    monkeypatch.setattr(direct, "REFUSED_AT_ONCE", 1)
+    monkeypatch.setattr(direct, "STRANGER_LINGER_S", 10 * WAIT_S)
+
+    async def scenario() -> None:
+        async with over_tcp(answer_each) as open_one:
+            first = await open_one()
+            await write(first, encoded(10, 0))
+            assert (await read(first)).next_index == 1
+            refused = await open_one()
+            with pytest.raises(Unreachable, match="no room for another stream, 1 are open"):
+                await read(refused)
+            cut_off = await open_one()
+            with pytest.raises(Unreachable, match="the connection broke"):
+                await read(cut_off)
+            await write(first, encoded(10, 1))
+            assert (await read(first)).next_index == 2
+            for one in (first, refused, cut_off):
+                one.cancel()
 
     run(scenario())
 
