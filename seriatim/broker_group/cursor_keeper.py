@@ -227,23 +227,34 @@ class CursorKeeper:
         Whether or not that is answered, it may be done now, or any time until the chain changes: a commit that doesn't
         reach the peer from then on is noted anew, which changes the chain.
         """
+        failure: SeriatimError | None = None
         for key in list(self._noted):
-            runner = self._broker.find(key)
-            if runner is None or not runner.record.has_cursors:
-                # A blank disk, which has yet to get them itself: nothing that it could bring anybody up by (H7).
-                self._noted.pop(key, None)
-                continue
-            async with self._lock(key):
-                for record in list(self.of_link(key).values()):  # a copy: the peer may pass on its own meanwhile
-                    if record.index is not None:
-                        await self._relay(runner, record, "bring-up", is_copied=True)
-                version = await chain_version(key[0])
-                self._noted[key] = set()
-                try:
-                    await self._note(runner, None, version=version)
-                except OlderVersion:
-                    continue  # the next time
-                self._noted.pop(key, None)
+            try:
+                await self._bring_up_in(key, chain_version)
+            except (Unreachable, DeadlineOver):
+                raise  # and all the others would wait for the same one
+            except SeriatimError as error:  # as of a queue that was set back, and stands still until an operator comes
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def _bring_up_in(self, key: LinkKey, chain_version: Callable[[QueueId], Awaitable[int]]) -> None:
+        runner = self._broker.find(key)
+        if runner is None or not runner.record.has_cursors:
+            # A blank disk, which has yet to get them itself: nothing that it could bring anybody up by (H7).
+            self._noted.pop(key, None)
+            return
+        async with self._lock(key):
+            for record in list(self.of_link(key).values()):  # a copy: the peer may pass on its own meanwhile
+                if record.index is not None:
+                    await self._relay(runner, record, "bring-up", is_copied=True)
+            version = await chain_version(key[0])
+            self._noted[key] = set()
+            try:
+                await self._note(runner, None, version=version)
+            except OlderVersion:
+                return  # the next time
+            self._noted.pop(key, None)
 
     @uninterrupted
     async def take_from_peer(self, runner: LinkRunner) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import DeadlineOver, DiskFailed, Fenced, StaleCursor
+from seriatim.protocol.errors import ChainSetBack, DeadlineOver, DiskFailed, Fenced, StaleCursor
 from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
@@ -131,6 +132,35 @@ def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
             cursors.check_reader(told, Generation(0), Token(2))
             with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
                 cursors.check_reader(told, Generation(0), Token(1))
+
+    asyncio.run(scenario())
+
+
+def test_cursors_that_can_t_be_brought_up_keep_no_others_from_it(tmp_path: Path) -> None:
+    """Of a queue that ZooKeeper was set back in, and that waits for an operator: readers of all others had one member's cursors only."""
+
+    async def scenario() -> None:
+        async def passed() -> None:
+            pass
+
+        async with pair(tmp_path, passed) as (a, b):
+            first = replace(LINK, queue_id=QueueId(0))
+            await a.broker.store.keep_link(first)
+            a.broker.made(first)
+            for member in (a, b):
+                await member.tell(3)
+            await a.commit(3, 10, is_relayed=True)
+
+            async def note(runner: LinkRunner, _: object, **__: object) -> None:
+                if runner.key == first.key:
+                    raise ChainSetBack("an old one")
+
+            a.keeper._note = note  # type: ignore[method-assign]
+            a.keeper.found_stale(first.key)
+            with pytest.raises(ChainSetBack):
+                await a.bring_up_peer()
+            assert list(a.keeper._noted) == [first.key]
+            assert b.cursors() == {3: 10}
 
     asyncio.run(scenario())
 
