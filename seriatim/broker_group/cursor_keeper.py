@@ -352,9 +352,8 @@ class CursorKeeper:
                 _log.lasting("drained report failed", queue_id=key[0], epoch=key[1], reason=error, cause_id=cause_id)
                 if isinstance(error, (Unreachable, DeadlineOver)):
                     raise
-                if error.can_retry:
-                    is_done = False
-                    continue
+                is_done = False
+                continue
             self._reported.setdefault(key, set()).add(cursor.whose)
         return is_done
 

@@ -23,7 +23,16 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import ChainSetBack, DeadlineOver, DiskFailed, Fenced, StaleCursor
+from seriatim.protocol.errors import (
+    ChainSetBack,
+    DeadlineOver,
+    DiskFailed,
+    Fenced,
+    IncompatibleVersion,
+    SeriatimError,
+    StaleCursor,
+    UnknownQueue,
+)
 from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
@@ -132,6 +141,28 @@ def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
             cursors.check_reader(told, Generation(0), Token(2))
             with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
                 cursors.check_reader(told, Generation(0), Token(1))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [IncompatibleVersion("newer"), UnknownQueue("lost"), SeriatimError("of later")])
+def test_what_is_drained_is_reported_until_that_is_noted(tmp_path: Path, error: SeriatimError) -> None:
+    """A coordinator that can't read the chain, or a ZooKeeper that lost it until it was recovered: the link counted as unread for good."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, asyncio.Event().wait) as (a, _):
+            await a.tell(3)
+            await a.commit(3, 50, is_relayed=True)
+            answers: list[Exception | None] = [error, None]
+
+            async def reported(*_: object) -> None:
+                if (answer := answers.pop(0)) is not None:
+                    raise answer
+
+            a.keeper._report = reported  # type: ignore[method-assign]
+            assert not await a.keeper._report_once()
+            assert await a.keeper._report_once()
+            assert answers == []
 
     asyncio.run(scenario())
 
