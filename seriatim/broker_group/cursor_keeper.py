@@ -9,7 +9,7 @@ What the other member passes on waits for none of that: it may have a commit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import Whose
+from seriatim.protocol.chain import ChainDocument, Whose
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
@@ -217,6 +217,17 @@ class CursorKeeper:
         """Some link's cursors have to be brought up on the peer."""
         return bool(self._noted)
 
+    async def note_lost(self, documents: Mapping[QueueId, ChainDocument]) -> None:
+        """Note again what this member had noted, and a chain that was recovered from an earlier copy lacks. Raises as `_note`."""
+        for key, noted in list(self._noted.items()):
+            document, runner = documents.get(key[0]), self._broker.find(key)
+            if document is None or runner is None:
+                continue
+            note = document.stale_note(key[1], self._broker.name.peer.member)
+            for one in document.readers_of(key[1]):
+                if one.whose in noted and not (note is not None and note.is_of(one)):
+                    await self._note(runner, one.whose)
+
     def found_stale(self, key: LinkKey) -> None:
         """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
         self._noted.setdefault(key, set())
@@ -310,6 +321,12 @@ class CursorKeeper:
                     await wanted.wait()
             except TimeoutError:
                 pass
+
+    def report_anew(self, queue_id: QueueId) -> None:
+        """ZooKeeper had lost the queue's chain, or had an older one, until it was recovered: what was noted there may be lost for good."""
+        for record in self._broker.links_of(queue_id):
+            self._reported.pop(record.key, None)
+            self._broker.look_for_drained(record.key)
 
     async def _report_once(self) -> bool:
         """Report each once that may be drained. False: some are to be reported again."""

@@ -158,12 +158,15 @@ class Resyncer:
         found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
         for queue_id in [one for one in broker.set_back if one not in found and one not in self._not_understood]:
             del broker.set_back[queue_id]
+            self._keeper.report_anew(queue_id)
         for queue_id, what in found.items():
             broker.found_set_back(queue_id, what)
         # One that was kept and isn't now was deleted meanwhile.
         known = chains.keys() | self._not_understood.keys()
         unknown = {one: copy.queue for one, copy in kept.items() if one not in known and one in broker.kept_chains}
         if not broker.has_compared or unknown != broker.unknown_chains:
+            for queue_id in broker.unknown_chains.keys() - unknown.keys():
+                self._keeper.report_anew(queue_id)
             broker.has_compared, broker.unknown_chains = True, unknown
             self.changed()
             if unknown:
@@ -336,6 +339,7 @@ class Resyncer:
                 link = document.link(note.epoch)
                 if link is not None and link.group == name.group and note.member != name.member:
                     self._keeper.found_stale((queue_id, note.epoch))
+        await self._keeper.note_lost(documents)
         if self._keeper.has_noted and self._broker.peer.connected is not None:
             await self._keeper.bring_up_peer(self._version)
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -42,6 +42,7 @@ from seriatim.protocol.chain import (
     Link,
     LinkState,
     QueueSettings,
+    Subscription,
 )
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -1109,6 +1110,49 @@ def test_the_chains_are_not_read_over_and_over_for_a_peer_that_is_away(with_link
         assert resyncer._pause_s() == IDLE_S
         broker.peer.connected = Incarnation("b", 1)
         assert resyncer._pause_s() == BUSY_S
+
+    with_links(scenario)
+
+
+@pytest.mark.parametrize("was_lost", [True, False])
+def test_what_a_recovered_chain_lacks_is_said_again(with_links: Callable[[Scenario], None], *, was_lost: bool) -> None:
+    """ZooKeeper lost its data, or had older ones; the copy was seconds old. A link that was read counted as unread, and a cursor that was missed as one to start at (H7)."""
+    reader = Subscription(
+        SubscriptionId(3), "main", Generation(0), Token(1), "", (RECORD.epoch,), RECORD.epoch, Index(0), 0
+    )
+
+    class Recovered(ZooKeeperWithALink):
+        async def children(self, *_: object) -> list[str]:
+            return [str(RECORD.queue_id)]
+
+        async def get(self, *arguments: Any) -> tuple[bytes, int]:
+            document = chain_json.decode((await super().get(*arguments))[0])
+            return chain_json.encode(replace(document, subscriptions=(reader,), next_epoch=Epoch(4))), 7
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        said: list[object] = []
+
+        async def reported(*what: object) -> None:
+            said.append(what)
+
+        async def noted(_: LinkRunner, whose: object, **__: object) -> None:
+            said.append(whose)
+
+        _, keeper = resyncer_of(broker)
+        keeper._report, keeper._note = reported, noted  # type: ignore[method-assign]
+        resyncer = Resyncer(broker, keeper, cast("ZooKeeperSession", Recovered()), Paths("c"))
+        runner.changed_record(replace(RECORD, lacks=(), chain_version=ChainVersion(7)))
+        await keeper.tell(runner, reader.subscription_id, reader.generation, Token(1), Index(0))
+        await keeper.commit(runner, pb.CommitCursorRequest(subscription_id=3, token=1, index=50))
+        assert await keeper._report_once()
+        assert said == [reader.whose, (RECORD.key, *reader.whose)]
+        if was_lost:
+            broker.unknown_chains = {RECORD.queue_id: "orders"}
+        else:
+            broker.set_back = {RECORD.queue_id: "it knows more"}
+        await resyncer._pass()
+        assert await keeper._report_once()
+        assert said[2:] == said[:2]
 
     with_links(scenario)
 
