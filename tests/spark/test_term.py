@@ -24,6 +24,7 @@ from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _l
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.errors import DeadlineOver, Fenced, NotElected, Unreachable
+from seriatim.protocol.flag import Flag
 
 ROW = encode(
     Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
@@ -367,6 +368,7 @@ class Ending:
         self._term = term
         self._left = list(errors)
         term._stream = self._stream
+        term._run.stopping = Flag()
         term._run.stopping.wait = lambda _s: None
 
     def _stream(self) -> None:
@@ -380,7 +382,6 @@ def test_a_query_that_fails_after_a_long_outage_is_not_the_last_of_many(queue, r
         Ending(term, *[Unreachable("the target is away")] * 30, *[QueryFailed("a task failed")] * 9)
         term.run()
         Ending(term, QueryFailed("a task failed"))
-        term._run.stopping.clear()
         with pytest.raises(QueryFailed):
             term.run()
 
@@ -404,7 +405,6 @@ def test_a_newer_token_ends_the_replay_only_where_its_own_clock_says_that_it_is_
         Ending(term, Fenced("the target has a newer token"))
         term._subscriber.term = None  # it was stopped, and isn't told yet
         term.run()
-        term._run.stopping.clear()
         term._subscriber.term = term._term
         Ending(term, Fenced("the target has a newer token"))
         with pytest.raises(Fenced):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from seriatim.consumer.spark.progress import Report
 from seriatim.consumer.subscriber import Term
+from seriatim.protocol.flag import Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Run:
 
     settings: ReplaySettings
     report: Report
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: Flag = field(default_factory=Flag)
     elected: tuple[int, int] | None = None
     records: int = 0
     changes: int = 0

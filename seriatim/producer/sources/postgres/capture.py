@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -38,6 +37,7 @@ from seriatim.producer.sources.postgres.errors import (
 from seriatim.producer.sources.postgres.replication import Connection, Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.errors import RecordTooLarge
+from seriatim.protocol.flag import Flag
 from seriatim.protocol.postgres import in_a_line
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class PostgresCapture:
         self._on_progress = on_progress
         self._on_waiting = on_waiting
         self._reason = ""
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
 

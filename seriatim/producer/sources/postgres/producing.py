@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -63,7 +62,7 @@ class CaptureSender:
         self._elected: Elected | None = None
         self._sent: deque[_Sent] = deque()
         self._acknowledged: dict[str, int] = {}
-        self._stopped = threading.Event()
+        self._is_stopped = False
 
     def wait_until_elected(self, timeout_s: float) -> bool:
         """See OrderedSender.
@@ -96,7 +95,7 @@ class CaptureSender:
 
     def is_elected(self) -> bool:
         """See OrderedSender."""
-        return self._is_same_term() and not self._stopped.is_set()
+        return self._is_same_term() and not self._is_stopped
 
     def _is_same_term(self) -> bool:
         """Whether the term goes on that `wait_until_elected` told of last: of a later one this instance knows nothing yet."""
@@ -109,7 +108,7 @@ class CaptureSender:
 
     def stop(self) -> None:
         """See OrderedSender."""
-        self._stopped.set()
+        self._is_stopped = True
 
     def kept(self) -> Kept:
         """See OrderedSender. What the election told, and what was acknowledged since.
