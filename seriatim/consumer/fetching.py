@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,26 +72,23 @@ class Fetcher:
         self._timer: asyncio.TimerHandle | None = None
         self._silence: asyncio.TimerHandle | None = None
         self._silence_at_s = 0.0
-        self._taken_bytes = 0
+        self._taken_bytes = self._told_of_bytes = 0  # in all, each written by one thread: see HandOver
         self._told_bytes = max(1, reading.asked_for_bytes(limit_bytes) // 2)
-        self._taken_lock = threading.Lock()
 
     def taken(self, size_bytes: int) -> bool:
-        """The application took so much, on whatever thread.
+        """The application took so much, on its one thread.
 
         True: `tell_taken` is to be called on the loop; else that is on its way, or nothing would follow from it yet. It is said again
         with as much more: who was to call it may have been interrupted.
         """
-        with self._taken_lock:
-            before = self._taken_bytes
-            self._taken_bytes += size_bytes
-            return before // self._told_bytes < self._taken_bytes // self._told_bytes
+        before = self._taken_bytes
+        self._taken_bytes = after = before + size_bytes
+        return before // self._told_bytes < after // self._told_bytes
 
     def tell_taken(self) -> None:
         """What the application took since the last time."""
-        with self._taken_lock:
-            size_bytes, self._taken_bytes = self._taken_bytes, 0
-        self.happened(RowsTaken(size_bytes))
+        before, self._told_of_bytes = self._told_of_bytes, self._taken_bytes
+        self.happened(RowsTaken(self._told_of_bytes - before))
 
     def happened(self, event: Event) -> None:
         """Step the core and carry out its orders."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Self
 
 from seriatim.consumer.core import reading_events
@@ -103,7 +104,7 @@ class RangeReader:
         self._timeout_s = timeout_s
         self._prefetch_bytes = prefetch_bytes
         self._identity = Identity(SubscriptionId(subscription_id), Generation(generation), Token(token))
-        self._changed = threading.Condition()
+        self._woken: SimpleQueue[None] = SimpleQueue()  # and no lock, as in HandOver
         self._waiting: deque[Delivery] = deque()
         self._error: SeriatimError | None = None
         self._fetcher: Fetcher | None = None
@@ -207,8 +208,7 @@ class RangeReader:
             await fetcher.stop()
         if watching is not None:
             await asyncio.gather(watching, return_exceptions=True)
-        with self._changed:
-            self._changed.notify_all()
+        self._tell()
 
     async def _watch(self, fetcher: Fetcher) -> None:
         try:
@@ -219,13 +219,15 @@ class RangeReader:
 
     def _see(self, fetcher: Fetcher, view: ChainView) -> None:
         fetcher.happened(reading_events.ViewChanged(view))
-        with self._changed:
-            self._changed.notify_all()
+        self._tell()
 
     def _put(self, delivery: Delivery) -> None:
-        with self._changed:
-            self._waiting.append(delivery)
-            self._changed.notify_all()
+        self._waiting.append(delivery)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._woken.empty():
+            self._woken.put(None)
 
     def _tell_taken(self, fetcher: Fetcher) -> None:
         if self._is_current(fetcher):  # what is read no more asks for nothing more
@@ -235,33 +237,32 @@ class RangeReader:
         return self._fetcher is fetcher
 
     def _fail(self, error: SeriatimError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+        self._error = error
+        self._tell()
 
     # ---- on the caller's thread
 
     def _next(self, fetcher: Fetcher) -> Delivery | None:
         """The next batch; None when all that was asked for is read."""
         deadline_s = boottime_s() + self._timeout_s
-        with self._changed:
-            while True:
-                if not self._is_current(fetcher):
-                    raise InvalidArgument("the reader was closed before all was read")
-                if self._waiting:
-                    return self._waiting.popleft()
-                if self._error is not None:
-                    raise self._error
-                state = fetcher.settled
-                if state.is_done:
-                    return None
-                if state.is_cut_off:
-                    raise _gone(self.queue, state)
-                left_s = deadline_s - boottime_s()
-                if left_s <= 0:
-                    waiting_for = state.waiting_for or "records to be committed"
-                    raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
-                self._changed.wait(min(left_s, 0.2))
+        while True:
+            state, error = fetcher.settled, self._error  # before what waits: all that came before these is there
+            if not self._is_current(fetcher):
+                raise InvalidArgument("the reader was closed before all was read")
+            if self._waiting:
+                return self._waiting.popleft()
+            if error is not None:
+                raise error
+            if state.is_done:
+                return None
+            if state.is_cut_off:
+                raise _gone(self.queue, state)
+            left_s = deadline_s - boottime_s()
+            if left_s <= 0:
+                waiting_for = state.waiting_for or "records to be committed"
+                raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
+            with contextlib.suppress(Empty):
+                self._woken.get(timeout=min(left_s, 0.2))
 
 
 def _gone(queue: str, state: Reading) -> InvalidArgument:

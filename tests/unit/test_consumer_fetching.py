@@ -81,7 +81,7 @@ def test_what_the_application_takes_is_told_when_something_can_follow_from_it() 
         return fetcher.state.buffered_bytes
 
     assert asyncio.run(told()) == 80
-    assert [fetcher.taken(size_bytes) for size_bytes in (99, 1)] == [False, True]
+    assert [fetcher.taken(size_bytes) for size_bytes in (79, 1)] == [False, True]  # at the seventh hundred
     assert Fetcher(nobody, 1, lambda _: None, lambda: None, lambda _: None).taken(1), (
         "where there is no room to spare, at once"
     )

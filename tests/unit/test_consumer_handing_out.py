@@ -6,24 +6,26 @@ import asyncio
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from seriatim.consumer import client, handover, loop
+from seriatim.consumer import client, fetching, handover, loop, range_reader
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.session import Grant
 from seriatim.consumer.subscriber import Subscriber
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import Fenced, InvalidArgument, MalformedFrame, UnknownSubscription
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, MalformedFrame, UnknownSubscription
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.forks import in_a_fork
 
@@ -182,20 +184,23 @@ def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None
 
 
 class Handler:
-    """Runs at the line of this number of the hand-over, as a signal's handler may, and waits for what the loop's thread does there."""
+    """Runs at the line of this number of these files, as a signal's handler may, and waits for what the loop's thread does there."""
 
-    def __init__(self, consumer: Consumer, number: int) -> None:
+    def __init__(self, number: int, loop_s: Callable[[], object], *files: str | None) -> None:
         self.left = number
-        self.loop_s = threading.Thread(target=consumer._hand_over.renew, args=(boottime_s() + 60,), daemon=True)
+        self.is_waited_for = False
+        self._loop_s = threading.Thread(target=loop_s, daemon=True)
+        self._files = files
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != handover.__file__:
+        if frame.f_code.co_filename not in self._files:
             return None
         self.left -= event == "line"
         if self.left == 0:
             self.left -= 1
-            self.loop_s.start()
-            self.loop_s.join(60)
+            self._loop_s.start()
+            self._loop_s.join(60)
+            self.is_waited_for = self._loop_s.is_alive()
         return self
 
 
@@ -205,17 +210,49 @@ def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_in
     while True:
         number += 1
         consumer = elected(delivery(1, 0, 0, 2), delivery(1, 2, 2, 2))
-        before, handler = sys.gettrace(), Handler(consumer, number)
+        fetcher = consumer._fetcher = Fetcher(None, 8, print, print, print)
+
+        def loop_s(consumer: Consumer = consumer, fetcher: Fetcher = fetcher) -> None:
+            fetcher.tell_taken()
+            consumer._hand_over.renew(boottime_s() + 60)
+
+        before, handler = sys.gettrace(), Handler(number, loop_s, handover.__file__, fetching.__file__)
         sys.settrace(handler)
         try:
             while consumer.poll(3, 0.001):
                 pass
         finally:
             sys.settrace(before)
-        assert not handler.loop_s.is_alive(), f"interrupted at {number}"
+        assert not handler.is_waited_for, f"interrupted at {number}"
         if handler.left > 0:
             break
     assert number > 20
+
+
+def test_nor_for_anything_of_who_reads_a_range() -> None:
+    number = 0
+    while True:
+        number += 1
+        reader = RangeReader("127.0.0.1:1", "q", timeout_s=0.001)
+        fetcher = reader._fetcher = Fetcher(None, 8, reader._put, print, print)
+        reader._put(delivery(1, 0, 0, 2))
+
+        def loop_s(reader: RangeReader = reader) -> None:
+            reader._fail(Fenced("another reads"))
+
+        before, handler = sys.gettrace(), Handler(number, loop_s, range_reader.__file__)
+        sys.settrace(handler)
+        try:
+            assert reader._next(fetcher) is not None
+            with pytest.raises((Fenced, DeadlineOver)):
+                reader._next(fetcher)
+        finally:
+            sys.settrace(before)
+        assert not handler.is_waited_for, f"interrupted at {number}"
+        reader.close()
+        if handler.left > 0:
+            break
+    assert number > 10
 
 
 class ClosedMeanwhile:
