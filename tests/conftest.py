@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+from tests.slow_lines import SlowLines
 
 TESTS = Path(__file__).parent
 LATE = [TESTS / "simulation", TESTS / "compose"]
@@ -28,6 +29,19 @@ class Hooks:
 
     def pytest_first_test(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Called once by each process before its first test, with all that it runs: for what is to be ready later."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-lines", type=int, metavar="SEED", help="some lines of the product, by chance, take their thread a while"
+    )
+    parser.addoption("--slow-in", default="", metavar="PART", help="of files only whose path has this in it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--slow-lines")
+    if seed is not None:
+        SlowLines(config.getoption("--slow-in"), seed).__enter__()  # as long as this process runs
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
