@@ -194,12 +194,19 @@ class _Waiting:
 
 
 def _commit(consumer: Consumer) -> None:
-    """All of it was printed and flushed. Who reads now instead prints it again; who moved the subscription wants it elsewhere."""
-    from seriatim.protocol.errors import Fenced, NotElected, OlderGeneration, WorldError
+    """All of it was printed and flushed. Who reads now instead prints it again; who moved the subscription wants it elsewhere, or nowhere."""
+    from seriatim.protocol.errors import (
+        Fenced,
+        NotElected,
+        OlderGeneration,
+        UnknownQueue,
+        UnknownSubscription,
+        WorldError,
+    )
 
     try:
         consumer.commit(timeout_s=5)
-    except (Fenced, NotElected, OlderGeneration):
+    except (Fenced, NotElected, OlderGeneration, UnknownQueue, UnknownSubscription):
         pass
     except WorldError as error:
         click.echo(f"the last records may be printed again: {error}", err=True)

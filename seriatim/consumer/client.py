@@ -436,8 +436,8 @@ class Consumer:
 
         With neither: all that was handed out; where nothing was, or all of it is committed, nothing is done, elected or
         not. What an earlier term handed out raises Fenced; what was not handed out raises InvalidArgument, and NotElected where
-        this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, DeadlineOver where the members don't answer within
-        `timeout_s`.
+        this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, UnknownQueue or UnknownSubscription where it was
+        deleted, DeadlineOver where the members don't answer within `timeout_s`.
         """
         thread = self._opened()
         if not self._is_committed(record_or_offset):
@@ -457,6 +457,7 @@ class Consumer:
     async def _commit(self, handed_out: tuple[int, Place]) -> None:
         term, place = handed_out
         if self._session is not None:
+            self._hand_over.check()
             if term != self._hand_over.term:  # since it was looked at, on the application's thread
                 raise Fenced(
                     "what was handed out is of an earlier term, and will be handed out again", queue=self.queue
@@ -467,6 +468,7 @@ class Consumer:
     def _place_to_commit(self, what: Record | int | None) -> tuple[int, Place]:
         """The term that handed it out, and the place behind it."""
         chunk, view = self._chunk, self._session.view if self._session is not None else None
+        self._hand_over.check()
         if not self._hand_over.is_reading or view is None:
             raise NotElected("this consumer isn't elected", queue=self.queue)
         if chunk is None or chunk.term != self._hand_over.term:

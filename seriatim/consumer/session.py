@@ -36,6 +36,7 @@ from seriatim.protocol.errors import (
     UnknownSubscription,
     Unreachable,
     Waiting,
+    copied,
 )
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionState, ZooKeeperSession
@@ -189,8 +190,7 @@ class ReaderSession:
                 tasks.create_task(election.run())
         except* SeriatimError as failures:
             error = failures.exceptions[0]
-            self._end_term(str(error))
-            self._on_failure(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
+            self._fail(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
 
     async def close(self) -> None:
         """Give the election node back and close every connection."""
@@ -243,6 +243,12 @@ class ReaderSession:
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Stopped())
         self._commits.give_up(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
+
+    def _fail(self, error: SeriatimError) -> None:
+        """What no waiting mends, as that the queue was deleted: who waits for a commit is told the same as who reads."""
+        self._on_failure(error)
+        self._commits.give_up(copied(error))
+        self._end_term(str(error))
 
     async def _renew(self) -> None:
         """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
@@ -307,8 +313,7 @@ class ReaderSession:
             except SeriatimError as error:
                 self.waits = str(error)
                 if not error.can_retry:
-                    self._end_term(str(error))
-                    self._on_failure(error)
+                    self._fail(error)
                     return
             _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
             await asyncio.sleep(pause_s)

@@ -516,6 +516,7 @@ def test_a_reader_that_moves_its_subscription_first_is_as_patient(monkeypatch):
         (Fenced("x"), ""),
         (NotElected("x"), ""),
         (OlderGeneration("the subscription was sought"), ""),
+        (UnknownQueue("it was deleted"), ""),
         (DeadlineOver("no answer"), "the last records may be printed again: no answer\n"),
     ],
 )

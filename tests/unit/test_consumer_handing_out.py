@@ -25,7 +25,14 @@ from seriatim.consumer.subscriber import Subscriber
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, MalformedFrame, UnknownSubscription
+from seriatim.protocol.errors import (
+    DeadlineOver,
+    Fenced,
+    InvalidArgument,
+    MalformedFrame,
+    UnknownQueue,
+    UnknownSubscription,
+)
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.forks import in_a_fork
 
@@ -527,6 +534,20 @@ def test_a_commit_that_was_asked_for_in_an_earlier_term_does_not_reach_the_next_
     with pytest.raises(Fenced):
         asyncio.run(consumer._commit(looked_at))
     assert session.commits == []
+
+
+def test_who_commits_in_a_queue_that_was_deleted_is_told_so() -> None:
+    """Before he looks, and between the look and the commit: not that nobody is elected, or that it will be handed out again."""
+    consumer = elected(delivery(1, 0, 0, 10))
+    consumer._session = Session(object())
+    assert len(consumer.poll(500, 0)) == 10
+    looked_at = consumer._place_to_commit(None)
+    consumer._hand_over.fail(UnknownQueue("queue 'q' was deleted"))
+    consumer._hand_over.end()
+    with pytest.raises(UnknownQueue):
+        consumer._place_to_commit(None)
+    with pytest.raises(UnknownQueue):
+        asyncio.run(consumer._commit(looked_at))
 
 
 def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> None:

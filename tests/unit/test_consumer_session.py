@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
+from seriatim.consumer.core.view import Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import SeriatimError, UnknownQueue, UnknownSubscription
-from seriatim.protocol.names import Epoch, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
@@ -131,6 +132,28 @@ def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
     asyncio.run(run())
     assert [type(one) for one in failures] == [UnknownSubscription]
     assert not any(leases)
+
+
+def test_who_waits_for_a_commit_is_told_that_the_queue_was_deleted() -> None:
+    """Not that it will be handed out again, nor by whom else: nobody reads it any more."""
+    failures: list[SeriatimError] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [], failures.append)
+        await session._acquire_until_granted()
+        session._watch = deleted
+        waiting = asyncio.create_task(session.commit(Place(Epoch(1), Index(3))))
+        await asyncio.sleep(0)
+        session._election.run = session._renew
+        await session.run()
+        await waiting
+
+    async def deleted() -> None:
+        raise UnknownQueue("queue 'q' was deleted")
+
+    with pytest.raises(UnknownQueue):
+        asyncio.run(run())
+    assert [type(one) for one in failures] == [UnknownQueue]
 
 
 @pytest.mark.parametrize("view", [pb.QueueView(queue_id=1, is_deleted=True), pb.QueueView(queue_id=2)])
