@@ -34,6 +34,8 @@ _POLL_S = 0.1
 _SILENCE_S = 1.0
 """Who waits longer than this is told what for."""
 _NOTHING_YET = "the next link"
+_NOTHING_IN_IT = "to be opened"
+"""A link of which that is waited for was granted to nobody so far."""
 
 
 @click.command(short_help="Print a queue's records in order.")
@@ -51,7 +53,7 @@ _NOTHING_YET = "the next link"
     "--idle-exit",
     type=Finite(min=0),
     metavar="SECONDS",
-    help="Stop when, elected, no record came for so long.",
+    help="Stop when, elected, no record came for so long. Ends with 3 where there may be some that can't be read now.",
 )
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
@@ -80,7 +82,7 @@ def consume(
     at latest when the command ends, also by a signal or because nobody reads its output any more.
     """
     from seriatim.consumer import Consumer
-    from seriatim.protocol import log
+    from seriatim.protocol import errors, log
 
     if log_to:
         log.start_logging(to=log_to)
@@ -102,9 +104,14 @@ def consume(
         )
         with consumer, answers:
             stopping.is_gentle = True
-            is_all_printed = _print(consumer, _json if is_json else _plain, stopping, max_records, idle_exit)
+            waiting = _Waiting(consumer, idle_exit)
+            is_all_printed = _print(consumer, _json if is_json else _plain, stopping, max_records, waiting)
             if is_committing and is_all_printed:
                 _commit(consumer)
+    if waiting.blocked_by:
+        raise errors.Waiting(
+            f"nothing came for {idle_exit:g} s, and there may be more: waiting for {waiting.blocked_by}"
+        )
 
 
 class _Stopping:
@@ -134,7 +141,7 @@ def _print(
     formatted: Callable[[list[Record]], bytes],
     stopping: _Stopping,
     max_records: int | None,
-    idle_exit_s: float | None,
+    waiting: _Waiting,
 ) -> bool:
     """Print until it is enough; False where the reader of the output has gone, before it took all that was handed out.
 
@@ -142,7 +149,6 @@ def _print(
     """
     output = sys.stdout.buffer
     left = max_records
-    waiting = _Waiting(consumer, idle_exit_s)
     while not stopping.is_asked and left != 0:
         records = consumer.poll(_POLL_RECORDS if left is None else min(left, _POLL_RECORDS), _POLL_S)
         if not records:
@@ -163,17 +169,23 @@ def _print(
 
 
 class _Waiting:
-    """Counts how long no record came while elected, and says on standard error what is waited for."""
+    """Counts how long no record came while elected, and says on standard error what is waited for.
+
+    `blocked_by`: what keeps records from being read, where it is enough because of that. Between two tries at a member nothing is
+    waited for: it counts as the end of the queue only where it has lasted as long.
+    """
 
     def __init__(self, consumer: Consumer, idle_exit_s: float | None) -> None:
         self._consumer = consumer
         self._idle_exit_s = idle_exit_s
         self._idle_s = 0.0
+        self._free_s = 0.0
         self._silent_s = 0.0
         self._said = ""
+        self.blocked_by = ""
 
     def ended(self) -> None:
-        self._idle_s = self._silent_s = 0.0
+        self._idle_s = self._free_s = self._silent_s = 0.0
         if self._said:
             self._said = ""
             click.echo("reading", err=True)
@@ -187,10 +199,15 @@ class _Waiting:
             self._said = reason
             click.echo(f"{'waiting for' if consumer.is_elected else 'standing by:'} {reason}", err=True)
         if not consumer.is_elected:
-            self._idle_s = 0.0
+            self._idle_s = self._free_s = 0.0
             return False
+        is_blocked = reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT)
         self._idle_s += _POLL_S
-        return self._idle_exit_s is not None and self._idle_s >= self._idle_exit_s
+        self._free_s = 0.0 if is_blocked else self._free_s + _POLL_S
+        if self._idle_exit_s is None or self._idle_s < self._idle_exit_s:
+            return False
+        self.blocked_by = reason if is_blocked else ""
+        return is_blocked or self._free_s >= self._idle_exit_s
 
 
 def _commit(consumer: Consumer) -> None:

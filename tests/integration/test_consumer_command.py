@@ -70,6 +70,14 @@ def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -
     assert cluster.cursor_offset("default") == 3
 
 
+def test_to_stop_before_records_that_can_t_be_read_now_is_no_success(cluster: FakeCluster) -> None:
+    for member in "ab":
+        cluster.kill_member(member)
+    idle = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5")
+    assert (idle.returncode, idle.stdout) == (3, "")
+    assert "waiting for g1-a or g1-b: neither is registered" in idle.stderr
+
+
 def test_bytes_that_are_no_text_are_in_base64(cluster: FakeCluster) -> None:
     cluster.append([b"\xff\x00"], 20)
     found = run(cluster, "consume", "--queue", "q", "--max", "21", "--json").stdout.splitlines()

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import io
+import itertools
 import json
 import logging
 import os
@@ -526,6 +527,33 @@ def test_a_last_commit_that_fails_is_no_failure_of_a_reader_that_printed_all(err
 
     consume_module._commit(SimpleNamespace(commit=commit))
     assert capsys.readouterr().err == said
+
+
+LOST = "the end of link 1, which is lost until g1-a or g1-b is back"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "blocked_by"),
+    [
+        ([""], ""),
+        (["the next link"], ""),
+        (["link 2 to be opened"], ""),  # nobody was granted it so far
+        ([LOST], LOST),
+        (["", "g1-a: nobody answers"], "g1-a: nobody answers"),  # between two tries nothing is waited for
+        ([LOST, LOST, *[""] * 20], ""),  # the group was back before it was enough
+    ],
+)
+def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
+    told = itertools.cycle(reasons)
+    consumer = SimpleNamespace(is_elected=True, waiting_for="")
+    waiting = consume_module._Waiting(consumer, 0.5)
+    for _ in range(20):
+        consumer.waiting_for = next(told)
+        if waiting.is_over():
+            break
+    else:
+        pytest.fail("it never stops")
+    assert waiting.blocked_by == blocked_by
 
 
 # ------------------------------------------------------------------------------------------------------------ queues
