@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
+import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -68,12 +70,19 @@ Stub = TypeVar("Stub")
 
 
 class _Process:
-    """`channels`: those that are there. `is_deaf`: it was forked while there were some; gRPC's thread, which hears of answers, isn't in here."""
+    """`channels`: those that are there, some of them `closed`. `is_deaf`: it was forked while there were some; gRPC's thread isn't in here."""
 
     def __init__(self) -> None:
         self.channels: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
+        self.closed: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self.is_deaf = False
         forks.call_in_child(self, _Process._forked)
+        os.register_at_fork(before=self._collect)
+
+    def _collect(self) -> None:
+        """A closed one keeps gRPC going, too, and what went wrong with it may keep it, in a circle: an `open` that failed."""
+        if self.closed:
+            gc.collect()
 
     def _forked(self) -> None:
         self.is_deaf = self.is_deaf or bool(self.channels)
@@ -145,6 +154,7 @@ class Connections(Generic[Stub]):
     async def _close(self, addresses: Iterable[str]) -> None:
         """One that can't be closed is let go."""
         gone = [self._found.pop(address)[0] for address in addresses]
+        _process.closed.update(gone)
         for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)

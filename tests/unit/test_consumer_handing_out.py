@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 import traceback
@@ -337,6 +338,26 @@ def test_a_forked_process_is_handed_nothing_of_what_its_parent_reads() -> None:
     assert all("before a fork" in one for one in said[:6])
     assert [next(records).offset for _ in range(7)] == list(range(1, 8))
     consumer._thread.close()
+
+
+FORK = """
+import gc
+from contextlib import suppress
+from seriatim import Consumer
+from seriatim.protocol.errors import Unreachable
+from tests.forks import in_a_fork
+gc.disable()
+consumer, other = (Consumer("127.0.0.1:1", "q", connect_timeout_s=0) for _ in range(2))
+with suppress(Unreachable):
+    consumer.open()
+print(in_a_fork(other.open))
+"""
+
+
+def test_a_process_whose_parent_failed_to_open_a_consumer_may_open_one() -> None:
+    """What went wrong kept the channel that was closed, and with it gRPC, until Python's collector came by."""
+    done = subprocess.run((sys.executable, "-c", FORK), capture_output=True, text=True, timeout=60, check=True)
+    assert "Unreachable: no coordinator answers" in done.stdout
 
 
 def test_a_forked_process_has_no_term_of_its_parent_s() -> None:
