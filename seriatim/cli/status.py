@@ -7,8 +7,9 @@ import contextlib
 import json
 import signal
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from seriatim.protocol.coordinators import Coordinators
 
 _REFRESH_S = 1.0
+_HEAD_ROWS = 4
+"""So many rows at the top stay on a screen that is too small: who sends, and where, or which cluster it is."""
 
 
 @click.command(short_help="Show what a cluster or a queue does now, and what waits for what.")
@@ -217,7 +220,9 @@ def _screen(*, is_json: bool) -> Iterator[_Screen]:
 
             def show(self, lines: list[str]) -> None:
                 self.lines = tuple(lines)
-                live.update(Group(*(Text(line, style=_style(line), no_wrap=True) for line in lines)), refresh=True)
+                rows = on_screen(lines, *live.console.size)
+                shown = (Text(row, style=style, no_wrap=True, overflow="ellipsis") for row, style in rows)
+                live.update(Group(*shown), refresh=True)
 
             def say(self, problem: str) -> None:
                 self.show([*(line for line in self.lines if not line.startswith("! ")), f"! {problem}"])
@@ -225,7 +230,31 @@ def _screen(*, is_json: bool) -> Iterator[_Screen]:
         yield Terminal()
 
 
+def on_screen(lines: Sequence[str], width: int, height: int) -> list[tuple[str, str]]:
+    """Rows that a screen has room for, each with its style: tables are cut at its edge, but no sentence is.
+
+    Where there are too many, those in the middle are left out: what is wrong stands at the end.
+    """
+    rows: list[tuple[str, str]] = []
+    is_table = True
+    for line in lines:
+        is_table = is_table and line != "  waits" and not _is_warning(line)
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        parts = [line] if is_table else textwrap.wrap(line, width, subsequent_indent=indent)
+        rows += [(part, _style(line)) for part in parts]
+    over = len(rows) - (height - 1)
+    if over > 0:
+        rows[_HEAD_ROWS : _HEAD_ROWS + over + 1] = [
+            (f"  ({over + 1} lines not shown: the screen is too small)", "bold")
+        ]
+    return rows
+
+
+def _is_warning(line: str) -> bool:
+    return line.startswith("! ") or line.lstrip().startswith(("WARNING", "ABANDONED"))
+
+
 def _style(line: str) -> str:
-    if line.startswith("! ") or line.lstrip().startswith(("WARNING", "ABANDONED")):
+    if _is_warning(line):
         return "bold red"
     return "bold" if not line.startswith(" ") else ""

@@ -25,7 +25,7 @@ from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, foreground, main, views
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
-from seriatim.cli.status import with_members_knowledge
+from seriatim.cli.status import on_screen, with_members_knowledge
 from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
@@ -926,6 +926,24 @@ def test_many_links_are_not_all_shown_to_a_person():
     assert "    (18 earlier links not shown)" in lines
     assert sum(" sealed " in line for line in lines) == 12
     assert len(views.queue_object(view)["links"]) == 30
+
+
+def test_a_watch_on_a_small_screen_shows_what_is_wrong():
+    view = a_view()
+    view.links.extend(a_link(epoch, state="sealed") for epoch in range(3, 31))
+    view.waits[0].reason = "it has unread records of " + ", ".join(f"subscription-{number}" for number in range(7))
+    lines = list(views.queue_lines(view))
+    rows = on_screen(lines, 80, 24)
+    assert len(rows) == 23
+    assert [row for row, _ in rows[:4]] == lines[:4]
+    assert "lines not shown" in rows[4][0]
+    assert rows[-1] == (lines[-1], "bold red")
+    shown = [row for row, _ in rows]
+    said = shown[shown.index("  waits") + 1 : -2]
+    assert len(said) == 2
+    assert " ".join(row.strip() for row in said) == lines[-3].strip()
+    assert all(len(row) <= 80 for row in said)
+    assert [row for row, _ in on_screen(lines, 200, 60)] == lines
 
 
 @pytest.mark.parametrize(
