@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
 
 _LOOK_EVERY_S = 0.3
-_TOLD = 6
 
 
 @click.group(short_help="Look at groups; take one out of service, put it back or remove it.")
@@ -182,22 +180,18 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
 
 
 def _left(view: pb.GroupView, until: str) -> str:
-    """What the draining still waits for; empty when it is done."""
+    """What the draining still waits for; empty when it is done. It is said again whenever it changes."""
+    from seriatim.cli.views import some
+
     if view.sending_queues:
         look = f"`seriatim status {view.sending_queues[0]}`"
-        return f"{view.group} still takes records of {_some(view.sending_queues)}, until another group can ({look})"
+        return f"{view.group} still takes records of {some(view.sending_queues)}, until another group can ({look})"
     if view.lost_queues:
-        queues = _some(view.lost_queues)
+        queues = some(view.lost_queues)
         return f"a link of {queues} is lost on {view.group}: start its members, or `seriatim queue abandon-link`"
     if until == "drained" and view.backlog_queues:
-        return f"{view.group} still has unread records of {_some(view.backlog_queues)}"
+        return f"{view.group} still has unread records of {some(view.backlog_queues)}"
     return ""
-
-
-def _some(queues: Sequence[str]) -> str:
-    """The first of them: there may be a thousand, and this is said again whenever it changes."""
-    told = list(queues[:_TOLD])
-    return ", ".join([*told, f"{len(queues) - _TOLD} more"] if len(queues) > _TOLD else told)
 
 
 def _groups(coordinator: str) -> list[pb.GroupView]:

@@ -12,6 +12,9 @@ from seriatim.protocol import seriatim_pb2 as pb
 
 _SEALED_SHOWN = 12
 """So many of the links that ended are shown to a person, the latest; JSON has all."""
+_EPOCHS_SHOWN = 6
+_NAMES_SHOWN = 6
+"""So many of a consume list, and of the queues on a group."""
 
 
 def settings_object(settings: pb.QueueSettings) -> dict[str, object]:
@@ -186,6 +189,12 @@ def columns(rows: Sequence[Sequence[str]], *, indent: str = "") -> Iterator[str]
         yield indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def some(names: Sequence[str]) -> str:
+    """The first of them: there may be a thousand."""
+    told = list(names[:_NAMES_SHOWN])
+    return ", ".join([*told, f"{len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else told)
+
+
 def number(value: int | None) -> str:
     """A number for a person; `?` where nobody told."""
     return "?" if value is None else f"{value:,}"
@@ -232,7 +241,7 @@ def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues:
         row = [group.group, "draining" if group.is_draining else "in service"]
         row += [_member_text(group, place) for place in ("a", "b")]
         if has_queues:
-            row += [",".join(group.sending_queues) or "-", ",".join(group.backlog_queues) or "-"]
+            row += [some(group.sending_queues) or "-", some(group.backlog_queues) or "-"]
         if is_awaited:
             row.append(f"{len(group.deleted_queues)} deleted queues" if group.deleted_queues else "-")
         rows.append(row)
@@ -312,7 +321,7 @@ def _subscription_lines(view: pb.QueueView) -> Iterator[str]:
         [
             one.subscription,
             f"{one.reader or 'nobody elected'} (token {one.reader_token})",
-            " > ".join(map(str, one.consume_list)) or "empty",
+            _epochs_text(one.consume_list),
             _cursor_text(one),
             number(one.cursor_offset if one.has_offset else None),
             number(one.lag_records if one.has_lag else None),
@@ -320,6 +329,14 @@ def _subscription_lines(view: pb.QueueView) -> Iterator[str]:
         for one in view.subscriptions
     ]
     yield from columns(rows, indent="    ")
+
+
+def _epochs_text(consume_list: Sequence[int]) -> str:
+    """Its ends, where it is long: what nobody reads has a link for each day."""
+    epochs = list(map(str, consume_list))
+    if len(epochs) > _EPOCHS_SHOWN:
+        epochs[_EPOCHS_SHOWN - 2 : -1] = ["…"]
+    return " > ".join(epochs) or "empty"
 
 
 def _cursor_text(one: pb.SubscriptionView) -> str:

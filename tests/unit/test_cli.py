@@ -928,6 +928,15 @@ def test_many_links_are_not_all_shown_to_a_person():
     assert len(views.queue_object(view)["links"]) == 30
 
 
+def test_a_subscription_that_nobody_reads_and_a_group_of_many_queues_have_a_line_that_can_be_read():
+    """A year's links, and a thousand queues."""
+    view = pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s", consume_list=range(1, 366))])
+    assert " 1 > 2 > 3 > 4 > … > 365  " in list(views.queue_lines(view))[-1]
+    names = [f"q{number}" for number in range(1000)]
+    line = list(views.group_lines([a_group(sending=names, backlog=names[:6])]))[-1]
+    assert line.endswith("  q0, q1, q2, q3, q4, q5, 994 more  q0, q1, q2, q3, q4, q5")
+
+
 def test_a_watch_on_a_small_screen_shows_what_is_wrong():
     view = a_view()
     view.links.extend(a_link(epoch, state="sealed") for epoch in range(3, 31))
