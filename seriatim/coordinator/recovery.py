@@ -11,6 +11,7 @@ from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting
 from seriatim.protocol.names import MemberName, QueueId, checked_name
 
@@ -29,15 +30,19 @@ class Recovery:
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         copies, last_queue_id = await self._kept_chains(name, registry)
-        copy = recovery.newest(copies, name)
-        document = copy.document
         now = await self._present_chain(name)
+        if now is not None and not copies and not registry.set_back(now.document.queue_id):
+            copy = now  # of a queue that nobody has sent to no member keeps one
+        else:
+            copy = recovery.newest(copies, name)
+        document = copy.document
         if now is not None and now.document.queue_id != document.queue_id:
             raise QueueExists(f"there is another queue {name} now, with id {now.document.queue_id}", queue=name)
         if now is not None and not registry.set_back(document.queue_id):
             if awaited := registry.awaited:
                 raise not_ready(awaited)  # their disks may yet turn out to know more
-            what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}"
+            unasked = _unasked(document, registry)
+            what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}{unasked}"
             return pb.RecoverQueueReply(what=what, is_needless=True)
         goes_on = now is not None and recovery.goes_on_from(now, copy)
         if now is not None:
@@ -86,8 +91,12 @@ def _what_is_recovered(now: Copy | None, copy: Copy, registry: Registry) -> str:
         return f"version {one.version} ({links}, {len(one.document.subscriptions)} subscriptions)"
 
     before = "no chain" if now is None else shown(now)
-    # Where ZooKeeper lost all, the registry knows only of who is there.
-    known = {*registry.groups, *copy.document.send_list, *(link.group for link in copy.document.links)}
-    missing = [name for group in sorted(known) for name in registry.group(group).missing]
-    unasked = f"; not asked, because not registered: {', '.join(missing)}" if missing else ""
+    unasked = _unasked(copy.document, registry)
     return f"queue {copy.document.name} goes on from the copy of {copy.holder}, {shown(copy)}; ZooKeeper has {before}{unasked}"
+
+
+def _unasked(document: ChainDocument, registry: Registry) -> str:
+    """Who may have a newer copy. Where ZooKeeper lost all, the registry knows only of who is there."""
+    known = {*registry.groups, *document.send_list, *(link.group for link in document.links)}
+    missing = [name for group in sorted(known) for name in registry.group(group).missing]
+    return f"; not asked, because not registered: {', '.join(missing)}" if missing else ""

@@ -290,3 +290,26 @@ def test_that_nothing_is_to_be_recovered_is_said_only_once_the_disks_were_compar
     else:
         with pytest.raises(Unreachable, match="waits for g2-b"):
             asyncio.run(asked)
+
+
+def test_of_a_queue_that_nobody_has_sent_to_nothing_is_to_be_recovered(world):
+    """No member keeps a copy of its chain, and nothing is wrong with ZooKeeper; but who is away may keep one."""
+
+    class Members:
+        async def kept_chains(self, _: str, __: MemberName) -> tuple[list[Copy], QueueId]:
+            return [], QueueId(0)
+
+    class Quiet(ZooKeeper):
+        async def look_up_registry(self) -> Registry:
+            return Registry({**self._registry.groups, "g2": GroupState("g2")})
+
+    asked = pb.RecoverQueueRequest(queue="orders")
+    reply = asyncio.run(Recovery(Quiet(world, a_copy(world, "ZooKeeper")), Members()).recover_queue(asked))
+    assert reply.is_needless
+    assert reply.what.endswith("the chain of queue orders; not asked, because not registered: g2-a, g2-b")
+    for lacking in (
+        Quiet(world, None),
+        ZooKeeper(world, a_copy(world, "ZooKeeper")),
+    ):  # no chain, and one that a disk says is old
+        with pytest.raises(ChainSetBack, match="no member"):
+            asyncio.run(Recovery(lacking, Members()).recover_queue(asked))
