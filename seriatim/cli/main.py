@@ -130,8 +130,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's); answers the exit code. Messages go to standard error."""
     stdout, stderr = sys.stdout, sys.stderr
     code = exits.DONE
-    # A command tells a person in its own words that ZooKeeper is away; a log, once it is started, tells it too.
+    # A command tells a person in its own words what goes wrong; a log, once it is started, tells it too.
     logging.getLogger("kazoo").setLevel(logging.ERROR)
+    logging.getLogger("seriatim.producer").addFilter(_is_told_nowhere_else)
     try:
         result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
         code = result if isinstance(result, int) else exits.DONE
@@ -154,6 +155,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             _discard_output()
     return code
+
+
+def _is_told_nowhere_else(record: logging.LogRecord) -> bool:
+    """A filter for a library's log: a trace is, and all where there is a log."""
+    return record.exc_info is not None or bool(logging.getLogger().handlers)
 
 
 def _say(error: Exception, code: int) -> None:

@@ -55,6 +55,16 @@ class _News:
         os.close(self.descriptor)
 
 
+class _Counts:
+    """How far a run is, as of the moment in which it is drawn: the last acknowledgements come when nothing more is read."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+
+    def __rich__(self) -> Text:
+        return Text(f"{self._run.read:,} sent, {self._run.acknowledgements.acknowledged:,} acknowledged")
+
+
 class _Run:
     """One run of the command."""
 
@@ -84,6 +94,12 @@ class _Run:
             self.status.update(Text(text))
         else:
             click.echo(text, err=True)
+
+    def count(self) -> None:
+        """Show how far it is, on a terminal, until something is said."""
+        if self.status is not None:
+            self._said = ""
+            self.status.update(_Counts(self))
 
     def waits(self, reason: object) -> None:
         """Tell why, once of each reason until more is acknowledged."""
@@ -237,7 +253,7 @@ def _produce(
     """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
     failure: SeriatimError | None = None
     try:
-        with on_signals(run.stop), _showing(run), _opened(file) as descriptor:
+        with on_signals(run.stop), _showing(run, is_typed=_is_typed(file)), _opened(file) as descriptor:
             if run.wait_until_elected(connect_timeout_s):
                 _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
                 _finish(run)
@@ -265,8 +281,7 @@ def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | N
             run.read += 1
             if not run.send(line):
                 return
-        if run.status is not None:
-            run.say(f"{run.read:,} sent, {run.acknowledgements.acknowledged:,} acknowledged")
+        run.count()
     run.is_at_end = True
 
 
@@ -326,10 +341,15 @@ def _opened(file: Path | None) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _is_typed(file: Path | None) -> bool:
+    return not _is_file(file) and sys.stdin is not None and sys.stdin.isatty()
+
+
 @contextmanager
-def _showing(run: _Run) -> Iterator[None]:
+def _showing(run: _Run, *, is_typed: bool) -> Iterator[None]:
+    """Shows on a terminal how it stands; not where somebody types there, who would be written over."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if is_typed or not console.is_terminal:
         yield
         return
     with console.status("connecting") as status:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +68,21 @@ def test_a_signal_while_it_stands_by_ends_it_and_a_file_that_was_not_read_is_no_
     assert json.loads(output)["read"] == 0
     assert f"Stopped before the end of {file}: 0 lines of it were read" in said
     assert cluster.values() == []
+
+
+def test_nothing_is_written_over_what_somebody_types(cluster: SmallCluster) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, "--coordinator", cluster.address], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, b"a line\n")
+    until(lambda: cluster.end() == 1)
+    os.write(ours, b"\x04")  # Ctrl-D
+    assert process.wait(100) == 0
+    seen = os.read(ours, 65536).decode().replace("\r", "")
+    os.close(ours)
+    assert re.fullmatch(r"a line\n(\^D\x08\x08)?elected with token 1\n1 of 1 records acknowledged in .* s\n", seen), (
+        seen
+    )
 
 
 def test_a_file_that_was_read_to_its_end_is_a_success(cluster: SmallCluster, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from seriatim.cli import broker as broker_module
 from seriatim.cli import capture as capture_module
 from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, foreground, main, views
+from seriatim.cli import produce as produce_module
 from seriatim.cli import queue as queue_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.status import on_screen, with_members_knowledge
@@ -282,6 +283,18 @@ def test_a_person_isn_t_told_of_each_try_to_reach_zookeeper():
         assert not logging.getLogger("kazoo.client").isEnabledFor(logging.WARNING)
     finally:
         kazoo.setLevel(before)
+
+
+def test_what_goes_wrong_is_said_once_where_there_is_no_log(monkeypatch, capfd):
+    """By the command; by the library's log only where one was asked for, and with traces, which only that has."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    arguments = ["produce", "--queue", "q", "--connect-timeout", "0", *NOBODY, os.devnull]
+    assert main.run(arguments) == exits.REFUSED
+    assert capfd.readouterr().err.count("no coordinator answers") == 1
+    trace = logging.LogRecord("seriatim.producer", logging.ERROR, "", 0, "a bug", (), (ValueError, ValueError(), None))
+    assert main._is_told_nowhere_else(trace)
+    logging.getLogger().addHandler(logging.NullHandler())
+    assert main._is_told_nowhere_else(logging.makeLogRecord({}))
 
 
 def test_output_that_nobody_reads_is_no_answer_and_no_failure():
@@ -554,6 +567,14 @@ def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     else:
         pytest.fail("it never stops")
     assert waiting.blocked_by == blocked_by
+
+
+def test_what_is_shown_of_a_sender_is_how_it_stands_when_it_is_drawn():
+    """The last line's acknowledgement comes while nothing more is read, as with `tail -f`."""
+    run = SimpleNamespace(read=1000, acknowledgements=SimpleNamespace(acknowledged=999))
+    shown = produce_module._Counts(run)
+    run.acknowledgements.acknowledged += 1
+    assert shown.__rich__().plain == "1,000 sent, 1,000 acknowledged"
 
 
 # ------------------------------------------------------------------------------------------------------------ queues
