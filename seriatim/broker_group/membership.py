@@ -258,7 +258,8 @@ class Membership:
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
             is_in_sync, problem = False, broker.store.failure.message
         if not broker.room.has_room:
-            problem = problem or "no room on the disk for more records"
+            reserve_mb = broker.room.reserve_bytes // 1024**2
+            problem = problem or f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"

@@ -367,7 +367,9 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
         membership._look_at_disk()
         assert membership._is_dirty.is_set()
         await membership._register(session.session_id)
-        assert [Registration.decode(one).is_accepting for one in session.created] == [True, False]
+        told = [Registration.decode(one) for one in session.created]
+        assert [one.is_accepting for one in told] == [True, False]
+        assert told[1].problem.startswith("no room on the disk for more records: --reserve-mb keeps")
         membership._look_at_disk()
         assert not membership._is_dirty.is_set()
 
