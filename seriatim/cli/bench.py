@@ -117,7 +117,7 @@ def produce(
 
 
 @bench.command(short_help="How fast records are handed out.")
-@_queue
+@click.option("--queue", required=True, metavar="NAME", help="Queue to read.")
 @_size(100)
 @_count(1_000_000, "Records to read, from the earliest kept one.")
 @click.option(
