@@ -99,7 +99,12 @@ def drain(*, name: str, until: str, no_wait: bool, timeout: float | None, coordi
     view = coordinators.call(coordinator, "DrainGroup", pb.GroupRequest(group=name), 30.0)
     is_done = True
     if not no_wait:
-        view, is_done = _wait(coordinator, view, until, timeout)
+        try:
+            view, is_done = _wait(coordinator, view, until, timeout)
+        except KeyboardInterrupt:
+            said = f"{name} goes on draining; `seriatim group resume {name}` puts it back into service"
+            click.echo(said, err=True)
+            raise
     _show(view, is_json=is_json)
     return exits.DONE if is_done else exits.ANSWER_IS_NO
 

@@ -745,6 +745,17 @@ def test_drain_says_no_when_somebody_puts_the_group_back_into_service(asked, mon
         assert result.stderr.splitlines()[-1] == "g1 was put back into service meanwhile"
 
 
+def test_who_interrupts_a_drain_is_told_that_it_goes_on(asked, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("seriatim.cli.group._one", interrupted)
+    asked.replies = {"DrainGroup": a_group(["orders"])}
+    result = invoke("group", "drain", "g1")
+    assert exits.exit_code(result.exception) == exits.INTERRUPTED
+    assert "g1 goes on draining; `seriatim group resume g1` puts it back into service" in result.stderr
+
+
 def test_drain_tells_the_first_of_many_queues(asked):
     asked.replies["DrainGroup"] = a_group([f"q{number}" for number in range(1000)])
     result = invoke("group", "drain", "g1", "--timeout", "0")
