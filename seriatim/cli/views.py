@@ -213,7 +213,7 @@ def settings_text(settings: pb.QueueSettings) -> str:
 
 def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
     """A row for each queue, under a heading."""
-    rows = [["queue", "durability", "sends to", "sender", "send list", "links", "subscriptions", "waits"]]
+    rows = [["queue", "durability", "sends to", "last sender", "send list", "links", "subscriptions", "waits"]]
     for view in views:
         link = open_link(view)
         rows.append([

@@ -987,6 +987,12 @@ def test_a_watch_on_a_small_screen_shows_what_is_wrong():
     assert [row for row, _ in on_screen(lines, 200, 60)] == lines
 
 
+def test_a_list_of_queues_does_not_say_that_who_sent_last_is_elected():
+    """Nobody was asked: he may have gone months ago."""
+    heading, row = views.queue_summary([a_view()])
+    assert row[heading.index("last sender")] == "app-0000000001"
+
+
 @pytest.mark.parametrize(
     ("first_offset", "why"), [(0, "nobody has sent yet"), (30_000, "all that was sent was let go")]
 )
