@@ -86,9 +86,10 @@ class Run:
         tables: tuple[str, ...] = (),
         heartbeat_s: float = 3.0,
         kind: type[PostgresCapture] = PostgresCapture,
+        slot: str = SLOT,
     ) -> None:
         self.error: Exception | None = None
-        self.capture = kind(dsn, SLOT, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
+        self.capture = kind(dsn, slot, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -371,6 +372,24 @@ def test_slot_made_again_is_a_gap(new_database):
     with running(dsn, Sender(queue)) as run:
         wait_for(lambda: run.error is not None)
     assert isinstance(run.error, CaptureGap)
+
+
+def test_slot_behind_which_another_one_began_a_snapshot_is_a_gap(new_database):
+    """A capture that stood by, or was forgotten, while a new snapshot was taken with another slot."""
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+    sql(dsn, "INSERT INTO a VALUES (1)")
+    with running(dsn, Sender(queue, limit=2), slot="new") as run:
+        wait_for(lambda: queue.changes()[-1].op == "r", run)
+    wait_for(lambda: is_free(dsn))
+    with running(dsn, Sender(queue)) as run:
+        sql(dsn, "INSERT INTO a VALUES (2)")
+        wait_for(lambda: run.error is not None or last_commit_of(queue, 2))
+    assert isinstance(run.error, CaptureGap)
+    assert "slot new" in str(run.error)
 
 
 def test_table_without_a_key_is_refused_with_what_mends_it(new_database):

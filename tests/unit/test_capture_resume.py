@@ -202,6 +202,22 @@ def test_a_snapshot_that_another_timeline_left_unfinished_is_taken_again() -> No
     assert planned(slot, {**marks, earlier: base_seq(point)}, timeline=4) == Stream(earlier, base_seq(point), point)
 
 
+@pytest.mark.parametrize("timeline", [3, None])
+@pytest.mark.parametrize("sent", [1, base_seq(LATE)])
+def test_a_slot_behind_which_another_one_began_a_snapshot_is_not_gone_back_to(timeline: int | None, sent: int) -> None:
+    """Whoever applies the queue emptied the tables there, and has, or lacks, what comes from the older slot once more."""
+    older, newer = source_name("77", timeline, "cap", START), source_name("77", 3, "new", LATE)
+    marks = {older: WHOLE, newer: sent}
+    assert "slot new began a snapshot behind it" in gap(FREE, marks)
+    assert planned(None, marks, slot_name="other") == TakeSnapshot(drops_slot=False)
+    if sent > 1:
+        assert planned(replace(FREE, confirmed_lsn=LATE), marks, slot_name="new") == Stream(newer, sent, LATE)
+    # Another cluster's, or another timeline's, says nothing about when.
+    for other in (source_name("78", 3, "new", LATE), source_name("77", 2, "new", LATE)):
+        if timeline is not None:
+            assert planned(FREE, {older: WHOLE, other: sent}) == Stream(older, WHOLE, START)
+
+
 def test_a_stream_of_an_earlier_version_goes_on_on_any_timeline_under_its_own_source() -> None:
     source = source_name("77", None, "cap", START)
     assert source == "pg/77/cap/100000"

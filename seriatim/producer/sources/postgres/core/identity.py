@@ -131,3 +131,17 @@ def latest_source(marks: Mapping[str, int], system_id: str, slot: str) -> tuple[
         if source is not None and source.system_id == system_id and source.slot == slot
     ]
     return max(found, key=lambda each: (each[0].timeline or 0, each[0].consistent_point), default=None)
+
+
+def later_source(marks: Mapping[str, int], source: Source) -> Source | None:
+    """A source of the same log that was begun later than this one, by another slot; the last of them."""
+    parsed = (parse_source(name) for name in marks)
+    later = [
+        other
+        for other in parsed
+        if other is not None
+        and other.system_id == source.system_id
+        and source.timeline in {None, other.timeline}
+        and other.consistent_point > source.consistent_point
+    ]
+    return max(later, key=lambda other: (other.timeline or 0, other.consistent_point), default=None)

@@ -7,7 +7,8 @@ A database that was set back writes other transactions at positions that the que
 the queue holds nothing shows that any more, so the slot, which is set back too, is dropped as soon as it is seen.
 
 Rule: what the log still has is sent again from the resume point on (H2), and what it has let go the chain has to hold. A slot
-that is confirmed beyond what the chain holds, or beyond what an operator gave up of it, proves a gap.
+that is confirmed beyond what the chain holds, or beyond what an operator gave up of it, proves a gap. A slot behind which a capture
+with another one began a snapshot is over: whoever applies the queue has emptied the tables there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from seriatim.producer.sources.postgres.core.identity import (
     NUMBER_BITS,
     base_seq,
     format_lsn,
+    later_source,
     latest_source,
     parse_source,
 )
@@ -127,6 +129,12 @@ def plan(
             slot_name,
             f"the queue holds the log of timeline {latest.timeline}, and the database is on timeline {timeline}: "
             "it was restored, or a stand-by was promoted, and the same positions hold other transactions",
+        )
+    later = later_source(kept.held, latest)
+    if later is not None:
+        raise gap(
+            slot_name,
+            f"a capture with slot {later.slot} began a snapshot behind it, which took the place of all before",
         )
     if slot is None:
         raise gap(slot_name, "the slot is gone, and with it the changes since")
