@@ -14,6 +14,7 @@ from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
+from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.change import Change, decode, encode, key_of
 
@@ -372,6 +373,33 @@ def test_slot_made_again_is_a_gap(new_database):
     with running(dsn, Sender(queue)) as run:
         wait_for(lambda: run.error is not None)
     assert isinstance(run.error, CaptureGap)
+
+
+@pytest.mark.parametrize("change", ["SELECT pg_replication_slot_advance('cap', pg_current_wal_lsn())", "made again"])
+def test_slot_that_is_moved_just_before_it_is_streamed_from_is_a_gap(new_database, monkeypatch, change):
+    """As by a capture for another queue that was given the same slot: it drops one that its queue knows nothing of."""
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+    wait_for(lambda: is_free(dsn))
+    sql(dsn, "INSERT INTO a VALUES (1)")
+    make = "SELECT pg_create_logical_replication_slot('cap', 'pgoutput')"
+    moving = ["SELECT pg_drop_replication_slot('cap')", make] if change == "made again" else [change]
+    start = ReplicationConnection.start
+
+    def move_and_start(self, *named):
+        sql(dsn, *moving)
+        moving.clear()
+        start(self, *named)
+
+    monkeypatch.setattr(ReplicationConnection, "start", move_and_start)
+    with running(dsn, Sender(queue)) as run:
+        sql(dsn, "INSERT INTO a VALUES (2)")
+        wait_for(lambda: run.error is not None or last_commit_of(queue, 2))
+    assert isinstance(run.error, CaptureGap)
+    assert not queue.rows()
 
 
 def test_slot_behind_which_another_one_began_a_snapshot_is_a_gap(new_database):

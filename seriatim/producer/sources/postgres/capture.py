@@ -275,7 +275,7 @@ class PostgresCapture:
             tables = catalog.published_tables(reader, self._publication)
             catalog.hold_tables(reader, tables)
             # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
-            replication.start(self._slot, self._publication, consistent_point)
+            self._start(reader, replication, consistent_point)
             writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
             self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:
@@ -322,7 +322,7 @@ class PostgresCapture:
             heartbeat_ms=self._heartbeat_ms,
         )
         if not replication.is_started:
-            replication.start(self._slot, self._publication, step.confirmed_lsn)
+            self._start(connection, replication, step.confirmed_lsn)
         self._reason = ""
         while not self._stopped.is_set():
             if not self._sender.is_elected():
@@ -340,6 +340,13 @@ class PostgresCapture:
             self._confirm(assembler, replication, step)
         self._confirm(assembler, replication, step)
         replication.send_status()
+
+    def _start(self, connection: Connection, replication: ReplicationConnection, confirmed_lsn: int) -> None:
+        """Stream from the slot, if it still is where it was looked at: from now on nobody else moves it."""
+        replication.start(self._slot, self._publication, confirmed_lsn)
+        slot = catalog.find_slot(connection, self._slot)
+        if slot is None or slot.confirmed_lsn != confirmed_lsn:
+            raise SlotBusy(f"slot {self._slot} was moved, or made again, by somebody else just now", slot=self._slot)
 
     def _confirm(self, assembler: Assembler, replication: ReplicationConnection, step: Stream) -> None:
         acknowledged = max(step.mark, self._sender.acknowledged(step.source))

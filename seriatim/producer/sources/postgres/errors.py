@@ -92,7 +92,7 @@ class ResumePointUnknown(WorldError):
 
 
 class SlotBusy(WorldError):
-    """Another process streams from the slot, usually the capture that was elected before. A retry may help."""
+    """Another process streams from the slot, usually the capture that was elected before, or has just moved it. A retry may help."""
 
     code = "slot-busy"
 
