@@ -252,6 +252,38 @@ def test_a_plan_for_tables_that_were_altered_since_is_made_anew(target, dsn, alt
     assert fetch(dsn, "SELECT max(note), count(*) FROM altered WHERE id = 1") == [left]
 
 
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+@pytest.mark.parametrize("alter", ["ALTER note TYPE uuid USING note::uuid", "RENAME id TO number"])
+def test_a_table_that_was_being_altered_when_it_was_looked_at_is_planned_for_anew(target, dsn, alter, count) -> None:
+    """The look sees what was before, and the statement behind it waits for what will be."""
+    uuids = [f"00000000-0000-0000-0000-{i:012}" for i in range(count)]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE altered (note text PRIMARY KEY, id integer)")
+    start = applied(target, 0, *(("c", None, {"note": u, "id": 0}) for u in uuids), table="altered", key=("note",))
+    steps = [("u", None, {"note": u, "id": 1}, ("more",)) for u in uuids]
+    made = transaction(start, *steps, table="altered", key=("note",))
+    before = planned(target, made, start)
+    failures: list[Exception] = []
+
+    def apply() -> None:
+        try:
+            target.apply(QUEUE, before, 1)
+        except SeriatimError as error:
+            failures.append(error)
+
+    with psycopg.connect(dsn) as altering:
+        altering.execute(f"ALTER TABLE altered {alter}")
+        applying = threading.Thread(target=apply)
+        applying.start()
+        while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            applying.join(0.01)
+    applying.join(60)
+    assert [type(failure) for failure in failures] == [TablesChanged]
+    if "uuid" in alter:
+        target.apply(QUEUE, planned(target, made, start), 1)
+        assert fetch(dsn, "SELECT sum(id) FROM altered") == [(count,)]
+
+
 def test_who_looks_at_the_tables_anew_forgets_the_types_that_columns_had(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE altered (id integer PRIMARY KEY, note integer)")

@@ -122,12 +122,15 @@ class PostgresTarget:
 
     def tables(self) -> Shapes:
         """All user tables of the target as the planner wants them, read anew. Raises TargetLost, TargetBusy, ApplyFailed."""
+        self._told = self._seen()
+        return self._told
+
+    def _seen(self) -> Shapes:
         connection = self._connected()
         try:
             # Rolled back, so that psycopg lets go what it has prepared: those statements take values for what columns were before.
             with connection.transaction(force_rollback=True):
-                self._told = read_shapes(connection, fires_triggers=not self._may_replicate)
-                return self._told
+                return read_shapes(connection, fires_triggers=not self._may_replicate)
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to show its tables: {str(error).strip()}") from error
@@ -208,6 +211,7 @@ class PostgresTarget:
         connection = self._connected()
         self._stages.begin()
         execution: Execution | None = None
+        begun: Plan | None = None
         applied = Applied(Position(end, token), 0, {}, 0, None, 1)
         done = 0
         try:
@@ -221,6 +225,7 @@ class PostgresTarget:
                     if plan.segments:
                         execution = execution or self._execution(connection)
                         self._check_same(plan, execution.shapes)
+                        begun = plan
                         execution.run(plan)
                     applied = replace(
                         applied,
@@ -239,6 +244,8 @@ class PostgresTarget:
         except psycopg.Error as error:
             self._stages.roll_back()
             self._raise_trouble(error)
+            if begun is not None:  # who was altering a table then was waited for behind the look at it
+                self._check_same(begun, self._seen())
             raise self._failed(error, start, parts, done, execution) from error
         except BaseException:
             self._stages.roll_back()
