@@ -7,7 +7,7 @@ transaction of a replay that is gone, and the lock on its position, for which th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 OWN_SCHEMA: Final = "seriatim_replay"
@@ -53,6 +53,23 @@ And for one that has all it needs before a transaction begins, or reads no more 
 nothing for a minute, it was stopped (by a signal, by a container's pause), and its machine goes on answering for its connection.
 PostgreSQL doesn't count the time within a COPY or a pipeline, nor after a pipeline's end.
 """
+
+HOLDER: Final = b"""
+SELECT pid, usename, application_name, state, date_trunc('second', xact_start)::text
+  FROM unnest(%s::int[]) waiting, unnest(pg_blocking_pids(waiting)) pid LEFT JOIN pg_stat_activity USING (pid)
+ ORDER BY xact_start, pid LIMIT 1"""
+"""Who makes one of some server processes wait, given by their ids; no row where none waits for anybody. `told_holder` reads it."""
+
+
+def told_holder(row: Sequence[object] | None) -> str | None:
+    """Who it is, in a sentence; None for nobody."""
+    if row is None:
+        return None
+    pid, role, application, state, since = row
+    if pid == 0:
+        return "a prepared transaction of the database has to end first: pg_prepared_xacts shows them"
+    who = ", ".join(str(each) for each in (role, application, state, since and f"since {since}") if each)
+    return f"a transaction of the database has to end first: process {pid} ({who})"
 
 
 def in_a_line(error: Exception | str) -> str:

@@ -638,7 +638,7 @@ def test_a_lock_that_lasts_longer_than_the_role_may_wait_is_waited_for(dsn) -> N
         assert target.apply(QUEUE, made, 1).position.offset == made.end
 
 
-def test_what_waits_for_a_lock_can_be_given_up(target, dsn) -> None:
+def test_what_waits_for_a_lock_is_told_and_can_be_given_up(target, dsn) -> None:
     made = planned(target, inserts(1))
     ends: list[Exception] = []
 
@@ -648,12 +648,14 @@ def test_what_waits_for_a_lock_can_be_given_up(target, dsn) -> None:
         except TargetBusy as error:
             ends.append(error)
 
-    with psycopg.connect(dsn) as holding:
+    assert target.holder() is None
+    with psycopg.connect(dsn, application_name="migration") as holding:
         holding.execute("LOCK TABLE keyed")
         applying = threading.Thread(target=apply)
         applying.start()
         while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             applying.join(0.01)
+        assert f"process {holding.info.backend_pid} (postgres, migration, idle in" in target.holder()
         target.cancel()
         applying.join(60)
         assert len(ends) == 1

@@ -216,6 +216,18 @@ def test_a_micro_batch_that_does_not_end_is_undone_when_the_replay_is_to_stop(qu
     assert "undone in the target" in events[0].reason
 
 
+def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_path):
+    target, told = Claims(), []
+    with replay_term(target, reader, tmp_path, []) as term:
+        term._spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
+        term._run.report = lambda event: (told.append(event), term._run.stopping.set())
+        target.holder = lambda: "process 7 has to end first"
+        term._is_busy.set()
+        term._slow_at_s = 1.0  # it has been at it for longer than that
+        term._follow(SimpleNamespace(isActive=True))
+    assert told == [Waiting("in the target process 7 has to end first")]
+
+
 class Claims:
     """A target that keeps its position."""
 

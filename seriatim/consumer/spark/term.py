@@ -335,6 +335,7 @@ class ReplayTerm:
             if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
                 self._slow_at_s = boottime_s() + SLOW_S
                 self._tell_if_without_executors()
+                self._tell_if_held()
             self._run.stopping.wait(0.05)
 
     def _tell_if_without_executors(self) -> None:
@@ -343,6 +344,11 @@ class ReplayTerm:
             self._run.report(
                 Waiting(f"Spark has no executors at {master}: has it a worker with a core and memory to spare?")
             )
+
+    def _tell_if_held(self) -> None:
+        holder = self._target.holder()
+        if holder is not None:
+            self._run.report(Waiting(f"in the target {holder}"))
 
     def _is_all_read(self, query: StreamingQuery) -> bool:
         """Whether the query has handed in everything that the queue holds now."""

@@ -40,13 +40,14 @@ from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument, SeriatimError
-from seriatim.protocol.postgres import TARGET_SETTINGS, defaults_beside, in_a_line
+from seriatim.protocol.postgres import HOLDER, TARGET_SETTINGS, defaults_beside, in_a_line, told_holder
 
 _LOG = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
 CANCEL_S = 5.0
+_ASK_S = 2
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
@@ -112,6 +113,15 @@ class PostgresTarget:
         if connection is not None and not connection.closed:
             with contextlib.suppress(psycopg.Error):  # then the server is away, and nothing waits there
                 connection.cancel_safe(timeout=CANCEL_S)
+
+    def holder(self) -> str | None:
+        """From any thread: who makes the statement under way wait, in a sentence; None for nobody, or where the target can't be asked."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return None
+        with contextlib.suppress(psycopg.Error), psycopg.connect(self._dsn, connect_timeout=_ASK_S) as own:
+            return told_holder(own.execute(HOLDER, ([connection.info.backend_pid],)).fetchone())
+        return None
 
     def limits(self) -> tuple[str, ...]:
         """What the role may not do, and what follows from it; empty where all is well. Raises TargetLost."""

@@ -21,7 +21,7 @@ from seriatim.producer.sources.postgres.errors import (
     SourceTablesChanged,
 )
 from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, Connection, conninfo, session
-from seriatim.protocol.postgres import in_a_line
+from seriatim.protocol.postgres import HOLDER, in_a_line, told_holder
 
 OLDEST_VERSION = 150000
 
@@ -81,11 +81,6 @@ WITH part AS (SELECT p.oid AS above, t.relid FROM pg_class p, pg_partition_tree(
 SELECT own.nspname, own.relname, whole.relname
   FROM part JOIN told own ON own.oid = part.relid JOIN told whole ON whole.oid = part.above
  WHERE own.is_by_key AND (whole.columns = '{{}}' OR NOT whole.columns <@ own.columns) ORDER BY 1, 2 LIMIT 1"""  # noqa: S608 - a constant
-
-_HOLDER = """
-SELECT pid, usename, application_name, state, date_trunc('second', xact_start)::text
-  FROM unnest(%s::int[]) waiting, unnest(pg_blocking_pids(waiting)) pid LEFT JOIN pg_stat_activity USING (pid)
- ORDER BY xact_start, pid LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,14 +394,7 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
 
 def holder(connection: Connection, pids: Sequence[int]) -> str | None:
     """Who makes one of these server processes wait, in a sentence; None where none waits for anybody."""
-    row = connection.execute(_HOLDER, (list(pids),)).fetchone()
-    if row is None:
-        return None
-    pid, role, application, state, since = row
-    if pid == 0:
-        return "a prepared transaction of the database has to end first: pg_prepared_xacts shows them"
-    who = ", ".join(str(each) for each in (role, application, state, since and f"since {since}") if each)
-    return f"a transaction of the database has to end first: process {pid} ({who})"
+    return told_holder(connection.execute(HOLDER, (list(pids),)).fetchone())
 
 
 def log_end(connection: Connection) -> int:
