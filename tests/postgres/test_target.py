@@ -576,6 +576,15 @@ def test_a_truncate_empties_the_tables_it_names_and_no_others(target, dsn) -> No
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+def test_rows_without_columns_are_counted(target, dsn, count) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE bare ()")
+    end = applied(target, 0, *[("c", None, {})] * count, table="bare", key=())
+    applied(target, end, ("d", {}, None), table="bare", key=())
+    assert fetch(dsn, "SELECT count(*) FROM bare") == [(count - 1,)]
+
+
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
 def test_changes_of_a_table_leave_its_heirs_alone(target, dsn, count) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE heir () INHERITS (keyed)")
@@ -961,6 +970,7 @@ def test_rows_without_a_key_are_told_apart_by_all_of_their_values(target, dsn) -
     ("type_name", "value"),
     [
         ("regclass", "public.keyed"),
+        ("regclass[]", "{public.keyed,public.keyless}"),
         ("place", "(1,x)"),
         ("integer[]", "{1,2}"),
         ("int4range", "[1,3)"),

@@ -19,7 +19,7 @@ _is_equal_when_whole = re.compile(
 """Types whose equality is of the whole value. The others may have none (json), or one that takes different values for equal: 1.0 for
 1.00, -0 for 0, 24 hours for a day, an A for an a by a collation, and an array or a domain of such values."""
 _is_name = re.compile(
-    r"reg(class|collation|config|dictionary|namespace|oper|operator|proc|procedure|role|type)"
+    r"reg(class|collation|config|dictionary|namespace|oper|operator|proc|procedure|role|type)(\[\])?"
 ).fullmatch
 """Its values are written with or without a schema, as the session's search path has it; captured ones with it."""
 _is_padded = re.compile(r"character\(\d+\)").fullmatch
@@ -88,6 +88,8 @@ def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: 
 def insert_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
     """Insert the staged rows, or overwrite those of the same key."""
     names = listed(columns)
+    if not names:
+        return f"INSERT INTO {table_name(shape.name)} SELECT FROM {stage}"
     return (
         f"INSERT INTO {table_name(shape.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {stage}"
         + _on_conflict(shape, key, columns)
