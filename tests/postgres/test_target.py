@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seriatim.consumer.spark.apply.errors import MissingColumns, MissingKey, MissingTables
+from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
@@ -573,6 +573,27 @@ def test_a_truncate_empties_the_tables_it_names_and_no_others(target, dsn) -> No
     assert refused.value.details == {"table": "public.parent, public.known", "key": None, "offset": 4}
     assert fetch(dsn, "SELECT id FROM parent UNION ALL SELECT id FROM stranger") == [(1,), (1,)]
     assert target.position(QUEUE).offset == 3
+
+
+@pytest.mark.parametrize("count", [2, BULK_FROM * 2])
+def test_a_key_that_the_target_generates_in_part_tells_whole_rows_apart_and_is_none_else(target, dsn, count) -> None:
+    """From a publication that has generated columns, of a source with replica identity full; or with that key."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE doubled (id int, n int, twice int GENERATED ALWAYS AS (n * 2) STORED, PRIMARY KEY (id, twice))"
+        )
+    rows = [{"id": 1, "n": i, "twice": 2 * i} for i in range(count)]
+    end = applied(target, 0, *(("c", None, row) for row in rows), table="doubled", key=())
+    moved = [("u", row, {"id": 2, "n": row["n"], "twice": row["twice"]}) for row in rows]
+    end = applied(target, end, *moved, table="doubled", key=())
+    assert fetch(dsn, "SELECT count(*) FROM doubled WHERE id = 2") == [(count,)]
+    by_key = [("u", None, {**row, "id": 2}) for row in rows]
+    with pytest.raises(GeneratedKey) as refused:
+        applied(target, end, *by_key, table="doubled", key=("id", "twice"))
+    with psycopg.connect(dsn) as connection:
+        connection.execute(str(refused.value).split("mend it with: ")[1].encode())
+    applied(target, end, *by_key, ("d", {"id": 2, "twice": 0}, None), table="doubled", key=("id", "twice"))
+    assert fetch(dsn, "SELECT count(*), sum(twice) FROM doubled") == [(count - 1, count * (count - 1))]
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

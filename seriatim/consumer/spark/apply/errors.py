@@ -5,7 +5,8 @@ SeriatimError
 │   └── UnfitTarget           the target's tables don't fit; the message has the statement that mends it
 │       ├── MissingTables
 │       ├── MissingColumns
-│       └── MissingKey
+│       ├── MissingKey
+│       └── GeneratedKey
 ├── RefusedError
 │   └── GivenUp               a transaction of which a part was planned was never finished
 └── BugError
@@ -74,6 +75,23 @@ class MissingKey(UnfitTarget):
             f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} ADD PRIMARY KEY ({columns})",
             table=str(table),
             key=list(key),
+            offset=offset,
+        )
+
+
+class GeneratedKey(UnfitTarget):
+    """The target makes a column itself by which the source tells rows apart. `details` holds table, columns and offset."""
+
+    code = "generated-key"
+
+    def __init__(self, table: TableName, columns: Iterable[str], offset: int) -> None:
+        names = sorted(columns)
+        alters = ", ".join(f"ALTER COLUMN {quote(name)} DROP EXPRESSION" for name in names)
+        super().__init__(
+            f"the target's table {table} generates {', '.join(names)}, of the key of the change at offset {offset}; "
+            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {alters}",
+            table=str(table),
+            columns=names,
             offset=offset,
         )
 

@@ -17,7 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from seriatim.consumer.spark.apply.collapse import Entry, collapse
-from seriatim.consumer.spark.apply.errors import BrokenStream, GivenUp, MissingColumns, MissingKey, MissingTables
+from seriatim.consumer.spark.apply.errors import (
+    BrokenStream,
+    GeneratedKey,
+    GivenUp,
+    MissingColumns,
+    MissingKey,
+    MissingTables,
+)
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, TableChanges, Truncate
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.apply.steps import step
@@ -44,7 +51,7 @@ def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
 
     Raises:
         BrokenStream: the rows are no run of whole transactions, or one is no change envelope.
-        MissingTables, MissingColumns, MissingKey: the target's tables don't fit.
+        MissingTables, MissingColumns, MissingKey, GeneratedKey: the target's tables don't fit.
     """
     reading = _read(rows, start, None)
     return _plan(
@@ -254,3 +261,5 @@ def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
             raise MissingColumns(shape.name, lacking, offset)
         if key and frozenset(key) not in shape.unique:
             raise MissingKey(shape.name, key, offset)
+        if not shape.generated.isdisjoint(key):
+            raise GeneratedKey(shape.name, shape.generated.intersection(key), offset)

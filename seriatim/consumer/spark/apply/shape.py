@@ -49,10 +49,10 @@ class TableShape:
 
         The target's key is of use only where the source has its columns: by one that the target numbers itself no row is found.
         Nor is a deferrable one: within a transaction two rows may have the same (the source then has replica identity full, as
-        PostgreSQL takes no such key for an identity).
+        PostgreSQL takes no such key for an identity); nor one with a column that the target makes itself, which it is never told.
         """
         named = change.source.key
-        if named or frozenset(self.primary_key) not in self.arbiters:
+        if named or frozenset(self.primary_key) not in self.arbiters or not self.generated.isdisjoint(self.primary_key):
             return named
         image = change.after if change.before is None else change.before
         return self.primary_key if image is not None and image.keys() >= set(self.primary_key) else ()

@@ -12,7 +12,7 @@ from psycopg import sql
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import Column, Relation
 from seriatim.producer.sources.postgres.core.resume import Slot
-from seriatim.producer.sources.postgres.core.rows import full_identity, has_identity, keyless, quote_name
+from seriatim.producer.sources.postgres.core.rows import full_identity, generated, has_identity, keyless, quote_name
 from seriatim.producer.sources.postgres.errors import (
     CaptureRefused,
     KeylessTable,
@@ -56,13 +56,21 @@ SELECT t.relpersistence = 'p' AND (
                        WHERE s.pnpubid = p.oid AND c.oid IN (SELECT oid FROM named)))
   FROM pg_publication p, pg_class t WHERE p.pubname = %(publication)s AND t.oid = %(oid)s::oid"""
 
+_IS_GENERATED = f"""EXISTS (
+    SELECT FROM pg_attribute g LEFT JOIN pg_index i ON i.indexrelid = {_IDENTITY}
+     WHERE g.attrelid = c.oid AND g.attgenerated <> '' AND NOT g.attisdropped
+       AND CASE c.relreplident WHEN 'f' THEN current_setting('server_version_num')::int >= 180000
+                               ELSE g.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]) END)"""
+"""Whether the replica identity of table `c` has a generated column. Unless that is published, rows can't be told apart by it; from version 18
+on PostgreSQL then refuses to update them, also where the identity is full."""
+
 _KEYLESS = f"""
 WITH RECURSIVE wanted AS (
     SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN wanted w ON i.inhparent = w.oid)
-SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'
+SELECT n.nspname, c.relname, t.is_generated
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, LATERAL (SELECT {_IS_GENERATED} AS is_generated) t
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND (t.is_generated OR c.relreplident <> 'f' AND {_IDENTITY} IS NULL)
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-   AND {_IDENTITY} IS NULL
    AND (%(is_all)s OR c.oid IN (SELECT oid FROM wanted)) ORDER BY 1, 2 LIMIT 1"""  # noqa: S608 - a constant
 
 _REWRITTEN = """
@@ -236,8 +244,11 @@ def check_keys(connection: Connection, tables: Sequence[str]) -> None:
     """
     oids = [named.oid for named in resolve_all(connection, tables)]
     while (row := connection.execute(_KEYLESS, {"oids": oids, "is_all": not tables}).fetchone()) is not None:
-        if is_keyless_now(connection, row[0], row[1]):
-            raise keyless(row[0], row[1])
+        schema, table, is_generated = row
+        if is_generated:
+            raise generated(schema, table)
+        if is_keyless_now(connection, schema, table):
+            raise keyless(schema, table)
 
 
 def published_tables(connection: Connection, publication: str) -> list[CapturedTable]:

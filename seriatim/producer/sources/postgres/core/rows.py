@@ -174,6 +174,17 @@ def keyless(schema: str, table: str) -> KeylessTable:
     )
 
 
+def generated(schema: str, table: str) -> KeylessTable:
+    """The error for a table with a generated column in its replica identity that isn't published."""
+    return KeylessTable(
+        f"the replica identity of table {schema}.{table} has a generated column, which isn't published, so its updates and deletes can't be told "
+        f"apart; have a unique index of other columns: ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY USING INDEX NAME; "
+        "or FULL, before PostgreSQL 18; or from then on make the publication before, WITH (publish_generated_columns = stored)",
+        schema=schema,
+        table=table,
+    )
+
+
 def has_identity(relation: Relation) -> bool:
     """Whether a table's rows can be told apart by what the log gives of them."""
     return relation.identity == "f" or any(column.is_key for column in relation.columns)
