@@ -6,6 +6,7 @@ from psycopg import Error, OperationalError
 from psycopg import errors as sql
 
 from seriatim.consumer.spark.targets.errors import TargetBusy, TargetLost
+from seriatim.protocol.postgres import in_a_line
 
 _OVER = (
     sql.AdminShutdown,
@@ -27,7 +28,7 @@ def trouble(error: Error, *, is_closed: bool) -> TargetLost | TargetBusy | None:
 
     `is_closed`: whether the connection is over now.
     """
-    text = str(error).strip()
+    text = in_a_line(error)
     state = error.sqlstate or ""
     is_libpq = not state and isinstance(error, OperationalError) and not isinstance(error, sql.PipelineAborted)
     if is_closed or is_libpq or state.startswith("08") or isinstance(error, _OVER):
