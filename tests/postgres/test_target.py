@@ -774,6 +774,34 @@ def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch
     assert target.claim(QUEUE, "q", 2) == Position(0, 2)
 
 
+def test_a_replay_of_the_same_queue_with_another_subscription_waits_until_the_first_one_is_gone(target, dsn) -> None:
+    start = applied(target, 0, ("c", None, {"id": 1, "code": 1, "note": "n"}), table="keyless", key=())
+    with PostgresTarget(dsn, "other") as other:
+        assert other.claim(QUEUE + 1, "another", 1) == Position(0, 1)
+        for _ in range(2):
+            with pytest.raises(TargetBusy, match="a replay with subscription job applies this queue"):
+                other.claim(QUEUE, "q", 1)
+        assert other.position(QUEUE) is None
+        assert target.claim(QUEUE, "q", 2) == Position(start, 2)
+        target.close()
+        while fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'"):
+            pass
+        assert other.claim(QUEUE, "q", 1) == Position(0, 1)
+        other.apply(QUEUE, planned(other, inserts(1)), 1)
+
+
+def test_of_two_replays_with_two_subscriptions_that_came_at_the_same_moment_one_goes_on(target, dsn) -> None:
+    with PostgresTarget(dsn, "other") as other:
+        other.claim(QUEUE, "q", 1)
+        end = target.apply(QUEUE, planned(target, inserts(1)), 1).position.offset
+        other.apply(QUEUE, planned(other, inserts(1)), 1)
+        with pytest.raises(TargetBusy):
+            target.claim(QUEUE, "q", 2)
+        while len(fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'")) > 1:
+            pass
+        assert other.claim(QUEUE, "q", 2) == Position(end, 2)
+
+
 def test_a_position_of_another_queue_with_the_same_id_is_refused(dsn) -> None:
     """Ids count from 1 in each cluster. The first token of a cluster that was made anew is lower than the last one's of the old."""
     with PostgresTarget(dsn, "job") as old:

@@ -8,6 +8,7 @@ SeriatimError
 ├── WorldError
 │   ├── TargetLost            the connection broke; whether the plan is in the target, its position tells
 │   └── TargetBusy            others collide with the plan all the time, or the target lacks space, memory or time for it
+│       └── RivalJob          a replay with another subscription applies the same queue to this target
 └── CallerError
     ├── ApplyFailed           the target refused a change
     │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
@@ -52,6 +53,13 @@ class TargetBusy(WorldError):
     """Others in the target kept colliding with the plan, or it can't be carried out for now; nothing was applied."""
 
     code = "target-busy"
+
+
+class RivalJob(TargetBusy):
+    """Two jobs of one queue in one target would apply each change twice: to a table without a key that is a row too many."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"a replay with subscription {job} applies this queue to this target: only one may", job=job)
 
 
 class OtherQueue(CallerError):

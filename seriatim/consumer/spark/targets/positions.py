@@ -4,6 +4,9 @@ Who applies a plan holds the row's lock until its transaction ends, and who clai
 stopped within its transaction (by a signal, by a container's pause) would hold it for ever: its machine answers for its connection.
 So a session that applies is marked, by an advisory lock that hinders nobody, and a claim that has waited for long enough
 ends those that are marked. At any moment that costs at most a try: the row tells who may move the position, not the lock.
+
+Two jobs of one queue, as of a second replay that was started with another subscription, would each apply all of its changes to the same
+tables. So no claim is granted while a session that is marked for another job of the queue is there.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import errors as sql
 
-from seriatim.consumer.spark.targets.errors import NotClaimed, OtherQueue, PositionMoved, TargetBusy
+from seriatim.consumer.spark.targets.errors import NotClaimed, OtherQueue, PositionMoved, RivalJob, TargetBusy
 from seriatim.protocol.errors import Fenced
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -65,6 +68,14 @@ _ADVANCE = b"""
 UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
  WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
 """
+_RIVAL = b"""
+SELECT job FROM seriatim_replay.positions p
+ WHERE queue_id = %s AND job <> %s AND (queue_created_at_ms = %s) IS NOT FALSE
+   AND EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = hashtext('seriatim_replay')::oid
+                  AND objid = hashtext(p.queue_id || ' ' || p.job)::oid AND objsubid = 2
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+ LIMIT 1
+"""
 _MARK = b"SELECT pg_advisory_lock_shared(hashtext('seriatim_replay'), hashtext(%s))"
 _END_MARKED = b"""
 SELECT pg_terminate_backend(pid)
@@ -108,11 +119,14 @@ def claim(
     `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
 
     Raises OtherQueue where the row is of another queue, Fenced where a newer token is stored, TargetBusy where somebody has held the
-    position for `CLAIM_WAIT`: a session that applies is ended then, so that the next try finds it free.
+    position for `CLAIM_WAIT`: a session that applies is ended then, so that the next try finds it free; RivalJob.
     """
     try:
         with connection.transaction():
             _wait_only(connection)
+            rival = connection.execute(_RIVAL, (queue_id, job, created_at_ms or None)).fetchone()
+            if rival is not None:
+                raise RivalJob(rival[0])
             values = (queue_id, job, queue, start, token, created_at_ms or None)
             row = connection.execute(_CLAIM, values).fetchone()
             if row is None:

@@ -31,6 +31,7 @@ from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
+    RivalJob,
     TablesChanged,
     TargetBusy,
     TargetLost,
@@ -163,12 +164,15 @@ class PostgresTarget:
         `created_at_ms`: when the queue was made; with its id it says which queue that is, in whatever cluster. 0: unknown.
 
         Returns the position to go on from. Raises OtherQueue where what is stored is another queue's; Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
-        the position, which is to be tried again, or the target lacks something; ApplyFailed where the role may not claim.
+        the position, or applies the queue under another one, which is to be tried again, or the target lacks something; ApplyFailed where the role may not claim.
         """
         connection = self._connected()
         try:
             positions.make_table(connection)
             claimed = positions.claim(connection, queue_id, self._job, queue, token, start, created_at_ms)
+        except RivalJob:
+            self.close()  # what this session applied is no reason for the other one to wait in turn
+            raise
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to keep a position: {str(error).strip()}") from error
