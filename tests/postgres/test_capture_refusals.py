@@ -53,6 +53,16 @@ def test_a_table_that_joins_a_publication_is_told_to_come_without_the_rows_it_ha
     assert 'ADD TABLE "public"."b", which leaves out the rows that the table has by then' in str(error)
 
 
+def test_a_publication_that_leaves_updates_out_is_told_to_have_left_them_out(dsn: str) -> None:
+    sql(dsn, "CREATE PUBLICATION pub FOR TABLE a WITH (publish = 'insert')")
+    error = refused(dsn)
+    assert isinstance(error, CaptureRefused)
+    assert "where a stream has begun, of which it left some out, capture with another slot" in str(error)
+    sql(dsn, str(error.details["statement"]))
+    with running(dsn, Sender(Queue())) as run:
+        wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE active"), run)
+
+
 def test_what_nobody_foresaw_is_a_refusal_and_no_traceback(dsn: str) -> None:
     error = refused(dsn, ("a.b.c.d",))
     assert isinstance(error, CaptureRefused)

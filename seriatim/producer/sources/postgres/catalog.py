@@ -167,7 +167,9 @@ def has_publication(connection: Connection, publication: str) -> bool:
     if row is not None and not row[0]:
         statement = f"ALTER PUBLICATION {quote_name(publication)} SET (publish = 'insert, update, delete, truncate')"
         raise CaptureRefused(
-            f"publication {publication} leaves some kinds of change out; run: {statement}", statement=statement
+            f"publication {publication} leaves some kinds of change out; run: {statement}; and where a stream has begun, of which it left some "
+            "out, capture with another slot, which starts with a new snapshot",
+            statement=statement,
         )
     return row is not None
 
