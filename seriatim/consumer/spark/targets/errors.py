@@ -58,6 +58,8 @@ class TargetBusy(WorldError):
 class RivalJob(TargetBusy):
     """Two jobs of one queue in one target would apply each change twice: to a table without a key that is a row too many."""
 
+    code = "rival-job"
+
     def __init__(self, job: str) -> None:
         super().__init__(f"a replay with subscription {job} applies this queue to this target: only one may", job=job)
 
