@@ -15,6 +15,8 @@ _SEALED_SHOWN = 12
 _EPOCHS_SHOWN = 6
 _NAMES_SHOWN = 6
 """So many of a consume list, and of the queues on a group."""
+_COPIES_SHOWN = 6
+"""So many of the links that all have read and of which one copy is left."""
 
 
 def settings_object(settings: pb.QueueSettings) -> dict[str, object]:
@@ -270,12 +272,18 @@ def queue_lines(view: pb.QueueView) -> Iterator[str]:
     if view.groups:
         yield "  groups"
         yield from group_lines(view.groups, indent="    ", has_queues=False)
-    if view.waits:
+    one_copy = dict(one_copy_links(view))
+    told_below = {f"link {epoch}" for epoch in one_copy}
+    waits = [wait for wait in view.waits if wait.what not in told_below]
+    hidden = {*[wait.what for wait in waits if wait.reason.startswith("one copy of")][_COPIES_SHOWN:]}
+    if waits:
         yield "  waits"
-        for wait in view.waits:
-            yield f"    {wait.what}: {wait.reason}"
-    for epoch, records in one_copy_links(view):
-        yield f"  WARNING one copy: {records:,} unread records of epoch {epoch} have one living copy"
+        yield from (f"    {wait.what}: {wait.reason}" for wait in waits if wait.what not in hidden)
+        if hidden:
+            yield f"    ({len(hidden)} more links of which one copy is left)"
+    if one_copy:
+        epochs = f"epoch{'s' if len(one_copy) > 1 else ''} {some(list(map(str, one_copy)))}"
+        yield f"  WARNING one copy: {sum(one_copy.values()):,} unread records of {epochs} have one living copy"
     for one in view.abandoned:
         yield f"  ABANDONED epoch {one.epoch}: {one.what}"
 

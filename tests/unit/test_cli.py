@@ -969,6 +969,26 @@ def test_a_subscription_that_nobody_reads_and_a_group_of_many_queues_have_a_line
     assert line.endswith("  q0, q1, q2, q3, q4, q5, 994 more  q0, q1, q2, q3, q4, q5")
 
 
+def test_a_member_that_is_away_is_not_told_with_a_line_for_each_link():
+    """And none of them is told twice: what else waits, or is wrong, would be lost among them."""
+    view = a_view()
+    view.links.extend(
+        a_link(epoch, state="sealed", has_end=True, end=10, has_committed=True, copies=1) for epoch in range(3, 103)
+    )
+    view.waits.extend(
+        pb.WaitReason(what=f"link {epoch}", reason="one copy of its 10 records") for epoch in range(3, 103)
+    )
+    view.subscriptions[0].consume_list.extend(range(3, 53))
+    lines = list(views.queue_lines(view))
+    at = lines.index("  waits")
+    assert lines[at + 1 : at + 3] == ["    g1: it has unread records", "    link 53: one copy of its 10 records"]
+    assert lines[at + 8] == "    (44 more links of which one copy is left)"
+    assert (
+        lines[at + 9]
+        == "  WARNING one copy: 540 unread records of epochs 1, 3, 4, 5, 6, 7, 45 more have one living copy"
+    )
+
+
 def test_a_watch_on_a_small_screen_shows_what_is_wrong():
     view = a_view()
     view.links.extend(a_link(epoch, state="sealed") for epoch in range(3, 31))
