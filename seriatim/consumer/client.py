@@ -44,7 +44,8 @@ class Consumer:
     A subscription that doesn't exist is made at `start`: "earliest", "latest" or an offset (`create=False`: raises
     UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
-    does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long; None: never.
+    does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long, also where there are some that can't be
+    read now: `waiting_for` says so; None: never.
     `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
     some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly:
     what would wait there raises InvalidArgument, and what they raise is logged.
