@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 AGAIN_S = 60.0
 """What goes on is told again after so long."""
@@ -101,6 +101,13 @@ class _Formatter(logging.Formatter):
         return line
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
+        """That nobody takes a line, as on a full disk, isn't told: by a trace for each of them, on standard error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def _without_gone_callers(record: logging.LogRecord) -> bool:
     """A filter for gRPC's log: a caller that has gone before its answer could be sent is an error, with a traceback, to gRPC alone."""
     if str(record.msg).startswith("ExecuteBatchError raised in core by servicer method"):
@@ -156,7 +163,7 @@ _search, _no_more = _SearchForZooKeeper(), _NoMoreConnections()
 
 def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     """Send the process's log to standard error or `stdout`. Called once, by an entry point; libraries don't call it."""
-    handler = logging.StreamHandler(sys.stdout if to == "stdout" else sys.stderr)
+    handler = _Handler(sys.stdout if to == "stdout" else sys.stderr)
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)

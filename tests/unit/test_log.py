@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,21 @@ def test_an_event_of_ours_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
     assert re.fullmatch(
         STAMP + " INFO coordinator link sealed queue=orders end=12 reason='it is over'\n", capsys.readouterr().out
     )
+
+
+def test_a_line_that_finds_no_room_makes_no_trace_elsewhere_but_a_defect_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose log's disk is full wrote some forty lines to standard error for each one."""
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        log.start_logging(to="stdout")
+        log.logger("coordinator").info("link sealed", queue="orders")
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+    log.start_logging()
+    logging.getLogger("kazoo").warning("%d", "no number")
+    assert "TypeError" in capsys.readouterr().err
 
 
 def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
