@@ -34,7 +34,7 @@ _HEAD_ROWS = 4
 def status(*, queue: str | None, watch: bool, coordinator: str, is_json: bool) -> None:
     r"""Show QUEUE: chain, send list, consume lists, cursors, lag, who is elected, what waits for what, warnings.
 
-    Without QUEUE: coordinators, groups, and a line for each queue.
+    Without QUEUE: coordinators, groups, a line for each queue, and warnings; `seriatim status QUEUE` says why.
 
     \b
     Examples:
@@ -97,7 +97,8 @@ async def _cluster(coordinators: Coordinators, is_json: bool) -> list[str]:
         *views.group_lines(groups, indent="    "),
     ]
     if queues:
-        return [*lines, "  queues", *views.columns(views.queue_summary(queues), indent="    ")]
+        table = views.columns(views.queue_summary(queues), indent="    ")
+        return [*lines, "  queues", *table, *views.cluster_warnings(queues, indent="  ")]
     return [*lines, "  queues        none"]
 
 

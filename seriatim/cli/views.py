@@ -231,6 +231,19 @@ def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
     return rows
 
 
+def cluster_warnings(queues: Sequence[pb.QueueView], *, indent: str = "") -> Iterator[str]:
+    """What is wrong with some of all queues, or would be at the next failure: a line for each kind."""
+    lost = [view.queue for view in queues if any(link.state == "lost" for link in view.links)]
+    stuck = [view.queue for view in queues if not view.switches_left]
+    abandoned = [view.queue for view in queues if view.abandoned]
+    if stuck:
+        yield f"{indent}WARNING no switch is left for {some(stuck)}: sending waits, now or after the next failure"
+    if lost:
+        yield f"{indent}WARNING a link of {some(lost)} is lost: readers stop there"
+    if abandoned:
+        yield f"{indent}ABANDONED records of {some(abandoned)}"
+
+
 def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues: bool = True) -> Iterator[str]:
     """A table of groups. `has_queues`: with the queues on them, which only the group calls tell."""
     groups = list(groups)

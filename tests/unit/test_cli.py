@@ -1007,6 +1007,20 @@ def test_a_watch_on_a_small_screen_shows_what_is_wrong():
     assert [row for row, _ in on_screen(lines, 200, 60)] == lines
 
 
+def test_a_cluster_s_status_warns_of_what_is_wrong_with_some_queue():
+    """A lost link, and that the next failure has sending wait, were two among the many that wait."""
+    well = pb.QueueView(queue="well", switches_left=2, links=[a_link(1, state="open")])
+    assert list(views.cluster_warnings([well])) == []
+    lost = pb.QueueView(queue="lost", switches_left=1, links=[a_link(1, state="lost"), a_link(2, state="open")])
+    queues = [well, lost, *(pb.QueueView(queue=f"q{number}") for number in range(100))]
+    queues[-1].abandoned.add(epoch=1, what="3 records")
+    assert list(views.cluster_warnings(queues, indent="  ")) == [
+        "  WARNING no switch is left for q0, q1, q2, q3, q4, q5, 94 more: sending waits, now or after the next failure",
+        "  WARNING a link of lost is lost: readers stop there",
+        "  ABANDONED records of q99",
+    ]
+
+
 def test_a_list_of_queues_does_not_say_that_who_sent_last_is_elected():
     """Nobody was asked: he may have gone months ago."""
     heading, row = views.queue_summary([a_view()])
