@@ -362,7 +362,7 @@ class FakeMember(BrokerServicer):
         committed = cluster.links[epoch - 1].length
         if request.index > committed:
             raise InvalidArgument(f"a cursor can't be at {request.index}: the link is committed up to {committed}")
-        key = (epoch, one.generation)
+        key = (epoch, request.generation)  # a seek that this member hasn't been told of has a cursor of its own
         one.cursors[key] = max(one.cursors.get(key, 0), request.index)
         before = list(one.consume_list)
         cluster.drop_drained(one)
