@@ -514,7 +514,8 @@ def installed(world: World) -> Iterator[None]:
     for owner, name, value in replaced:
         setattr(owner, name, value)
     # Nobody asks for all tasks here: a set of those of all schedules, where each takes its time to come and go.
-    all_tasks: Any = vars(asyncio.tasks)["_all_tasks"]
+    known = vars(asyncio.tasks)
+    all_tasks: Any = known["_all_tasks" if "_all_tasks" in known else "_scheduled_tasks"]  # its name since Python 3.12
     all_tasks.add = id  # does nothing, in the least time
     try:
         yield
