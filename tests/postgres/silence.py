@@ -88,7 +88,7 @@ def a_replay_holds_its_position(server: Silence) -> float:
 def a_target_owes_an_answer(server: Silence) -> float:
     """The machine of a target dies while a replay waits for its answer: how long until that replay knows."""
     with PostgresTarget(server.named("waiting"), "waiting") as waiting, psycopg.connect(server.dsn) as locking:
-        waiting.claim(1, "q", 1)
+        waiting.claim(2, "other", 1)
         locking.execute("SELECT FROM seriatim_replay.positions WHERE job = 'waiting' FOR UPDATE")
         fallen: list[float] = []
 
@@ -101,7 +101,7 @@ def a_target_owes_an_answer(server: Silence) -> float:
         falling = threading.Thread(target=fall)
         falling.start()
         with suppress(TargetLost):
-            waiting.apply(1, Plan(0, 1, (), 0, 0, None, ()), 1)
+            waiting.apply(2, Plan(0, 1, (), 0, 0, None, ()), 1)
         falling.join()
         return time.monotonic() - fallen[0]
 
