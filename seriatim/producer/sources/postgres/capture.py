@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from seriatim.producer.sources.postgres.errors import (
     CaptureGap,
     CaptureRefused,
     KeylessTable,
+    LogUnreadable,
     ResumePointUnknown,
     SlotBusy,
     SlotGivenUp,
@@ -44,6 +46,8 @@ _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 30.0
 """Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
+_READ_TRIES: Final = 10
+"""An error of the server's that is met so often at one place of its log stays: of a row filter, or of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class PostgresCapture:
         self._on_progress = on_progress
         self._on_waiting = on_waiting
         self._reason = ""
+        self._unread: deque[str] = deque(maxlen=_READ_TRIES)
         self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
@@ -137,11 +142,19 @@ class PostgresCapture:
             except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
             except (SlotBusy, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
+                self._judge(error)
                 self._wait_for(in_a_line(error))
                 self._stopped.wait(self._retry_s)
                 if time.monotonic() - self._connected_at_s > _PATIENCE_S:
                     self._connected_at_s = time.monotonic()
                     self._sender.stand_again()
+
+    def _judge(self, error: Exception) -> None:
+        """Count what the server can't read; raise CaptureGap where it stays."""
+        self._unread.append(error.message if isinstance(error, LogUnreadable) else "")
+        tries = list(self._unread)
+        if len(tries) == _READ_TRIES and tries[0] and len(set(tries)) == 1:
+            raise gap(self._slot, f"the database can't read its log for it: {tries[0]}") from error
 
     def _wait_for(self, reason: str) -> None:
         if reason == self._reason:

@@ -82,6 +82,13 @@ class SourceLost(WorldError):
     next_step = "is the database running, and is the DSN right?"
 
 
+class LogUnreadable(SourceLost):
+    """The server met an error while it read its log for the slot. A retry may help; met again at the same place, it stays."""
+
+    code = "log-unreadable"
+    next_step = ""
+
+
 class ResumePointUnknown(WorldError):
     """Nobody can tell which changes the queue holds, because the end of an earlier link is lost. Asking again may help."""
 

@@ -22,7 +22,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from seriatim.producer.sources.postgres.core.identity import format_lsn, parse_lsn
 from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
-from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, MalformedLog, SlotBusy, SourceLost
+from seriatim.producer.sources.postgres.errors import (
+    CaptureGap,
+    CaptureRefused,
+    LogUnreadable,
+    MalformedLog,
+    SlotBusy,
+    SourceLost,
+)
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.postgres import NO_TIMEOUTS, SERVER_SETTINGS, TRANSACTION_TIMEOUT, defaults_beside, in_a_line
@@ -31,6 +38,8 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _OBJECT_IN_USE: Final = "55006"
 _NOT_IN_STATE: Final = "55000"
 _REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
+_PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""The connection; collisions; what the server lacks; the slot's state, which is looked at next; somebody's hand, or a shutdown; its disk."""
 PLAIN_NAMES: Final = {"search_path": ""}
 """A name that is a value (regclass, regproc, …) is written with its schema, so that it means the same under every path; as PostgreSQL's own subscribers ask."""
 _HAS_TRANSACTION_TIMEOUT: Final = 170000
@@ -121,6 +130,7 @@ class ReplicationConnection:
         self._confirmed_lsn = 0
         self._status_sent_s = 0.0
         self._warning: str | None = None
+        self._failed: Exception | None = None
         self._ended = threading.Event()
         self._repeater: threading.Thread | None = None
         self._connection.notice_handler = self._notice
@@ -170,6 +180,7 @@ class ReplicationConnection:
 
         Raises:
             SourceLost: the server ended the stream.
+            LogUnreadable: it met an error in its log.
             CaptureGap: the server warned that it leaves changes out.
         """
         with self._lock:
@@ -212,7 +223,7 @@ class ReplicationConnection:
     def _drain(self) -> list[Data | Keepalive]:
         messages: list[Data | Keepalive] = []
         answers = False
-        while len(messages) < _BATCH_MESSAGES:
+        while self._failed is None and len(messages) < _BATCH_MESSAGES:
             try:
                 size, view = self._connection.get_copy_data(1)
             except psycopg.OperationalError as error:
@@ -220,7 +231,8 @@ class ReplicationConnection:
             if size == 0:
                 break
             if size < 0:
-                raise self._failure(self._connection.get_result())
+                self._failed = self._failure(self._connection.get_result())
+                break
             data = bytes(view)
             if data[0] == _DATA:
                 self._received_lsn = max(self._received_lsn, _DATA_HEAD.unpack_from(data)[0])
@@ -234,11 +246,17 @@ class ReplicationConnection:
                 raise MalformedLog(f"unknown message {data[:1]!r} in the replication stream")
         if self._warning is not None:
             raise CaptureGap(f"the source database leaves changes out: {self._warning}", reason=self._warning)
+        if self._failed is not None:
+            if messages:
+                return messages  # they come before it, and may not come without it the next time
+            raise self._failed
         if answers:
             self._put_status()
         return messages
 
     def _put_status(self) -> None:
+        if self._failed is not None:
+            return  # nobody takes it any more; the receiving thread raises what happened
         now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
         status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, 0)
         try:
@@ -279,4 +297,5 @@ class ReplicationConnection:
             return SlotBusy(message)
         if state in _REFUSALS:
             return CaptureRefused(message)
-        return SourceLost(f"{message} (at {format_lsn(self._received_lsn)})")
+        message = f"{message} (at {format_lsn(self._received_lsn)})"
+        return LogUnreadable(message) if state and state[:2] not in _PASSING_CLASSES else SourceLost(message)
