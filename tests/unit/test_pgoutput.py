@@ -80,6 +80,16 @@ def test_a_rolled_back_savepoint_leaves_no_trace() -> None:
     assert ids == [1, 3, 1]
 
 
+def test_what_is_told_of_a_transaction_that_was_rolled_back_is_passed_over() -> None:
+    """As PostgreSQL 18.6 sent it to a capture behind a crash, one for each savepoint: of protocol 2, which nobody had asked for."""
+    following = new()
+    aborted = bytes.fromhex("4100000aca00000ad8")
+    assert following.feed(aborted) is None
+    assert not following.in_transaction
+    alone = [record for data in messages("rows") if (record := following.feed(data)) is not None]
+    assert alone == records("rows")
+
+
 def test_changes_replicated_into_the_source_name_where_they_came_from() -> None:
     origins = [decode(record.value).source.replicated_from for record in records("origin")]
     # The begin message comes before the origin is told.

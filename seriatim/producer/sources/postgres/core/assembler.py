@@ -109,7 +109,7 @@ class Assembler:
         elif kind == pgoutput.ORIGIN:
             self._replicated_from = pgoutput.read_origin(data)
             self._head = self._transaction_head()
-        elif kind not in {pgoutput.TYPE, pgoutput.MESSAGE}:
+        elif kind not in {pgoutput.TYPE, pgoutput.MESSAGE, pgoutput.STREAM_ABORT}:
             raise MalformedLog(f"unknown message {data[:1]!r}")
         return None
 

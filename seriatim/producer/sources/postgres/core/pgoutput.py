@@ -21,6 +21,8 @@ UPDATE: Final = ord("U")
 DELETE: Final = ord("D")
 TRUNCATE: Final = ord("T")
 MESSAGE: Final = ord("M")
+STREAM_ABORT: Final = ord("A")
+"""Of protocol version 2. PostgreSQL 18 sends it in version 1 as well, of large transactions that were rolled back: it has sent nothing of them."""
 
 POSTGRES_EPOCH_MS: Final = 946_684_800_000
 """2000-01-01 in milliseconds since 1970: PostgreSQL counts microseconds from there."""
