@@ -234,6 +234,8 @@ class Readings:
         link = None if document is None or last is None else document.link(last.epoch)
         if document is None or link is None or link.base is None or self._ledger.given_up:
             return
+        if any(one.queue_id == view.queue_id for one in self._lost.values()):
+            return  # by the chain that is lost a disk may have let this link go
         behind = link.base + self._stored(document, link)
         if view.latest > behind:
             raise Violation(f"9: the end is told to be {view.latest}, and both disks have up to {behind}")
