@@ -209,7 +209,12 @@ PLANTS: tuple[Plant, ...] = (
         "a replaced disk lacks no cursors once it has the link's records",
         instead(CursorKeeper, "take_from_peer", _counts_as_taken),
         within=150,
-        shape=Shape(kinds=("blank disk", "rotate", "pause an application"), faults=(3, 5), paces=(2,), groups=(2,)),
+        shape=Shape(
+            kinds=("blank disk", "kill a reader and whom it reads", "pause an application"),
+            faults=(3, 5),
+            paces=(2,),
+            groups=(2,),
+        ),
         finds="6: .* is committed",
     ),
 )

@@ -65,7 +65,7 @@ PLANTS = (
         "closed in hand",
         "a reader that closes commits all that it handed out",
         changed(Consumer, "_stop", _hands_over_all),
-        within=20,
+        within=60,
         shape=Shape(kinds=("stop", "close the reader"), faults=(2, 3)),
         finds="6: .* is in hand",
     ),
