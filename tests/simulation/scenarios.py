@@ -617,6 +617,36 @@ def open_late(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
 
+def say_late(schedule: Schedule) -> None:
+    """What a member said of itself just before it died comes to ZooKeeper behind what the process that follows it said.
+
+    Its server had lost the others meanwhile, for less time than its session lasts.
+    """
+    link = calmed(schedule)
+    world, ensemble = schedule.world, schedule.world.ensemble
+    name, peer = schedule.chance.sample(names_of(link), 2)
+    path = Paths(CLUSTER).member(*name.split("-"))
+    session = next(iter(ensemble.sessions_of(world.hosts[name].process)), None)
+    if session is None:
+        return
+    world.kill(peer, is_power=False)  # which is to be said
+    world.start(peer)
+    world.loop.run(world.loop.now_s + 1.0, lambda: ("set", path) in session.undecided, look_every_s=0.0)
+    server = session.server
+    if server is None or ("set", path) not in session.undecided:
+        return
+    usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
+    ensemble.cut_off(server)
+    ensemble.cut_off_server_s = usual_s
+    for other in [one for one in server.sessions if one is not session]:
+        other.disconnect()
+    world.kill(name, is_power=False)
+    world.start(name)
+
+    world.loop.run(world.loop.now_s + session.session_timeout_s / 2)  # it has said then all that there is to say
+    ensemble.rejoin(server)
+
+
 def make_queue_again(schedule: Schedule) -> None:
     """The queue is deleted, and another one is made under its name at once (H16)."""
     calmed(schedule)
@@ -777,6 +807,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "idle subscription": (1, idle_subscription),
     "settings altered": (3, alter_settings),
     "opened late": (0.5, open_late),
+    "said late": (0.5, say_late),
     "queue made again": (0.5, make_queue_again),
     "group added": (2, add_group),
     "group removed": (0.5, remove_group),

@@ -95,6 +95,7 @@ class SimulatedSession:
         self._seen = 0
         self._is_reconnecting = False
         self.held_requests: list[Callable[[], None]] = []
+        self.undecided: set[tuple[str, str]] = set()  # kind and path of writes that are at its server
         self._held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     # ---- life
@@ -349,11 +350,13 @@ class SimulatedSession:
 
         def work(server: Server, answer: Callable[..., None]) -> None:
             session_id = self.session_id  # of the connection on which it is sent
+            self.undecided.add((kind, path))
 
             def commit() -> None:
                 if server.is_cut_off:
                     server.held.append(commit)
                     return
+                self.undecided.discard((kind, path))
                 if ensemble.is_down:
                     return
                 if not ensemble.is_live(session_id):

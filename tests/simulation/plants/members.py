@@ -24,7 +24,7 @@ from seriatim.protocol.streams import read
 from tests.simulation import world as simulated_world
 from tests.simulation.disk import SimulatedWriter
 from tests.simulation.plants.plant import Plant, changed, instead, together
-from tests.simulation.schedule import ANY, Shape
+from tests.simulation.schedule import Shape
 
 # ---- sessions
 
@@ -249,8 +249,8 @@ PLANTS: tuple[Plant, ...] = (
         "said by who is gone",
         "what a member wrote stands, whatever an earlier process of its place wrote just before it ended",
         instead(Membership, "_register", _believes_what_it_wrote),
-        within=60,
-        shape=replace(ANY, kinds=("all unread",), faults=(1, 1), groups=(3,)),
+        within=10,
+        shape=Shape(kinds=("said late",), faults=(1, 1)),
         finds="12: ",
     ),
     Plant(

@@ -65,8 +65,8 @@ PLANTS = (
         "closed in hand",
         "a reader that closes commits all that it handed out",
         changed(Consumer, "_stop", _hands_over_all),
-        within=60,
-        shape=Shape(kinds=("stop", "close the reader"), faults=(2, 3)),
+        within=20,
+        shape=Shape(kinds=("close the reader",), faults=(2, 3), paces=(4,)),
         finds="6: .* is in hand",
     ),
     Plant(
