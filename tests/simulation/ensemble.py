@@ -249,8 +249,8 @@ class Ensemble:
 
     # ---- faults
 
-    def cut_off(self, server: Server) -> None:
-        """The server loses the leader; after a while it drops its clients."""
+    def cut_off(self, server: Server, drops_after_s: float | None = None) -> None:
+        """The server loses the leader; after a while, which is `cut_off_server_s` unless said otherwise, it drops its clients."""
         server.is_cut_off = True
         for session in list(server.sessions):
             session.heard_of()
@@ -261,7 +261,7 @@ class Ensemble:
                 for session in list(server.sessions):
                     session.disconnect()
 
-        self.loop.after(self.cut_off_server_s, None, drop)
+        self.loop.after(self.cut_off_server_s if drops_after_s is None else drops_after_s, None, drop)
 
     def rejoin(self, server: Server) -> None:
         server.is_cut_off = False

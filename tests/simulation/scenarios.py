@@ -344,9 +344,7 @@ def read_behind_a_note(schedule: Schedule) -> None:
     if server is not None and is_sought:
         world.note(f"ZooKeeper server {server.number}, which {behind} asks, is cut off")
         ensemble.catch_up(server)
-        usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
-        ensemble.cut_off(server)
-        ensemble.cut_off_server_s = usual_s
+        ensemble.cut_off(server, drops_after_s=SOON_S)
         for session in [one for one in server.sessions if one.process is not process]:
             session.disconnect()
         for path in to_behind:
@@ -377,9 +375,7 @@ def sought_while_cut_off(schedule: Schedule) -> None:
     for other in [one for one in server.sessions if one is not session]:
         other.disconnect()
     world.note(f"ZooKeeper server {server.number}, which {readers[0]} asks, is cut off")
-    usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
-    ensemble.cut_off(server)
-    ensemble.cut_off_server_s = usual_s
+    ensemble.cut_off(server, drops_after_s=SOON_S)
     world.loop.run(world.loop.now_s + session.session_timeout_s * schedule.chance.uniform(0.5, 0.95))
     schedule.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to="earliest"))
     world.loop.run(world.loop.now_s + 1.5 * session.session_timeout_s)
@@ -635,9 +631,7 @@ def say_late(schedule: Schedule) -> None:
     server = session.server
     if server is None or ("set", path) not in session.undecided:
         return
-    usual_s, ensemble.cut_off_server_s = ensemble.cut_off_server_s, SOON_S
-    ensemble.cut_off(server)
-    ensemble.cut_off_server_s = usual_s
+    ensemble.cut_off(server, drops_after_s=SOON_S)
     for other in [one for one in server.sessions if one is not session]:
         other.disconnect()
     world.kill(name, is_power=False)
