@@ -357,12 +357,18 @@ def _drop(connection: psycopg.Connection) -> bool:
     return True
 
 
-def test_slot_made_again_is_a_gap(new_database):
-    dsn = new_database()
+def captured(dsn: str) -> Queue:
+    """The queue of a database with one empty table, which was captured for a moment."""
     sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
     queue = Queue()
     with running(dsn, Sender(queue)) as run:
         wait_for(lambda: streaming(queue), run)
+    return queue
+
+
+def test_slot_made_again_is_a_gap(new_database):
+    dsn = new_database()
+    queue = captured(dsn)
     wait_for(lambda: is_free(dsn))
     sql(
         dsn,
@@ -379,10 +385,7 @@ def test_slot_made_again_is_a_gap(new_database):
 def test_slot_that_is_moved_just_before_it_is_streamed_from_is_a_gap(new_database, monkeypatch, change):
     """As by a capture for another queue that was given the same slot: it drops one that its queue knows nothing of."""
     dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-    queue = Queue()
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
+    queue = captured(dsn)
     wait_for(lambda: is_free(dsn))
     sql(dsn, "INSERT INTO a VALUES (1)")
     make = "SELECT pg_create_logical_replication_slot('cap', 'pgoutput')"
@@ -405,10 +408,7 @@ def test_slot_that_is_moved_just_before_it_is_streamed_from_is_a_gap(new_databas
 def test_slot_behind_which_another_one_began_a_snapshot_is_a_gap(new_database):
     """A capture that stood by, or was forgotten, while a new snapshot was taken with another slot."""
     dsn = new_database()
-    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-    queue = Queue()
-    with running(dsn, Sender(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
+    queue = captured(dsn)
     sql(dsn, "INSERT INTO a VALUES (1)")
     with running(dsn, Sender(queue, limit=2), slot="new") as run:
         wait_for(lambda: queue.changes()[-1].op == "r", run)

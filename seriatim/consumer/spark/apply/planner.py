@@ -261,5 +261,5 @@ def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
             raise MissingColumns(shape.name, lacking, offset)
         if key and frozenset(key) not in shape.unique:
             raise MissingKey(shape.name, key, offset)
-        if not shape.generated.isdisjoint(key):
-            raise GeneratedKey(shape.name, shape.generated.intersection(key), offset)
+        if generated := shape.generated.intersection(key):
+            raise GeneratedKey(shape.name, generated, offset)

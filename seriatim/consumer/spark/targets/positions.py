@@ -68,22 +68,23 @@ _ADVANCE = b"""
 UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
  WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
 """
-_RIVAL = b"""
-SELECT job FROM seriatim_replay.positions p
- WHERE queue_id = %s AND job <> %s AND (queue_created_at_ms = %s) IS NOT FALSE
-   AND EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = hashtext('seriatim_replay')::oid
-                  AND objid = hashtext(p.queue_id || ' ' || p.job)::oid AND objsubid = 2
-                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
- LIMIT 1
-"""
 _MARK = b"SELECT pg_advisory_lock_shared(hashtext('seriatim_replay'), hashtext(%s))"
-_END_MARKED = b"""
-SELECT pg_terminate_backend(pid)
-  FROM pg_locks JOIN pg_stat_activity USING (pid)
- WHERE locktype = 'advisory' AND classid = hashtext('seriatim_replay')::oid AND objid = hashtext(%s)::oid AND objsubid = 2
-   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+_IS_MARK = b"""
+locktype = 'advisory' AND classid = hashtext('seriatim_replay')::oid AND objsubid = 2
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+"""Of a lock in pg_locks; `objid` has the hash of whose it is."""
+_END_MARKED = (
+    b"SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE "
+    + _IS_MARK
+    + b"AND objid = hashtext(%s)::oid AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+)
+_RIVAL = (
+    b"SELECT job FROM seriatim_replay.positions p"
+    b" WHERE queue_id = %s AND job <> %s AND (queue_created_at_ms = %s) IS NOT FALSE AND EXISTS (SELECT FROM pg_locks WHERE "
+    + _IS_MARK
+    + b"AND objid = hashtext(p.queue_id || ' ' || p.job)::oid) LIMIT 1"
+)
 
 
 @dataclass(frozen=True, slots=True)

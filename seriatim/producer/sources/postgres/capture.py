@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -103,7 +102,8 @@ class PostgresCapture:
         self._on_progress = on_progress
         self._on_waiting = on_waiting
         self._reason = ""
-        self._unread: deque[str] = deque(maxlen=_READ_TRIES)
+        self._unread = ""  # what the server could not read at the last try
+        self._unread_tries = 0
         self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
@@ -151,10 +151,11 @@ class PostgresCapture:
 
     def _judge(self, error: Exception) -> None:
         """Count what the server can't read; raise CaptureGap where it stays."""
-        self._unread.append(error.message if isinstance(error, LogUnreadable) else "")
-        tries = list(self._unread)
-        if len(tries) == _READ_TRIES and tries[0] and len(set(tries)) == 1:
-            raise gap(self._slot, f"the database can't read its log for it: {tries[0]}") from error
+        unread = error.message if isinstance(error, LogUnreadable) else ""
+        self._unread_tries = self._unread_tries + 1 if unread == self._unread else 1
+        self._unread = unread
+        if unread and self._unread_tries == _READ_TRIES:
+            raise gap(self._slot, f"the database can't read its log for it: {unread}") from error
 
     def _wait_for(self, reason: str) -> None:
         if reason == self._reason:

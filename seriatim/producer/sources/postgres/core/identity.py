@@ -21,7 +21,7 @@ transactions. A stream that an earlier version began has no timeline in its sour
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -124,24 +124,27 @@ def latest_source(marks: Mapping[str, int], system_id: str, slot: str) -> tuple[
 
     Timelines rise, and on one of them so do consistent points. One without a timeline was begun before any that has one.
     """
-    parsed = ((parse_source(name), mark) for name, mark in marks.items())
-    found = [
-        (source, mark)
-        for source, mark in parsed
-        if source is not None and source.system_id == system_id and source.slot == slot
-    ]
-    return max(found, key=lambda each: (each[0].timeline or 0, each[0].consistent_point), default=None)
+    found = [(source, mark) for source, mark in _sources_of(marks, system_id) if source.slot == slot]
+    return max(found, key=lambda each: _begin(each[0]), default=None)
 
 
 def later_source(marks: Mapping[str, int], source: Source) -> Source | None:
     """A source of the same log that was begun later than this one, by another slot; the last of them."""
-    parsed = (parse_source(name) for name in marks)
     later = [
         other
-        for other in parsed
-        if other is not None
-        and other.system_id == source.system_id
-        and source.timeline in {None, other.timeline}
-        and other.consistent_point > source.consistent_point
+        for other, _ in _sources_of(marks, source.system_id)
+        if source.timeline in {None, other.timeline} and other.consistent_point > source.consistent_point
     ]
-    return max(later, key=lambda other: (other.timeline or 0, other.consistent_point), default=None)
+    return max(later, key=_begin, default=None)
+
+
+def _sources_of(marks: Mapping[str, int], system_id: str) -> Iterator[tuple[Source, int]]:
+    """Those of one cluster of databases, with their marks."""
+    for name, mark in marks.items():
+        source = parse_source(name)
+        if source is not None and source.system_id == system_id:
+            yield source, mark
+
+
+def _begin(source: Source) -> tuple[int, int]:
+    return source.timeline or 0, source.consistent_point
