@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from tests.faults.defects import logged_defects
+from tests.faults.logs import logged_defects
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.compose.deployment import COORDINATORS, MEMBERS, ROOT, Deployment
 from tests.faults import certificates, checker
-from tests.faults.defects import defects
 from tests.faults.history import Acknowledged, Delivered, Event, Tail
+from tests.faults.logs import defects
 from tests.faults.trial import copies_of, sealed_links, wait_until
 
 SENDERS: Final = ("sender-1", "sender-2")

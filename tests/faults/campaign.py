@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import math
 import os
 import random
 import shlex
@@ -30,8 +31,8 @@ from seriatim.protocol.errors import SeriatimError
 from tests.faults import checker, network, picture, report
 from tests.faults.catalogue import KINDS, Kind, plan
 from tests.faults.cluster import FaultCluster, hosts
-from tests.faults.defects import logged_defects
 from tests.faults.history import Delivered
+from tests.faults.logs import logged_between, logged_defects
 from tests.faults.nemesis import Fault, Nemesis
 from tests.faults.outages import longest_gap_s, longest_of_s, longest_within_s
 from tests.faults.probe import DiskProbe
@@ -51,6 +52,8 @@ TARGETS_MS = {
     "sender stopped on purpose": (60, 60),
 }
 """Median and 99th percentile of the outage of sending that have to be reached."""
+_FAR_BEYOND = 1.5
+"""Times the latter: of such a fault the logs are kept, to be looked into."""
 
 
 class Campaign:
@@ -185,19 +188,19 @@ class Campaign:
             quiet_since_s = fault.whole_s
             sending_s = longest_gap_s(acknowledged, fault.harmed_s, fault.healed_s)
             harmful_until_s = max(fault.healed_s, fault.harmed_s + sending_s)
-            findings.faults.append(
-                Judged(
-                    fault.number, number, fault.kind, fault.family, fault.targets,
-                    at_s=fault.harmed_s - self._began_s,
-                    healed_at_s=fault.healed_s - self._began_s,
-                    whole_at_s=fault.whole_s - self._began_s,
-                    sending_s=sending_s,
-                    reading_s=max(longest_gap_s(one, fault.harmed_s, fault.healed_s) for one in delivered.values()),
-                    healing_s=longest_gap_s(acknowledged, fault.healed_s, fault.whole_s),
-                    note=fault.note.strip("; "),
-                    disk_s=longest_of_s(self._probe.standstills, fault.harmed_s, harmful_until_s),
-                )
+            judged = Judged(
+                fault.number, number, fault.kind, fault.family, fault.targets,
+                at_s=fault.harmed_s - self._began_s,
+                healed_at_s=fault.healed_s - self._began_s,
+                whole_at_s=fault.whole_s - self._began_s,
+                sending_s=sending_s,
+                reading_s=max(longest_gap_s(one, fault.harmed_s, fault.healed_s) for one in delivered.values()),
+                healing_s=longest_gap_s(acknowledged, fault.healed_s, fault.whole_s),
+                note=fault.note.strip("; "),
+                disk_s=longest_of_s(self._probe.standstills, fault.harmed_s, harmful_until_s),
             )  # fmt: skip
+            findings.faults.append(judged)
+            self._keep_slow(judged, scene.cluster.supervisor.logs)
         findings.violations += [f"round {number}: {one.kind}: {one.what}" for one in verdict.anomalies]
         findings.violations += [f"round {number}: {one}" for one in forgeries]
         findings.records.update({key: verdict.counts[key] for key in ("sent", "acknowledged")})
@@ -207,6 +210,17 @@ class Campaign:
         findings.seconds = time.monotonic() - self._began_s
         clean = "clean" if verdict.is_clean and not forgeries else f"VIOLATED {dict(verdict.kinds())} {forgeries[:3]}"
         self._say(f"round {number}: {verdict.counts} {clean}")
+
+    def _keep_slow(self, fault: Judged, logs: Path) -> None:
+        """What all processes logged around a fault whose outage is far beyond what has to be reached."""
+        if fault.kind not in TARGETS_MS or fault.sending_s * 1000 < _FAR_BEYOND * TARGETS_MS[fault.kind][1]:
+            return
+        harmed_s = time.time() - time.monotonic() + self._began_s + fault.at_s
+        lasted_s = fault.sending_s if math.isfinite(fault.sending_s) else fault.healed_at_s - fault.at_s
+        lines = logged_between(logs.iterdir(), harmed_s - 0.5, harmed_s + lasted_s + 0.5)
+        folder = self._arguments.report / "evidence" / "slow"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{fault.number} {fault.kind}.log").write_text("\n".join([str(fault), *lines, ""]))
 
     def _look_into_logs(self, cluster: FaultCluster) -> None:
         found = logged_defects(cluster.supervisor.logs.iterdir())

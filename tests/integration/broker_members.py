@@ -36,7 +36,7 @@ from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offse
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 from seriatim.protocol.streams import read, send, write
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
-from tests.faults.defects import logged_defects
+from tests.faults.logs import logged_defects
 
 QUEUE = QueueId(7)
 GROUP = "g1"

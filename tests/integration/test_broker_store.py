@@ -36,7 +36,7 @@ from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidA
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
-from tests.faults.defects import defects
+from tests.faults.logs import defects
 from tests.files import sizes
 from tests.integration.broker_members import as_sent, batches
 
