@@ -52,8 +52,8 @@ TARGETS_MS = {
     "sender stopped on purpose": (60, 60),
 }
 """Median and 99th percentile of the outage of sending that have to be reached."""
-_FAR_BEYOND = 1.5
-"""Times the latter: of such a fault the logs are kept, to be looked into."""
+_SLOW_MS = 500
+"""Of what stands still for longer than this, and than has to be reached, the logs are kept, to be looked into."""
 
 
 class Campaign:
@@ -212,8 +212,9 @@ class Campaign:
         self._say(f"round {number}: {verdict.counts} {clean}")
 
     def _keep_slow(self, fault: Judged, logs: Path) -> None:
-        """What all processes logged around a fault whose outage is far beyond what has to be reached."""
-        if fault.kind not in TARGETS_MS or fault.sending_s * 1000 < _FAR_BEYOND * TARGETS_MS[fault.kind][1]:
+        """What all processes logged around a fault that stopped sending for long."""
+        _, reached_ms = TARGETS_MS.get(fault.kind, (0, 0))
+        if fault.sending_s * 1000 < max(_SLOW_MS, reached_ms):
             return
         harmed_s = time.time() - time.monotonic() + self._began_s + fault.at_s
         lasted_s = fault.sending_s if math.isfinite(fault.sending_s) else fault.healed_at_s - fault.at_s
