@@ -221,16 +221,9 @@ def _at_used_index(state: Replica, event: BatchArrived) -> Step:
     header = event.header
     before = _hash_at(state, header.first_index) or event.hash_before
     after = _hash_at(state, header.end_index) or event.hash_after
-    if (
-        header.first_index < state.tail.index
-        and before is not None
-        and after is not None
-        and hash_after_batch(before, event.header_bytes) == after
-    ):
-        if state.record.role is Role.MASTER:
-            return state, (Acknowledge(state.committed.index),)
-        position = _position_at(state, state.durable)
-        return state, () if position is None else (Confirm(position.index, position.hash),)
+    if before is not None and hash_after_batch(before, event.header_bytes) == after:
+        is_master = state.record.role is Role.MASTER
+        return state, (Acknowledge(state.committed.index) if is_master else _durable_here(state),)
     error = WrongIndex(
         f"this link takes index {state.tail.index} next, not {header.first_index}",
         next_index=state.tail.index,
@@ -268,19 +261,17 @@ def _source_error(state: Replica, header: BatchHeader) -> TooManySources | None:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Two marks looked at as one, without merging them: a link may have many sources, a batch has few."""
+    """Marks of a link's start, and of a place in it, looked at as one, without merging them: a link may have many sources, a batch has few.
+
+    A link takes no record at or below a mark of its start, so where both have a mark, `other` has the further one.
+    """
 
     one: Mapping[str, int]
     other: Mapping[str, int]
 
     def of(self, spans: tuple[SourceSpan, ...]) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for marks in (self.one, self.other):
-            for span in spans:
-                seq = marks.get(span.source)
-                if seq is not None and seq > found.get(span.source, -1):
-                    found[span.source] = seq
-        return found
+        both = (self.one, self.other)
+        return {span.source: marks[span.source] for marks in both for span in spans if span.source in marks}
 
 
 def _position_at(state: Replica, index: Index) -> Position | None:
@@ -310,14 +301,18 @@ def _flushed(state: Replica, index: Index) -> Step:
         return state, ()
     if state.record.role is Role.MASTER:
         return _commit(state)
-    position = _position_at(state, index)
+    return state, (_durable_here(state),)
+
+
+def _durable_here(state: Replica) -> Confirm:
+    position = _position_at(state, state.durable)
     if position is None:
-        raise InvariantBroken(f"flushed {index}, which is not the end of a batch")
-    return state, (Confirm(position.index, position.hash),)
+        raise InvariantBroken(f"flushed {state.durable}, which is not the end of a batch")
+    return Confirm(position.index, position.hash)
 
 
 def _confirmed(state: Replica, event: PeerConfirmed) -> Step:
-    if state.phase is not SealPhase.OPEN or not state.is_peer_ready or event.index <= state.confirmed:
+    if not state.is_peer_ready or event.index <= state.confirmed:
         return state, ()
     position = _position_at(state, event.index)
     if position is None or position.hash != event.hash:

@@ -27,9 +27,7 @@ class Holding:
     def has_it(self) -> bool:
         """Exactly the records below the end, with the hash of the certificate. What was abandoned may have more (H21)."""
         record = self.record
-        if record.end is None or self.hash_at_end != record.end_hash:
-            return False
-        return self.next_index == record.end or record.is_abandoned
+        return self.hash_at_end == record.end_hash and (self.next_index == record.end or record.is_abandoned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +104,15 @@ def plan(
         by_queue.setdefault(holding.record.queue_id, {})[holding.record.epoch] = holding
     actions: list[Action] = []
     for queue_id in sorted(set(by_queue) | set(documents)):
-        document = documents.get(queue_id)
-        of_queue = by_queue.get(queue_id, {})
-        if document is None and queue_id not in documents:
+        if queue_id not in documents:
             continue  # not read yet: nothing is known of it
+        document, of_queue = documents[queue_id], by_queue.get(queue_id, {})
         gone = droppable(document, sorted(of_queue))
         actions += [Drop(queue_id, epoch) for epoch in gone]
         if document is not None and not document.is_deleted:
             for link in document.links:
                 certificate = link.certificate
-                if link.group == name.group and link.state is LinkState.SEALED and certificate is not None:
+                if link.group == name.group and certificate is not None:
                     wanted = Adopt(
                         queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
                     )
