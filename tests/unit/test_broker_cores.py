@@ -268,11 +268,17 @@ def test_it_is_cut_to_the_certificate_never_to_the_peer() -> None:
     assert plan(sealed(1, 9), holding=(held(1, 9, 9, other),)) == (Copy(*key, Index(0), Index(9)),)
 
 
+def test_an_end_that_was_given_up_is_recorded_anew() -> None:
+    key = (QUEUE, Epoch(1))
+    assert plan(given_up(sealed(1, 9)), holding=(held(1, 9, 9),)) == (Adopt(*key, Index(9), HASH, is_abandoned=True),)
+    tail = given_up(sealed(1, 4, digest=b"x" * 32))
+    assert plan(tail, holding=(held(1, 9, 9, is_abandoned=True),)) == (
+        Adopt(*key, Index(4), b"x" * 32, is_abandoned=True),
+    )
+
+
 def test_what_was_abandoned_is_kept_aside_uncut() -> None:
-    link = sealed(1, 9)
-    assert link.certificate is not None
-    link = replace(link, certificate=replace(link.certificate, is_abandoned=True))
-    assert plan(link, holding=(held(1, 9, 12, is_abandoned=True),)) == ()
+    assert plan(given_up(sealed(1, 9)), holding=(held(1, 9, 12, is_abandoned=True),)) == ()
 
 
 def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
@@ -286,7 +292,10 @@ def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
 def test_an_empty_link_that_neither_member_opened_needs_no_cursors_from_the_other() -> None:
     """Both would wait for the other's for ever: found by killing a whole cluster at once."""
     adopted = held(1, 0, 0, lacks=None, digest=EMPTY_HASH, end_hash=EMPTY_HASH)
-    assert plan(sealed(1, 0, digest=EMPTY_HASH), holding=(adopted,)) == ()
+    empty = sealed(1, 0, digest=EMPTY_HASH)
+    assert plan(empty, holding=(adopted,)) == ()
+    assert plan(empty, subscriptions=UNREAD) == (Adopt(QUEUE, Epoch(1), Index(0), EMPTY_HASH, is_abandoned=False),)
+    assert unfinished(empty, holding=(adopted,), subscriptions=UNREAD, stale_cursors=(noted("b"),)) == ""
 
 
 def noted(member: str) -> StaleCursors:
@@ -329,6 +338,8 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     assert "the newest cursors are lost; seek s" in lost
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
     assert unfinished(sealed(1, 9), holding=(lacking,), subscriptions=UNREAD) == ""  # the other one has them
+    unread = resync.unfinished(MemberName("g1", "a"), Incarnation("a", 1), {}, (lacking,))
+    assert unread == ""  # nothing is known of the queue yet
     sought = (replace(UNREAD[0], generation=Generation(2)),)
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=sought) == ""
 
@@ -345,7 +356,9 @@ def known_more(holding: Holding, *links: Link, version: int = 9, **changes) -> s
     """What a disk `a` knows more than a chain with these links, as g1-a says it; empty: nothing."""
     chain = document(*links, **{"next_epoch": Epoch(3), "sender_token": Token(4)} | changes)
     seen = {QUEUE: SeenChain(chain, ChainVersion(version))}
-    return setback.queues(MemberName("g1", "a"), "a", seen, [holding], {}).get(QUEUE, "")
+    found = setback.queues(MemberName("g1", "a"), "a", seen, [holding], {})
+    assert all(found.values())
+    return found.get(QUEUE, "")
 
 
 def answered(link: Link) -> Link:
@@ -437,6 +450,8 @@ def test_an_end_is_final_unless_an_operator_gives_it_up() -> None:
     assert setback.changed_end(replace(ended, end=None), other) == ""
     assert setback.changed_end(ended, replace(other, end=Index(9))) == ""
     assert setback.changed_end(ended, replace(other, is_abandoned=True)) == ""
+    # What was said before comes late: that is refused as older.
+    assert setback.changed_end(replace(ended, is_abandoned=True), other) == ""
 
 
 def test_the_sides_of_a_link_never_change() -> None:

@@ -198,6 +198,52 @@ def test_a_seal_waits_for_writes_begun_and_answers_the_same_for_ever() -> None:
     assert refusal(state, Opened(ChainVersion(9), Token(9))) == "sealed"
 
 
+def test_nothing_is_acknowledged_behind_a_seal_also_where_both_have_it() -> None:
+    one, two = arrived(0), arrived(1)
+    state, text = trace(
+        master(), one, two, Flushed(Index(1)), SealAsked(ChainVersion(6)), PeerConfirmed(Index(1), hash_of(one))
+    )
+    assert text.splitlines()[-1] == "PeerConfirmed 1: -"
+    # A failed write ends the waiting, and what was flushed before is told later.
+    late = replace(state, confirmed=Index(2))
+    state, text = trace(late, WriteFailed("broken"), Flushed(Index(2)), SealWritten())
+    assert text == golden("""
+        WriteFailed: EndStreams disk-failed, WriteSeal token=2 version=6 sealed=True
+        Flushed 2: -
+        SealWritten: AnswerSeal
+    """)
+    assert not state.record.is_whole
+    _, text = trace(state, PeerReady(Index(2), hash_of(one, two)))
+    assert text == "PeerReady 2: DropPeer sealed"
+
+
+def test_a_copy_that_may_have_lost_something_is_not_whole_again_by_its_seal() -> None:
+    state, _ = trace(Replica(record(Role.MASTER, is_whole=False)), SealAsked(ChainVersion(6)))
+    assert not state.record.is_whole
+
+
+def test_what_comes_late_takes_nothing_back() -> None:
+    one, two, three = arrived(0), arrived(1), arrived(2)
+    of_master, text = trace(
+        master(),
+        *(one, two, three),
+        Flushed(Index(2)),
+        Flushed(Index(1)),
+        PeerConfirmed(Index(2), hash_of(one, two)),
+        PeerConfirmed(Index(1), hash_of(one)),
+    )
+    assert text.splitlines()[3:] == [
+        "Flushed 2: -",
+        "Flushed 1: -",
+        "PeerConfirmed 2: Acknowledge 2, TellCommitted 2, PushCommitted 2",
+        "PeerConfirmed 1: -",
+    ]
+    assert (of_master.durable, of_master.confirmed) == (2, 2)
+    of_slave = [arrived(first, token=None) for first in range(3)]
+    _, text = trace(slave(), *of_slave, Flushed(Index(2)), Flushed(Index(2)), Flushed(Index(1)))
+    assert text.splitlines()[3:] == ["Flushed 2: Confirm 2", "Flushed 2: -", "Flushed 1: -"]
+
+
 def test_a_seal_with_an_older_version_is_refused() -> None:
     assert refusal(master(), SealAsked(ChainVersion(4))) == "older-version"
 
@@ -279,15 +325,23 @@ def test_the_same_batch_is_acknowledged_again_and_another_refused() -> None:
     assert text.splitlines()[1] == "batch 0..3: Acknowledge 0"
     assert refusal(state, arrived(0, 3, seq=7)) == "wrong-index"
     assert refusal(state, arrived(0, 2)) == "wrong-index"
+    assert refusal(state, replace(arrived(1, 2), hash_after=hash_of(one))) == "wrong-index"
     # Long committed, so only the store knows the hashes around it.
     state = replace(state, committed=state.tail, flight=(), durable=state.tail.index, confirmed=state.tail.index)
-    after, _ = step(state, arrived(3))
+    two = arrived(3)
+    after, _ = step(state, two)
+    assert [shown(effect) for effect in step(after, two)[1]] == ["Acknowledge 3"]  # where the committed ones end
     after = replace(after, committed=after.tail, flight=(), durable=after.tail.index, confirmed=after.tail.index)
     known = replace(one, hash_before=EMPTY_HASH, hash_after=hash_of(one))
     assert [shown(effect) for effect in step(after, known)[1]] == ["Acknowledge 4"]
     assert (
         refusal(after, replace(arrived(0, 3, seq=7), hash_before=EMPTY_HASH, hash_after=hash_of(one))) == "wrong-index"
     )
+    three = arrived(4)
+    after, _ = step(after, three)
+    after = replace(after, committed=after.tail, flight=(), durable=after.tail.index, confirmed=after.tail.index)
+    known = replace(two, hash_before=hash_of(one), hash_after=hash_of(one, two))
+    assert [shown(effect) for effect in step(after, known)[1]] == ["Acknowledge 5"]
 
 
 def test_a_slave_confirms_the_same_batch_again_as_far_as_it_is_durable() -> None:
@@ -313,6 +367,7 @@ def test_a_lost_slave_ends_the_sender_at_once_and_a_new_one_must_be_equal() -> N
         Flushed 1: -
         PeerReady 1: DropPeer peer-lost
     """)
+    assert refusal(state, arrived(1)) == "peer-lost"
     _, text = trace(state, PeerReady(Index(1), hash_of(one)))
     assert text == "PeerReady 1: Acknowledge 1, TellCommitted 1, PushCommitted 1"
 
@@ -333,6 +388,8 @@ def test_a_link_that_nobody_sends_to_lets_its_slave_go_once_it_has_confirmed_eve
         PeerReady 1: TellCommitted 1
         batch 1..2: Forward, store 1..2 committed=1
     """)
+    # The stream that was let go ends; who sends by now waits for the next one.
+    assert step(state, PeerGone("let go")) == (state, ())
     sealed, _ = trace(state, SealAsked(ChainVersion(6)), SealWritten())
     assert step(sealed, SenderAway()) == (sealed, ())
 
@@ -343,6 +400,8 @@ def test_a_copied_batch_is_taken_only_while_no_stream_is_open() -> None:
     _, text = trace(Replica(record(Role.MASTER)), copied, Flushed(Index(1)), PeerReady(Index(1), hash_of(one)))
     assert text.splitlines()[0] == "BatchCopied: store 0..1 committed=0"
     assert refusal(master(), copied) == "wrong-index"
+    ahead = arrived(1)
+    assert refusal(Replica(record(Role.MASTER)), BatchCopied(ahead.header, ahead.header_bytes)) == "wrong-index"
     sealed, _ = trace(Replica(record(Role.MASTER)), SealAsked(ChainVersion(6)), SealWritten())
     assert refusal(sealed, copied) == "sealed"
     being_sealed, _ = trace(Replica(record(Role.MASTER)), SealAsked(ChainVersion(6)))
@@ -363,9 +422,16 @@ def test_a_failed_disk_takes_nothing_more_and_is_not_whole() -> None:
     assert [position.index for position in sealed_positions(state)] == [0]
 
 
-def test_a_flush_beyond_what_was_taken_is_a_bug() -> None:
+def test_a_disk_that_fails_without_a_word_has_failed() -> None:
+    failed, _ = trace(master(), arrived(0), WriteFailed(""))
+    assert refusal(failed, arrived(1)) == "disk-failed"
+
+
+@pytest.mark.parametrize("event", [Flushed(Index(4)), Flushed(Index(1)), SealWritten()])
+def test_what_no_write_ends_with_is_a_bug(event: Event) -> None:
+    state, _ = step(slave(), arrived(0, 3, token=None))
     with pytest.raises(InvariantBroken):
-        step(master(), Flushed(Index(1)))
+        step(state, event)
 
 
 def test_the_invariants_reject_bad_states() -> None:
@@ -405,3 +471,14 @@ def test_a_source_that_the_queue_has_no_room_for_is_refused_and_the_others_are_n
         batch 3..4: Forward, store 3..4 committed=0
         """
     )
+
+
+def test_a_source_that_the_queue_has_goes_on_also_where_there_is_no_room_left() -> None:
+    """Earlier versions had no limit."""
+    before = {f"{number:0180}": 5 for number in range(SOURCES_ROOM_BYTES // 200 + 1)}
+    state = replace(master(), record=replace(record(Role.MASTER), start_marks=before))
+    columns = RecordColumns([b"v"], [6], min(before), [0])
+    one = batch.encode(columns, Index(0))
+    state, text = trace(state, BatchArrived(one.header, one.header_bytes, Token(2), NOW_S, NOW_S + 1))
+    assert text == "batch 0..1: Forward, store 0..1 committed=0"
+    assert refusal(state, of_source(1, "new")) == "too-many-sources"
