@@ -61,15 +61,14 @@ def _first_point(document: ChainDocument) -> ChainPoint:
 
 def is_settled(link: Link) -> bool:
     """Whether all before its end is known (`filled`): then its certificate is the state of the chain there."""
-    return link.certificate is not None and link.certificate.chain_hash is not None and link.base is not None
+    return link.certificate is not None and link.certificate.chain_hash is not None
 
 
 def _point_after(point: ChainPoint, link: Link) -> ChainPoint:
     certificate = link.certificate
     if certificate is None:
         return ChainPoint(None, None, point.marks, merged(point.marks_on_two, link.marks_on_two))
-    base = point.offset if link.base is None else link.base
-    offset = None if base is None else _offset_after(base, certificate)
+    offset = None if link.base is None else _offset_after(link.base, certificate)
     if is_settled(link):
         return ChainPoint(offset, certificate.chain_hash, certificate.marks, certificate.marks_on_two)
     chain_hash = None
