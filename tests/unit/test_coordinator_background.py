@@ -169,6 +169,20 @@ def test_ends_are_told_until_each_incarnation_has_them():
     world.restart(("g1", "a"), is_blank=True)
     again = [action for action in planned(world, told=has_it) if isinstance(action, TellEnd)]
     assert [str(action.member) for action in again] == ["g1-a"]
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    assert TellEnd not in kinds(planned(world, told=has_it))
+
+
+def test_an_end_that_was_given_up_is_told_again():
+    world = sending_world()
+    close_call(world, 1).finish()
+    has_it = first_end_told(world)
+    link = world.document.links[0]
+    certificate = seal.given_up(link, point_before(world.document, link.epoch), [], now_ms=5)
+    world.document = chain.abandoned(world.document, link.epoch, certificate, "all of it", 5)
+    told = [action for action in planned(world, told=has_it) if isinstance(action, TellEnd)]
+    assert [str(action.member) for action in told] == ["g1-a", "g1-b"]
 
 
 def first_end_told(world: World) -> Told:
@@ -255,6 +269,12 @@ def test_a_draining_group_serves_on_while_no_other_can_take_over():
     members = {place: replace(state, peer=None) for place, state in groups["g3"].members.items()}
     assert planned(world, registry=Registry({**alone, "g3": replace(groups["g3"], members=members)})) == ()
     assert kinds(planned(world, registry=Registry({**alone, "g3": groups["g3"]}))) == [CloseIt]
+    draining = {**alone, "g2": replace(groups["g2"], is_draining=True)}
+    assert CloseIt not in kinds(planned(world, registry=Registry(draining)))
+    # One that is on no list, and can come back at once, is there as well.
+    world.document = replace(world.document, send_list=("g1",))
+    coming = {"g1": alone["g1"], "g2": GroupState("g2"), "g3": groups["g3"]}
+    assert CloseIt in kinds(planned(world, registry=Registry(coming)))
 
 
 def sealed_links(count: int) -> World:
@@ -277,6 +297,9 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
     assert filled(left) == left
     assert subscriptions.located(left, "earliest", None).epoch == 2
+    alone = replace(document, links=document.links[:2])  # nobody sends any more
+    gone = retention.without(alone, (Epoch(1), Epoch(2)))
+    assert (gone.links, gone.dropped.epoch, gone.dropped.offset) == ((), document.next_epoch, 2)
 
 
 def test_a_clock_that_was_ahead_for_a_while_keeps_no_link_for_so_long():
@@ -319,6 +342,8 @@ def test_a_chain_of_few_links_with_many_sources_is_too_long_for_a_node_all_the_s
     many = replace(first, certificate=replace(first.certificate, marks=marks, marks_on_two=marks), marks_on_two=marks)
     assert retention.due(replace(document, links=(many, *others)), 0) == (1,)
     assert retention.due(replace(document, links=(replace(many, marks_on_two={}), *others)), 0) == ()
+    lost = replace(many, state=LinkState.LOST, certificate=None, marks_on_two=dict.fromkeys(range(3 * len(marks)), 0))
+    assert retention.due(replace(document, links=(lost, *others)), 0) == ()  # however long
 
 
 def test_an_empty_link_is_kept_for_a_minute_and_no_longer_than_any_other():
@@ -433,13 +458,16 @@ def test_a_queue_whose_making_was_cut_off_goes_though_a_group_was_drained_meanwh
 
 
 def test_nodes_of_a_queue_that_has_no_chain_after_a_while_are_swept_away():
-    bare = {QueueId(7): 0}
-    assert planned(World(), bare=bare, now_ms=1000) == ()
-    assert planned(World(), bare=bare, now_ms=100_000) == (SweepQueue(QueueId(7)),)
+    bare = {QueueId(7): 1_000_000}
+    assert planned(World(), bare=bare, now_ms=1_001_000) == ()
+    assert planned(World(), bare=bare, now_ms=1_100_000) == (SweepQueue(QueueId(7)),)
 
 
 def test_a_queue_that_was_used_is_not_deleted_because_its_name_isnt_seen():
     assert planned(sending_world(), names={}, now_ms=100_000) == ()
+    unread = World()
+    send_call(unread).finish()
+    assert planned(unread, names={}, now_ms=100_000) == ()
 
 
 def test_status_says_what_waits_and_how_many_switches_are_left():
@@ -461,6 +489,16 @@ def test_a_group_whose_members_don_t_reach_each_other_is_no_switch_that_is_left(
     assert status.switches_left(world.document, registry) == 1
     assert status.waits(world.document, registry) == {"g2": "g2-a is not connected to its peer"}
     assert status.switches_left(world.document, without_peers(world, "g1")) == 2
+
+
+def test_a_group_that_is_drained_or_may_come_at_once_is_told_apart() -> None:
+    world = sending_world()
+    groups = world.registry().groups
+    drained = Registry({**groups, "g2": replace(groups["g2"], is_draining=True)})
+    assert status.switches_left(world.document, drained) == 1
+    assert chain.next_group(world.document, drained) == "g3"
+    # Off the list, with nothing in its way: it waits for nobody.
+    assert status.waits(replace(world.document, send_list=("g1", "g2")), world.registry()) == {}
 
 
 def test_status_says_which_link_stops_readers_or_is_being_closed() -> None:

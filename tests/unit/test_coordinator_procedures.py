@@ -20,6 +20,7 @@ from seriatim.coordinator.core import (
     seal,
     subscriptions,
 )
+from seriatim.coordinator.core import closing as closing_core
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.chain_point import point_before
@@ -173,6 +174,52 @@ def test_a_link_of_a_deleted_queue_is_left_as_it_is(world: World) -> None:
     (answer,) = trace.effects
     assert isinstance(answer.result, Refused)
     assert isinstance(answer.result.error, UnknownQueue)
+    assert reading().tell(read(world)).orders == ["refused unknown-queue"]
+
+
+def test_a_link_that_has_ended_or_was_let_go_is_closed(world: World) -> None:
+    close_call(world, 1).finish()
+    assert closing().tell(read(world)).orders == ["closed"]
+    world.document = replace(world.document, links=())
+    assert closing().tell(read(world)).orders == ["closed"]
+
+
+def test_a_lost_link_whose_end_still_nobody_tells_stays_lost_and_says_why(world: World) -> None:
+    for place in ("a", "b"):
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    close_call(world, 1).finish()
+    world.restart(("g1", "a"), is_blank=True)
+    trace = closing().tell(read(world), whole(world, "a"), SealFailed("b", DOWN))
+    trace.tell(KeptSealsRead({}), SessionsSeen(world.registry()))
+    assert trace.orders == [
+        "wait link 1: its end can't be told (lost); g1-a: another disk (g1-a-disk2) is at its place; g1-b: connection refused"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: chain.without_group(document, "g1"),  # it serves
+        lambda document: chain.readmitted(document, "g2"),  # it is on the list
+        lambda document: chain.next_link(document, World().registry(), avoid={}, now_ms=0),
+        lambda document: chain.opened(document, Epoch(1)),
+        lambda document: chain.closing(document, Epoch(7)),
+        lambda document: closing_core.begin(document, ChainVersion(1), Epoch(7), 0),
+    ],
+)
+def test_a_change_that_the_chain_doesnt_allow_is_a_bug(world: World, change) -> None:
+    with pytest.raises(InvariantBroken):
+        change(world.document)
+
+
+def test_only_the_last_link_is_closed_and_one_that_has_ended_never_again(world: World) -> None:
+    first = world.document.links[0]
+    send_call(world, token=1, failed_epoch=1).finish()
+    with pytest.raises(InvariantBroken):
+        chain.closing(replace(world.document, links=(first, *world.document.links[1:])), Epoch(1))
+    with pytest.raises(InvariantBroken):
+        closing_core.begin(world.document, world.version, Epoch(1), 0)
 
 
 def test_the_first_call_of_a_queue():
@@ -469,7 +516,43 @@ def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
     position = subscriptions.located(world.document, str(records + 1), exactly(3))
     sought = subscriptions.sought(world.document, "s", position).subscription("s")
     assert (sought.position_epoch, sought.position_index, sought.consume_list) == (2, 1, (2,))
-    assert subscriptions.start_index(sought, Epoch(2)) == 1
+    assert [subscriptions.start_index(sought, Epoch(epoch)) for epoch in (1, 2, 3)] == [0, 1, 0]
+
+
+def test_where_a_subscription_starts_in_one_link_says_nothing_of_the_next():
+    """It was sought to index 5 of a link that it has read; the next one ends at 1."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 3)
+    send_call(world, token=1, failed_epoch=1).finish()
+    position = subscriptions.QueuePosition(Epoch(1), Index(5), (Epoch(2),))
+    world.document = subscriptions.sought(world.document, "s", position)
+    world.append(Epoch(2), 2)
+    close_call(world, 2).finish()
+    assert world.document.links[1].end == 1
+    assert world.document.subscriptions[0].consume_list == (2,)
+
+
+def test_latest_is_behind_a_sealed_link_and_before_one_that_nobody_was_let_send_to(world):
+    fresh = World().document
+    assert chain.switch_of(fresh) is None
+    assert subscriptions.located(fresh, "latest", None) == subscriptions.QueuePosition(Epoch(1), Index(0), ())
+    close_call(world, 1).finish()
+    ended = world.document
+    assert subscriptions.located(ended, "latest", None) == subscriptions.QueuePosition(Epoch(2), Index(0), ())
+    listed = chain.next_link(ended, world.registry(), avoid={}, now_ms=0)
+    assert subscriptions.located(listed, "latest", None) == subscriptions.QueuePosition(Epoch(2), Index(0), (Epoch(2),))
+    with pytest.raises(InvalidArgument, match="is no position"):
+        subscriptions.located(listed, "newest", None)
+
+
+def test_a_seek_ends_the_notes_of_what_was_missed_before_it(world):
+    """H9: it starts without a cursor, so none of its can be stale; else the group would wait for what nobody has."""
+    noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", None)
+    assert noted.stale_note(Epoch(1), "b") is not None
+    position = subscriptions.located(noted, "earliest", None)
+    assert subscriptions.sought(noted, "s", position).stale_cursors == ()
 
 
 def test_a_seek_in_a_recovered_chain_is_new_also_to_who_saw_one_after_its_copy(world):
@@ -682,6 +765,7 @@ def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
     assert [link.base for link in world.document.links] == [0, 1, 2]
     certificate = world.document.links[1].certificate
     assert certificate.marks == certificate.marks_on_two == {"s": 1, "t": 2}
+    assert [link.marks_on_two for link in world.document.links[1:]] == [{"s": 1}, {"s": 1, "t": 2}]
     assert point_before(world.document, Epoch(3)).marks == {"s": 1, "t": 2}
     assert all(link.certificate.chain_hash for link in world.document.links[:2])
 
@@ -759,6 +843,17 @@ def sealed_by_one(world, *, epoch, positions):
     answer = SealAnswer(Wholeness.WHOLE, world.members[link.group, "b"].incarnation, positions)
     certificate = seal.decide(link, point_before(world.document, epoch), {"b": answer}, now_ms=7)
     return chain.sealed(chain.closing(world.document, epoch), epoch, certificate)
+
+
+def test_a_source_of_which_all_was_given_up_has_no_mark_in_a_later_link(world):
+    world.document = sealed_by_one(world, epoch=Epoch(1), positions=(at(3), at(5)))
+    send_call(world, token=1).finish()
+    ended = sealed_by_one(world, epoch=Epoch(2), positions=(START,))
+    ended = replace(
+        ended, links=tuple(replace(one, certificate=replace(one.certificate, marks_on_two={})) for one in ended.links)
+    )
+    nothing = replace(ended.links[0].certificate, end=Index(0), marks={})
+    assert chain.abandoned(ended, Epoch(1), nothing, "all", 9).links[1].certificate.marks == {}
 
 
 @pytest.mark.parametrize(
@@ -881,6 +976,72 @@ def test_the_end_of_a_lost_link_that_is_found_leaves_its_group_where_it_has_come
     answer = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(2),))
     certificate = seal.decide(later.links[0], point_before(later, Epoch(1)), {"b": answer}, now_ms=7)
     assert chain.sealed(later, Epoch(1), certificate).send_list == later.send_list == ("g2", "g3", "g1")
+
+
+def test_the_first_call_of_a_reader(world):
+    trace = reading(token=0).tell(read(world), ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
+    trace.tell(SessionsSeen(world.registry()), ReaderTold("a", None, is_stale=False))
+    trace.tell(ReaderTold("b", None, is_stale=False))
+    assert trace.lines == [
+        "read",
+        "  ChainRead",
+        "election",
+        "  ElectionSeen",
+        "write 3: reader node-1 of s elected token=1",
+        "  ChainWritten",
+        "sessions of g1",
+        "  SessionsSeen",
+        "tell g1-a link=1 generation=1 token=1",
+        "tell g1-b link=1 generation=1 token=1",
+        "  ReaderTold",
+        "  ReaderTold",
+        "read",
+    ]
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    assert _granted(trace, world, 4) == ["grant link=1 index=0 token=1"]
+    # The answer was lost: the same node gets the same token. So does nobody else, and nobody with an older one.
+    assert reading(token=0).tell(read(world), ElectionSeen("node-1")).orders == ["sessions of g1"]
+    world.document = subscriptions.with_reader(world.document, "s", "node-2")
+    assert reading(token=1).tell(read(world)).orders == ["refused fenced"]
+    assert reading(token=3).tell(read(world)).orders == [f"wake after {acquire_read.OLDER_PAUSE_MS} ms"]
+
+
+def test_who_has_nothing_left_to_read_is_told_so_without_asking_anybody(world):
+    close_call(world, 1).finish()  # it was empty
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    assert reading().tell(read(world)).orders == ["grant link=None index=0 token=1"]
+
+
+def test_a_head_that_has_ended_is_read_on_and_left_only_at_its_end(world):
+    for _ in range(3):
+        world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    told = reading().tell(read(world), SessionsSeen(world.registry()))
+    begun = told.state
+    told.tell(ReaderTold("a", Index(2), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
+    assert _granted(told, world) == ["grant link=1 index=2 token=1"]
+    told.state = begun
+    told.tell(ReaderTold("a", Index(3), is_stale=False), ReaderTold("b", Index(3), is_stale=False))
+    assert told.orders == [f"write {world.version}: s has read link 1 to its end 3"]
+    told.tell(ChainWritten(ChainVersion(world.version + 1)))
+    assert told.orders == ["grant link=None index=0 token=1"]
+
+
+def test_a_link_of_whose_members_none_is_registered_is_waited_for(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(World(groups=()).registry()))
+    assert trace.orders[0].startswith("wait g1: no member of g1 is registered")
+
+
+def test_only_who_can_t_be_told_is_waited_for_not_who_has_nothing_beside_him(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(ReaderNotTold("a", DOWN), ReaderNotTold("b", UnknownLink("it has nothing of it")))
+    world.kill(("g1", "a"))
+    world.expire(("g1", "a"))
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
 
 
 def test_h8_every_registered_member_is_told_who_reads(world):
@@ -1073,6 +1234,7 @@ def test_in_async_two_partial_answers_end_the_link_and_the_certificate_says_so()
     ("begun", "answer"),
     [
         (sending, "wait g3-b: it has link 2"),
+        (reading, "wait g3-b: it has link 2"),
         (lambda: sending(token=0), "refused chain-set-back"),  # before a token makes the chain look newer than it is
         (lambda: reading(token=0), "refused chain-set-back"),
         (closing, "wait g3-b: it has link 2"),
@@ -1083,7 +1245,8 @@ def test_nothing_is_sent_read_or_closed_by_a_chain_that_is_older_than_a_disk(wor
     group = registry.groups["g3"]
     member = replace(group.members["b"], set_back=(world.document.queue_id,), problem="it has link 2")
     changed = {**registry.groups, "g3": replace(group, members={**group.members, "b": member})}
-    trace = begun().tell(ChainRead(world.document, world.version, Registry(changed)))
+    document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = begun().tell(ChainRead(document, world.version, Registry(changed)))
     assert trace.orders == [answer]
 
 

@@ -9,14 +9,15 @@ import pytest
 
 from seriatim.broker_group.core import setback
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
-from seriatim.coordinator.core import chain, recovery, subscriptions
+from seriatim.coordinator.core import chain, recovery, seal, subscriptions
+from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.recovery import BEYOND, Copy
 from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.recovery import Recovery, _what_is_recovered
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
 from seriatim.protocol.errors import ChainSetBack, UnknownQueue, Unreachable
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
@@ -45,6 +46,23 @@ def test_the_newest_copy_is_the_one_with_the_last_link_whoever_changed_an_older_
     assert recovery.newest([of_another, newest], "orders") is of_another
     with pytest.raises(ChainSetBack, match="no member"):
         recovery.newest([], "orders")
+
+
+def test_copies_of_a_chain_whose_links_were_let_go_since_are_of_one_history(world):
+    close_call(world, 1).finish()
+    before = a_copy(world)
+    after = replace(a_copy(world, "g2-b", links=()), version=ChainVersion(world.version + 1))
+    assert recovery.newest([after, before], "orders") is after
+    assert recovery.recovered(after).links == ()
+
+
+def test_a_link_that_was_given_up_unasked_had_been_let_send_to(world):
+    """Both disks were gone; it was lost in an older copy, and a link that was closed unasked never is."""
+    lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
+    certificate = seal.given_up(lost.links[0], point_before(lost, Epoch(1)), [], now_ms=9)
+    given_up = chain.abandoned(lost, Epoch(1), certificate, "all of it", 9)
+    older, newest = Copy(lost, ChainVersion(9), "g2-a"), Copy(given_up, ChainVersion(5), "g2-b")
+    assert recovery.newest([newest, older], "orders") is newest
 
 
 def test_two_histories_are_not_made_one(world):
@@ -313,3 +331,17 @@ def test_of_a_queue_that_nobody_has_sent_to_nothing_is_to_be_recovered(world):
     ):  # no chain, and one that a disk says is old
         with pytest.raises(ChainSetBack, match="no member"):
             asyncio.run(Recovery(lacking, Members()).recover_queue(asked))
+
+
+def test_a_seek_is_taken_with_what_was_to_be_read_then_and_what_came_since(world):
+    """The first link was behind the place that was sought; the third came after the copy that tells of it."""
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    sought_in = a_copy(
+        world,
+        subscriptions=(replace(world.document.subscriptions[0], generation=Generation(2), consume_list=(Epoch(2),)),),
+    )
+    world.append(Epoch(2), 2)
+    send_call(world, token=1, failed_epoch=2).finish()
+    (found,) = recovery.with_last_seeks(world.document, [sought_in]).subscriptions
+    assert (found.generation, found.consume_list) == (2, (2, 3))

@@ -70,3 +70,4 @@ def test_of_many_reasons_a_person_is_told_the_first_few() -> None:
     assert error.message.count("it is in use") == removal.TOLD
     assert error.message.endswith("; and 3 more")
     assert error.details["reasons"] == reasons
+    assert removal.refused("g1", {"queue q": "it is in use"}).message.endswith(": queue q: it is in use")

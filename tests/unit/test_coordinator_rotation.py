@@ -74,6 +74,7 @@ def test_with_one_more_group_it_waits_until_the_one_that_serves_can_come_back_at
         assert list(lags)[-1] in reason
         assert "live" not in reason
     assert not rotation.obstacle(with_settings(document, readmit=Readmit.IN_SYNC), registry, lags)
+    assert not rotation.obstacle(world.document, registry, lags)  # g3 is there, too
 
 
 def test_who_has_little_left_and_nobody_to_read_it_does_not_count_as_near() -> None:

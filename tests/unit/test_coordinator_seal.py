@@ -158,3 +158,5 @@ def test_what_is_given_up_ends_with_the_largest_readable_copy():
     certificate = seal.given_up(LINK, BEFORE, answers, now_ms=7)
     assert (certificate.end, certificate.is_whole) == (3, False)
     assert seal.given_up(LINK, BEFORE, [], now_ms=7).end == 0
+    both = [answer(Wholeness.PARTIAL, at(2)), answer(Wholeness.PARTIAL, at(2), at(3), side=SLAVE)]
+    assert [seal.given_up(LINK, BEFORE, one, now_ms=7).end for one in (both, both[::-1])] == [3, 3]
