@@ -53,28 +53,22 @@ class EmbeddedPostgres:
         self,
         directory: Path,
         *,
-        port: int | None = None,
         name: str = "postgres",
         supervisor: Supervisor | None = None,
         settings: Mapping[str, str] | None = None,
-        is_restarted: bool = False,
     ) -> None:
         """Nothing starts yet.
 
         Args:
             directory: of this server; its data lie in `directory/data`.
-            port: to listen on; without it, the port remembered for this directory, or a free one.
             name: of the process, in the supervisor.
             supervisor: whose process it becomes; without it, a supervisor of its own works in `directory`.
             settings: of the server, such as `{"fsync": "off"}`.
-            is_restarted: whether the supervisor starts it again when it dies.
         """
         self._directory = directory.resolve()
-        self._wanted_port = port
         self._name = name
         self._given_supervisor = supervisor
         self._supervisor: Supervisor | None = supervisor
-        self._is_restarted = is_restarted
         self._settings = {
             "listen_addresses": LOCALHOST,
             "unix_socket_directories": "",
@@ -124,7 +118,7 @@ class EmbeddedPostgres:
         self._directory.mkdir(parents=True, exist_ok=True)
         supervisor = self._given_supervisor or Supervisor(self._directory)
         try:
-            self._port = PortBook(self._directory).port(self._name, wanted=self._wanted_port)
+            self._port = PortBook(self._directory).port(self._name)
             self._make_data()
             supervisor.start(self._spec(self._port))
             supervisor.wait_until(self._name, self.is_serving, timeout_s=timeout_s, what="take connections")
@@ -193,7 +187,6 @@ class EmbeddedPostgres:
         return ProcessSpec(
             self._name,
             (*_as_unprivileged(), binary("postgres"), "-D", str(self._data), *settings),
-            is_restarted=self._is_restarted,
             stop_signal=signal.SIGINT,  # fast shutdown: cuts connections, then a checkpoint
             death_signal=signal.SIGINT,
             stop_timeout_s=20.0,

@@ -36,9 +36,9 @@ def table_name(name: TableName) -> str:
     return f"{quote(name.schema)}.{quote(name.table)}"
 
 
-def listed(columns: Iterable[str], prefix: str = "") -> str:
+def listed(columns: Iterable[str]) -> str:
     """Columns with commas between them."""
-    return ", ".join(prefix + quote(name) for name in columns)
+    return ", ".join(map(quote, columns))
 
 
 def rows_of(shape: TableShape) -> str:
