@@ -42,7 +42,7 @@ class Assembler:
         in_transaction: a begin was read whose commit was not.
         last_seq: seq of the last record read, sent or skipped; at first the mark.
         confirmed_lsn: what `confirmable` answered last; never falls.
-        reached_lsn: position reached between transactions that no record speaks of yet; 0 for none.
+        reached_lsn: position reached between transactions that no record speaks of yet; 0 for none, and in a transaction.
     """
 
     def __init__(self, *, db: str, slot: str, mark: int, confirmed_lsn: int, heartbeat_ms: int) -> None:
@@ -120,8 +120,6 @@ class Assembler:
 
     def heartbeat(self, now_ms: int) -> Outgoing | None:
         """A heartbeat for the position reached, if no record speaks of it yet and the last one is long enough ago."""
-        if self.in_transaction or self.reached_lsn == 0:
-            return None
         seq = base_seq(self.reached_lsn)
         if seq <= self.last_seq:
             return None
