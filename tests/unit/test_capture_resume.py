@@ -136,6 +136,8 @@ def test_a_snapshot_that_only_the_chain_holds_counts_where_it_was_acknowledged()
     assert planned(FREE, {}, held) == TakeSnapshot(drops_slot=True)
     assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == Stream(SOURCE, 5, LATE)
     assert planned(ACKNOWLEDGED, {}, held) == Stream(SOURCE, 0, LATE)
+    # Nor does what was acknowledged of a snapshot whose end was given up since.
+    assert planned(ACKNOWLEDGED, {SOURCE: 5}, {SOURCE: WHOLE - 1}) == TakeSnapshot(drops_slot=True)
     # A newer slot's, of which the resume point says nothing, is not mistaken for a gap of the older one.
     newer = source_name("77", 3, "cap", LATE)
     assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, {SOURCE: WHOLE, newer: 7}) == TakeSnapshot(drops_slot=True)
@@ -179,6 +181,8 @@ def test_nothing_else_gives_a_slot_up() -> None:
 def test_another_cluster_under_the_same_slot_name_is_a_gap() -> None:
     for slot in (FREE, None):
         assert "cluster 77" in gap(slot, {SOURCE: WHOLE}, system_id="78")
+    # Another slot of another cluster is another capture.
+    assert planned(None, {source_name("78", 3, "other", START): WHOLE}) == TakeSnapshot(drops_slot=False)
     # One that was captured before doesn't stand in the way of the present one.
     both = {SOURCE: WHOLE, source_name("78", 3, "cap", START): WHOLE}
     assert planned(FREE, both, system_id="78") == Stream(source_name("78", 3, "cap", START), WHOLE, START)

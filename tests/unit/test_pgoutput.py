@@ -15,6 +15,7 @@ import pytest
 
 from seriatim.producer.sources.postgres.core import assembler as assembler_module
 from seriatim.producer.sources.postgres.core import pgoutput
+from seriatim.producer.sources.postgres.core import snapshot as snapshot_module
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import (
     LSN_LIMIT,
@@ -26,7 +27,14 @@ from seriatim.producer.sources.postgres.core.identity import (
     seq_of,
 )
 from seriatim.producer.sources.postgres.core.invariants import broken_order
-from seriatim.producer.sources.postgres.errors import KeylessTable, LogTooFar, MalformedLog, TransactionTooLarge
+from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
+from seriatim.producer.sources.postgres.errors import (
+    CaptureGap,
+    KeylessTable,
+    LogTooFar,
+    MalformedLog,
+    TransactionTooLarge,
+)
 from seriatim.protocol.change import decode, encode, key_of
 
 TRACES = Path(__file__).parent / "test_pgoutput_traces"
@@ -167,6 +175,96 @@ def test_a_message_out_of_place_is_malformed(log: list[bytes]) -> None:
         following.feed(log[-1])
 
 
+# ------------------------------------------------------------------------------------- values that weren't sent
+
+
+def relation(identity: bytes, *columns: tuple[bytes, int], keys: int) -> bytes:
+    """Of a table t, whose first `keys` columns are of its replica identity."""
+    described = [
+        bytes([place < keys]) + name + b"\0" + struct.pack(">Ii", oid, -1) for place, (name, oid) in enumerate(columns)
+    ]
+    return (
+        b"R" + struct.pack(">I", 5) + b"public\0t\0" + identity + struct.pack(">H", len(columns)) + b"".join(described)
+    )
+
+
+def image(*values: bytes) -> bytes:
+    """One as it is sent; `n`: null, `u`: unchanged and stored out of line, else text."""
+    sent = [one if one in (b"n", b"u") else b"t" + struct.pack(">I", len(one)) + one for one in values]
+    return struct.pack(">H", len(values)) + b"".join(sent)
+
+
+ID, NOTE = (b"id", 23), (b"note", 25)
+
+
+def change_of(described: bytes, message: bytes) -> dict[str, object]:
+    """A row's images, and which columns are in neither."""
+    following = new()
+    made = [following.feed(data) for data in (BEGIN, described, message[:1] + struct.pack(">I", 5) + message[1:])]
+    assert made[-1] is not None
+    change = json.loads(made[-1].value)
+    return {"before": change["before"], "after": change["after"], "unchanged": change["source"].get("unchanged")}
+
+
+def test_what_an_update_left_out_is_taken_from_the_old_row_unless_that_tells_nothing_of_it() -> None:
+    full = relation(b"f", ID, NOTE, keys=2)
+    updated = change_of(full, b"UO" + image(b"1", b"long") + b"N" + image(b"2", b"u"))
+    assert updated == {"before": {"id": 1, "note": "long"}, "after": {"id": 2, "note": "long"}, "unchanged": None}
+    of_partition = change_of(full, b"UO" + image(b"1", b"n") + b"N" + image(b"2", b"u"))
+    assert (of_partition["after"], of_partition["unchanged"]) == ({"id": 2}, ["note"])
+    emptied = change_of(full, b"UO" + image(b"1", b"long") + b"N" + image(b"2", b"n"))
+    assert emptied["after"] == {"id": 2, "note": None}
+    by_key = change_of(relation(b"d", ID, NOTE, keys=1), b"UN" + image(b"1", b"u"))
+    assert by_key == {"before": None, "after": {"id": 1}, "unchanged": ["note"]}
+
+
+def test_a_row_that_an_update_brought_in_without_all_its_values_is_a_gap() -> None:
+    with pytest.raises(CaptureGap, match="note"):
+        change_of(relation(b"d", ID, NOTE, keys=1), b"IN" + image(b"1", b"u"))
+
+
+def test_a_boolean_is_one() -> None:
+    described = relation(b"d", ID, (b"is_on", 16), keys=1)
+    rows = [change_of(described, b"IN" + image(b"1", sent))["after"] for sent in (b"t", b"f")]
+    assert rows == [{"id": 1, "is_on": True}, {"id": 1, "is_on": False}]
+
+
+# ----------------------------------------------------------------------------------------------------- snapshot
+
+
+def test_a_snapshot_counts_its_rows_and_reads_what_copy_writes() -> None:
+    table = pgoutput.read_relation(relation(b"d", ID, NOTE, keys=1))
+    writer = SnapshotWriter(db="d", slot="s", consistent_point=0x2000, ts_ms=7)
+    begun, rows = writer.begin([table]), writer.table(table)
+    lines = [b"1\tplain", b"2\t\\N", b"3\tone\\ttwo\\nthree\\\\four", b"4\t"]
+    made = [rows.row(line) for line in lines]
+    ended = writer.end()
+    assert [decode(one.value).after for one in made] == [
+        {"id": 1, "note": "plain"},
+        {"id": 2, "note": None},
+        {"id": 3, "note": "one\ttwo\nthree\\four"},
+        {"id": 4, "note": ""},
+    ]
+    assert [one.key for one in made] == [key_of(decode(one.value)) for one in made]
+    assert [one.seq for one in (begun, *made, ended)] == [1, 2, 3, 4, 5, base_seq(0x2000)]
+    assert decode(ended.value).source.changes == len(lines)
+    for line in (b"1", b"1\ta\tb"):
+        with pytest.raises(MalformedLog):
+            rows.row(line)
+    empty = writer.table(pgoutput.read_relation(relation(b"f", keys=0)))
+    assert decode(empty.row(b"").value).after == {}
+
+
+def test_a_snapshot_never_reaches_the_seq_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "base_seq", lambda _: 3)
+    table = pgoutput.read_relation(relation(b"d", ID, keys=1))
+    writer = SnapshotWriter(db="d", slot="s", consistent_point=0x2000, ts_ms=7)
+    writer.begin([table])
+    assert writer.table(table).row(b"1").seq == 2
+    with pytest.raises(MalformedLog, match="more rows"):
+        writer.table(table).row(b"2")
+
+
 # ------------------------------------------------------------------------------------------------------- limits
 
 
@@ -223,9 +321,12 @@ def test_heartbeats_wait_their_time_and_never_split_a_transaction() -> None:
     following.reach(0x1800)
     assert following.heartbeat(999) is None
     following.feed(BEGIN)
-    following.reach(0x1900)  # the server's keepalive inside a transaction
+    following.reach(0x2800)  # the server's keepalive inside a transaction
     assert following.heartbeat(5000) is None
     following.feed(COMMIT)
     assert following.heartbeat(5000) is None
     assert following.confirmable(base_seq(0x1000)) == 0x1000
     assert following.confirmable(base_seq(0x2000) | 2) == 0x2000
+    for number, now_ms in enumerate((1000, 2000, -3_600_000)):  # its clock was set back by an hour
+        following.reach(0x3000 + number * 0x100)
+        assert following.heartbeat(now_ms) is not None
