@@ -14,8 +14,8 @@ from seriatim.protocol.postgres import OWN_SCHEMA
 from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, UNIQUE
 
 
-def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), **extra) -> ChangeRow:
-    key = () if name == KEYLESS else ("id",)
+def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), key=("id",), **extra) -> ChangeRow:
+    key = () if name == KEYLESS else key
     named = (name.schema, name.table, key) if op in "cudr" else (None, None, ())
     origin = Origin("db", "slot", 1, offset, 1, *named, unchanged=tuple(unchanged), **extra)
     return ChangeRow(offset, "slot", offset, encode(Change(op, before, after, origin, 9)))
@@ -143,6 +143,67 @@ def test_a_column_that_the_target_s_key_names_comes_to_the_source_within_a_micro
     assert segment.steps[3].key == ()
     (segment,) = plan([rows[0], *rows[2:4], commit(5, 2)], 0, {KEYLESS: shape}).segments
     assert [table.key for table in segment.collapsed] == [("code",)]
+    (segment,) = plan([rows[0], *rows[2:5], commit(5, 3)], 0, {KEYLESS: shape}).segments  # it goes again
+    assert [type(step) for step in segment.steps] == [orders.Change, orders.Remove, orders.Put]
+
+
+def test_where_the_source_names_another_key_within_a_micro_batch_the_order_is_kept() -> None:
+    """Each change by its own: two rows may have the same of what the other one names."""
+    shape = replace(SHAPES[KEYED], unique=(frozenset({"id"}), frozenset({"note"})))
+    rows = [
+        row(0, "begin"),
+        row(1, "c", after={"id": 1, "note": "a"}),
+        row(2, "d", before={"note": "a"}, key=("note",)),
+        commit(3, 2),
+    ]
+    (segment,) = plan(rows, 0, {KEYED: shape}).segments
+    assert [(type(step), step.key) for step in segment.steps] == [(orders.Put, ("id",)), (orders.Remove, ("note",))]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Row 1 becomes row 2, and row 3 becomes row 1: as upserts, the new row 2 would meet its own code in the old row 1.
+        [
+            ("u", {"id": 1, "code": 5}, {"id": 2, "code": 5}),
+            ("u", {"id": 3, "code": 7}, {"id": 1, "code": 7}),
+        ],
+        # Row 1 is deleted, row 2 takes its code, and row 1 comes back with another one.
+        [("d", {"id": 1}, None), ("c", None, {"id": 2, "code": 5}), ("c", None, {"id": 1, "code": 7})],
+        # Nothing is known of what was there before.
+        [("u", None, {"id": 1, "code": 5})],
+        [("u", {"id": 1}, {"id": 1, "code": 5})],
+        [("u", {"id": 1, "code": 5}, {"id": 1, "code": 7})],
+    ],
+)
+def test_what_may_pass_a_unique_value_from_row_to_row_keeps_its_order(changes) -> None:
+    made = [row(number, op, before, after, UNIQUE) for number, (op, before, after) in enumerate(changes, 1)]
+    segment = only([row(0, "begin"), *made, commit(len(made) + 1, len(made))])
+    assert [step.offset for step in segment.steps] == list(range(1, len(made) + 1))
+
+
+@pytest.mark.parametrize(
+    ("after", "unchanged"), [({"id": 1, "code": 5, "note": "b"}, ()), ({"id": 1, "note": "b"}, ("code",))]
+)
+def test_an_update_that_leaves_every_unique_value_as_it_was_collapses(after, unchanged) -> None:
+    before = {"id": 1, "code": 5, "note": "a"}
+    rows = [row(0, "begin"), row(1, "u", before, after, UNIQUE, unchanged), commit(2, 1)]
+    assert len(only(rows).collapsed) == 1
+    # Of a rule that isn't a plain list of columns nobody can tell, nor where one of several is changed.
+    for rule, others in ((None, ()), (frozenset({"note"}), (frozenset({"code"}),))):
+        shape = replace(SHAPES[UNIQUE], unique=(frozenset({"id"}), rule, *others))
+        (segment,) = plan(rows, 0, {UNIQUE: shape}).segments
+        assert len(segment.steps) == 1
+
+
+def test_a_row_that_gets_another_key_while_one_of_two_values_that_were_not_sent_is_known_is_changed_in_place() -> None:
+    rows = [
+        row(0, "begin"),
+        row(1, "u", {"id": 1, "note": "a"}, {"id": 2}, unchanged=("code", "note")),
+        commit(2, 1),
+    ]
+    (step,) = only(rows).steps
+    assert (step.key_values, step.columns, step.values) == ((1,), ("id",), (2,))
 
 
 def test_a_truncate_splits() -> None:
@@ -165,10 +226,20 @@ def test_a_truncate_splits() -> None:
         [commit(0, 0)],
         [row(0, "begin"), row(1, "c", after={"id": 1}), commit(2, 2)],
         [row(0, "begin"), row(1, "c", after={"code": 1}), commit(2, 1)],
+        [row(0, "begin"), row(1, "d", before={"code": 1}), commit(2, 1)],
         [row(1, "begin"), row(0, "heartbeat")],
         [ChangeRow(0, "slot", 0, b"{")],
     ],
-    ids=["no begin", "begin twice", "commit alone", "change lost", "key lost", "offsets fall", "no envelope"],
+    ids=[
+        "no begin",
+        "begin twice",
+        "commit alone",
+        "change lost",
+        "key lost",
+        "deleted key lost",
+        "offsets fall",
+        "no envelope",
+    ],
 )
 def test_a_broken_stream_stops_loudly(rows) -> None:
     with pytest.raises(BrokenStream):
