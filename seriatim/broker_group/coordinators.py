@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import CoordinatorRegistration, NoNode, Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import (
+    CoordinatorRegistration,
+    NoNode,
+    NotUnderstood,
+    Paths,
+    ZooKeeperSession,
+    understood,
+)
 
 Reply = TypeVar("Reply")
 
@@ -28,11 +36,10 @@ class Coordinators:
             return []
         addresses = []
         for name in sorted(names):
-            try:
-                data, _ = await self._session.get(f"{self._paths.coordinators}/{name}")
-            except NoNode:
-                continue
-            addresses.append(CoordinatorRegistration.decode(data).address)
+            path = f"{self._paths.coordinators}/{name}"
+            with contextlib.suppress(NoNode, NotUnderstood):
+                data, _ = await self._session.get(path)
+                addresses.append(understood(path, data, CoordinatorRegistration.decode).address)
         return addresses
 
     async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:

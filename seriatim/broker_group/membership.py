@@ -33,10 +33,12 @@ from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
     NoNode,
+    NotUnderstood,
     Paths,
     Registration,
     SessionState,
     ZooKeeperSession,
+    understood,
 )
 
 _log = log.logger("broker.membership")
@@ -132,8 +134,9 @@ class Membership:
         if tries % TAKEN_TOLD_EVERY == 0:
             name, other = self._broker.name, None
             with contextlib.suppress(NoNode, WorldError):
-                data, _ = await self._session.get(self._paths.member(name.group, name.member))
-                other = Registration.decode(data)
+                path = self._paths.member(name.group, name.member)
+                data, _ = await self._session.get(path)
+                other = understood(path, data, Registration.decode)
             _log.warning(
                 "not registered: another broker is, as this member; if both are to run, give one another group or member",
                 member=name,
@@ -221,11 +224,12 @@ class Membership:
         The same start elsewhere is a copy of the disk: two such would take the place from each other without end.
         """
         name = self._broker.name
+        path = self._paths.member(name.group, name.member)
         try:
-            data, _ = await self._session.get(self._paths.member(name.group, name.member))
+            data, _ = await self._session.get(path)
         except NoNode:
             return True  # only the lease's node is left of a session that is ending
-        there, mine = Registration.decode(data), self._broker.incarnation
+        there, mine = understood(path, data, Registration.decode), self._broker.incarnation
         if there.incarnation == mine:
             return there.address == self._address
         return there.incarnation.disk_id == mine.disk_id and there.incarnation.start < mine.start
@@ -281,7 +285,7 @@ class Membership:
             try:
                 try:
                     data, _ = await self._session.get(path, self._peer_changed.set)
-                    registration = Registration.decode(data)
+                    registration = understood(path, data, Registration.decode)
                     self._broker.peer.register(
                         Registered(registration.incarnation, registration.address, registration.direct)
                     )
@@ -289,6 +293,8 @@ class Membership:
                     self._broker.peer.register(None)
                     if await self._session.exists(path, self._peer_changed.set):
                         continue
+            except NotUnderstood as error:  # it stays who it was until it says something else
+                _log.error("the other member's registration can't be read", reason=error)
             except WorldError:
                 await asyncio.sleep(RETRY_S)
                 continue

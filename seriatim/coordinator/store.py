@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from seriatim.coordinator import messages
 from seriatim.coordinator.core import removal
 from seriatim.coordinator.core.background import SeenChain
@@ -32,12 +34,15 @@ from seriatim.protocol.zookeeper import (
     NodeExists,
     NoNode,
     NotEmpty,
+    NotUnderstood,
     Paths,
     Registration,
     SessionState,
     Watch,
     ZooKeeperSession,
+    queue_id_from,
     queue_ids,
+    understood,
 )
 
 _log = log.logger("coordinator.store")
@@ -135,11 +140,12 @@ class Store:
 
     async def queue_id(self, name: str) -> QueueId:
         """The id of the queue that has this name now. Raises UnknownQueue."""
+        path = self.paths.name(checked_name(name, "queue"))
         try:
-            data, _ = await self._found(self.paths.name(checked_name(name, "queue")))
+            data, _ = await self._found(path)
         except NoNode as error:
             raise UnknownQueue(f"there is no queue {name}", queue=name) from error
-        return QueueId(json.loads(data))
+        return understood(path, data, queue_id_from)
 
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
         """The chain document now. Raises UnknownQueue."""
@@ -284,12 +290,12 @@ class Store:
         return document.is_deleted
 
     async def free_name(self, name: str, queue_id: QueueId) -> None:
-        """The name of a deleted queue may be given to another one."""
-        with contextlib.suppress(NoNode):
-            data, version = await self.session.get(self.paths.name(name))
-            if json.loads(data) == queue_id:
-                with contextlib.suppress(BadVersion):
-                    await self.session.delete(self.paths.name(name), version)
+        """The name of a deleted queue may be given to another one. What isn't understood there is left."""
+        path = self.paths.name(name)
+        with contextlib.suppress(NoNode, BadVersion, NotUnderstood):
+            data, version = await self.session.get(path)
+            if understood(path, data, queue_id_from) == queue_id:
+                await self.session.delete(path, version)
 
     async def clear_queue(self, queue_id: QueueId) -> None:
         """Delete all nodes of a queue. Raises Waiting.
@@ -339,13 +345,14 @@ class Store:
         seals = self.paths.seals(document.queue_id)
         with contextlib.suppress(NoNode):
             for name in await self.session.children(seals):
-                if int(name.partition("-")[0]) < document.dropped.epoch:
+                epoch = name.partition("-")[0]
+                if epoch.isdecimal() and int(epoch) < document.dropped.epoch:
                     await self.session.delete(f"{seals}/{name}")
 
     async def _sweep_readers(self, queue_id: QueueId, is_gone: Callable[[SubscriptionId], bool]) -> None:
         with contextlib.suppress(NoNode):
             for name in await self.session.children(self.paths.all_readers(queue_id)):
-                if is_gone(subscription_id := SubscriptionId(int(name))):
+                if name.isdecimal() and is_gone(subscription_id := SubscriptionId(int(name))):
                     with contextlib.suppress(NoNode, NotEmpty):
                         await self.session.delete(self.paths.readers(queue_id, subscription_id))
 
@@ -365,17 +372,22 @@ class Store:
         """Seal answers that members wrote beside the chain, by place (protocol.md 5.4)."""
         answers = {}
         for place in MEMBERS:
-            with contextlib.suppress(NoNode):
+            with contextlib.suppress(NoNode, DecodeError):
                 data, _ = await self.session.get(self.paths.seal(queue_id, epoch, place))
                 answers[place] = messages.seal_answer_from(pb.SealReply.FromString(data))
         return answers
 
     async def look_up_registry(self, groups: Collection[str] | None = None) -> Registry:
-        """The registry, of these groups (None: of all) read now and not from memory (H10, H15)."""
+        """The registry, of these groups (None: of all) read now and not from memory (H10, H15).
+
+        Raises NotUnderstood for one of these groups; of all, those that aren't understood stay as they were seen last.
+        """
         await self.session.sync(self.paths.groups)
         if groups is None:
-            groups = await self.session.children(self.paths.groups)
-        for name, state in await self._read_groups(groups, is_watching=False):
+            found = await self._read_groups(await self.session.children(self.paths.groups), is_watching=False)
+        else:
+            found = await _side_by_side(list(groups), lambda name: self._read_group(name, is_watching=False))
+        for name, state in found:
             if state != self.registry.groups.get(name):
                 self._stale.add(f"{_GROUP}{name}")  # while this was read, something newer may have been seen
                 self._wake.set()
@@ -434,9 +446,10 @@ class Store:
     async def _registered_coordinators(self) -> dict[str, CoordinatorRegistration]:
         found = {}
         for name in await self.session.children(self.paths.coordinators):
-            with contextlib.suppress(NoNode):
-                data, _ = await self.session.get(f"{self.paths.coordinators}/{name}")
-                found[name] = CoordinatorRegistration.decode(data)
+            path = f"{self.paths.coordinators}/{name}"
+            with contextlib.suppress(NoNode, NotUnderstood):
+                data, _ = await self.session.get(path)
+                found[name] = understood(path, data, CoordinatorRegistration.decode)
         return found
 
     async def elected_coordinator(self) -> str:
@@ -518,7 +531,17 @@ class Store:
             self.registry = replace(self.registry, groups=dict(sorted(groups.items())))
 
     async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
-        return await _side_by_side(list(names), lambda name: self._read_group(name, is_watching=is_watching))
+        """Those that aren't understood stay as they were seen last: nobody is absent whose node can't be read."""
+
+        async def read(name: str) -> GroupState | None:
+            try:
+                return await self._read_group(name, is_watching=is_watching)
+            except NotUnderstood as error:
+                if is_watching:
+                    _log.error("group left as it was", group=name, reason=error)
+                return self.registry.groups.get(name)
+
+        return await _side_by_side(list(names), read)
 
     async def _read_group(self, name: str, *, is_watching: bool) -> GroupState | None:
         """None: it isn't there."""
@@ -527,9 +550,15 @@ class Store:
             data, _ = await self.session.get(self.paths.group(name), watch)
         except NoNode:
             return None
-        state = GroupState(name, bool(json.loads(data)["is_draining"]) if data else False)
+        is_draining = True  # until an operator resumes it, which writes the node anew
         try:
-            places = await self.session.children(self.paths.members(name), watch)
+            is_draining = bool(json.loads(data)["is_draining"]) if data else False
+        except (KeyError, TypeError, ValueError) as error:
+            if is_watching:
+                _log.error("group counts as drained, its mark can't be read", group=name, reason=repr(error))
+        state = GroupState(name, is_draining)
+        try:
+            places = [one for one in await self.session.children(self.paths.members(name), watch) if one in MEMBERS]
         except NoNode:
             places = []
             if watch is not None:
@@ -542,16 +571,22 @@ class Store:
 
     async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
         watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
-        data, _ = await self.session.get(self.paths.member(group, place), watch)
-        return _member_state(Registration.decode(data))
+        path = self.paths.member(group, place)
+        data, _ = await self.session.get(path, watch)
+        return _member_state(understood(path, data, Registration.decode))
 
     async def _read_again(self, group: str, place: str) -> None:
         """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""
-        with contextlib.suppress(NoNode):
+        try:
             member = await self._read_member(group, place, is_watching=True)
-            known = self.registry.groups.get(group)
-            if known is not None:
-                self._remember(group, replace(known, members={**known.members, place: member}))
+        except NoNode:
+            return
+        except NotUnderstood as error:
+            _log.error("member left as it was", group=group, member=place, reason=error)
+            return
+        known = self.registry.groups.get(group)
+        if known is not None:
+            self._remember(group, replace(known, members={**known.members, place: member}))
 
     async def _read_names(self, known: Mapping[str, QueueId]) -> None:
         """The names that are there; only those that aren't `known` are read."""
@@ -561,10 +596,15 @@ class Store:
         self.names = kept | {name: queue_id for name, queue_id in found if queue_id is not None}
 
     async def _named(self, name: str) -> QueueId | None:
-        with contextlib.suppress(NoNode):
-            data, _ = await self.session.get(self.paths.name(name), self._watch(f"{_NAME}{name}"))
-            return QueueId(json.loads(data))
-        return None
+        path = self.paths.name(name)
+        try:
+            data, _ = await self.session.get(path, self._watch(f"{_NAME}{name}"))
+            return understood(path, data, queue_id_from)
+        except NoNode:
+            return None
+        except NotUnderstood as error:
+            _log.error("name left out", name=name, reason=error)
+            return None
 
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""

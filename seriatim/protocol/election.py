@@ -24,6 +24,7 @@ _NUMBER_DIGITS = 10
 _RETRY_S = 0.2
 MAX_NAME_BYTES: Final = MAX_SOURCE_BYTES
 """A sender's name is also a source's."""
+_NUMBERED = re.compile(r"-[0-9]{10}$")
 _NO_NODE = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 """What a node's name doesn't have (ZooKeeper Programmer's Guide, "The ZooKeeper Data Model")."""
 
@@ -50,9 +51,14 @@ def number_of(node: str) -> int:
     return int(node[-_NUMBER_DIGITS:])
 
 
+def candidates(nodes: list[str]) -> list[str]:
+    """Those who stand for election: a node without such a number was put there by somebody else."""
+    return [node for node in nodes if _NUMBERED.search(node)]
+
+
 def first_in_line(nodes: list[str]) -> str | None:
     """Who is elected among these election nodes."""
-    return min(nodes, key=number_of, default=None)
+    return min(candidates(nodes), key=number_of, default=None)
 
 
 class Election:
@@ -114,7 +120,7 @@ class Election:
         if self._node not in nodes:
             self._node = None
             raise NoNode(self._path)
-        before = [node for node in nodes if number_of(node) < own]
+        before = [node for node in candidates(nodes) if number_of(node) < own]
         if not before:
             if session.state is SessionState.CONNECTED:
                 # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.

@@ -71,6 +71,13 @@ class NotAllowed(Unreachable):
     next_step = "whoever serves, sends or reads needs all rights to these nodes"
 
 
+class NotUnderstood(WorldError):
+    """A node holds what this version can't read: somebody else wrote it, or a newer one did. It costs what the node is about, and nothing else."""
+
+    code = "not-understood"
+    next_step = "if Seriatim didn't write it, delete that node"
+
+
 class SessionState(StrEnum):
     """connected; suspended: nobody can tell whether the session lives; lost: it is gone, a new one may follow."""
 
@@ -156,6 +163,19 @@ class Paths:
 def queue_ids(names: Iterable[str]) -> list[QueueId]:
     """The queues whose nodes have these names; what is no number was put there by somebody else."""
     return [QueueId(int(name)) for name in names if name.isdecimal()]
+
+
+def understood(path: str, data: bytes, decode: Callable[[bytes], _Result]) -> _Result:
+    """What the node holds. Raises NotUnderstood."""
+    try:
+        return decode(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise NotUnderstood(f"{path} in ZooKeeper holds what can't be read here: {error!r}", path=path) from error
+
+
+def queue_id_from(data: bytes) -> QueueId:
+    """What a name's node holds."""
+    return QueueId(int(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,15 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import NodeExists, NoNode, Paths, Registration, ZooKeeperSession
+from seriatim.protocol.zookeeper import (
+    CoordinatorRegistration,
+    NodeExists,
+    NoNode,
+    NotUnderstood,
+    Paths,
+    Registration,
+    ZooKeeperSession,
+)
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 
@@ -453,6 +461,46 @@ def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
     assert all("other disk" in one and "h:7" in one for one in told)
     assert pauses[::2][:4] == [0.5, 1.0, 2.0, 2.0]
     assert sum(pauses) > 50
+
+
+@pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"\xff"])
+def test_registrations_that_are_not_understood_end_no_broker(
+    with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture, junk: bytes
+) -> None:
+    """Written by hand, or by a newer version: of a coordinator, of the peer, and at this very place."""
+    sound = CoordinatorRegistration("c2:1").encode()
+
+    class Junk(ZooKeeperWithALink):
+        watch: Callable[[], None] | None = None
+
+        async def get(self, path: str, watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+            self.watch = watch
+            return (sound if path.endswith("/c2") else junk), 0
+
+        async def children(self, *_: object) -> list[str]:
+            return ["c1", "c2"]
+
+        async def create(self, path: str, *_: object, **__: object) -> None:
+            raise NodeExists(path)
+
+        async def owner(self, _: str) -> int:
+            return 0
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        session = Junk()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        assert await Coordinators(cast("ZooKeeperSession", session), Paths("c"))._addresses() == ["c2:1"]
+        watching = asyncio.ensure_future(membership.watch_peer())
+        async with asyncio.timeout(30):
+            while "registration can't be read" not in caplog.text:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+        assert session.watch is not None  # it is read again when it changes
+        assert not watching.done()
+        watching.cancel()
+        with pytest.raises(NotUnderstood):
+            await membership._register(session.session_id)
+
+    with_links(scenario)
 
 
 @pytest.mark.parametrize("address", ["here:1", "elsewhere:1"])

@@ -45,7 +45,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId, SubscriptionId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import Paths, Registration, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NotUnderstood, Paths, Registration, SessionState, ZooKeeperSession
 from tests.property.chain_world import World, send_call
 
 CLUSTER = "c"
@@ -825,6 +825,91 @@ def test_a_node_that_is_no_chain_costs_its_queue_and_no_other(
             await until(is_listed, "the other queue is followed")
             with pytest.raises(NoChainDocument, match="seriatim queue recover"):
                 await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="orders"), CALL_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"\xff", b'"1"x'])
+def test_a_node_that_nobody_understands_costs_what_it_is_about_and_nothing_else(
+    zookeeper: str, caplog: pytest.LogCaptureFixture, junk: bytes
+) -> None:
+    """Written by hand, or by a newer version. Each of these ended all coordinators, and kept them from starting again."""
+    registration = Registration(Incarnation("d", 1), "127.0.0.1:1", None, is_in_sync=True, is_accepting=True)
+
+    async def scenario() -> None:
+        paths = Paths(CLUSTER)
+        async with session(zookeeper) as own:
+            for group in ("g1", "g2", "g3"):
+                await own.create(paths.member(group, "a"), registration.encode(), parents=True)
+            await own.set(paths.group("g1"), junk or b"junk")
+            await own.create(paths.member("g3", "spare"), junk)
+            await own.create(f"{paths.coordinator_election}/made-by-hand", junk, parents=True)
+            await own.create(f"{paths.coordinators}/made-by-hand", junk, parents=True)
+            await own.create(paths.name("orders"), junk, parents=True)
+            async with coordinator(zookeeper) as stub:
+                await own.set(paths.member("g2", "a"), junk)
+                await until(lambda: "member left as it was" in caplog.text, "it is said")
+                await stub.CreateQueue(pb.CreateQueueRequest(queue="payments"), timeout=CALL_S)
+
+                async def is_done(what: str) -> bool:
+                    described = await stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=CALL_S)
+                    there = (await stub.ListQueues(pb.ListQueuesRequest(), timeout=CALL_S)).queues
+                    return [one.queue for one in there] == [what] and described.elected_coordinator != ""
+
+                await until(lambda: is_done("payments"), "the other queue is followed, and somebody elected")
+                groups = (await stub.ListGroups(pb.ListGroupsRequest(), timeout=CALL_S)).groups
+                seen = {one.group: (one.is_draining, one.members[0].is_registered) for one in groups}
+                assert seen == {"g1": (True, True), "g2": (False, True), "g3": (False, True)}
+                with pytest.raises(SeriatimError, match="names/orders in ZooKeeper holds what can't be read"):
+                    await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="orders"), CALL_S)
+                await stub.ResumeGroup(pb.GroupRequest(group="g1"), timeout=CALL_S)
+                groups = (await stub.ListGroups(pb.ListGroupsRequest(), timeout=CALL_S)).groups
+                assert not groups[0].is_draining
+
+    asyncio.run(scenario())
+
+
+def test_nobody_is_absent_whose_registration_is_not_understood(zookeeper: str) -> None:
+    """A link of a member that lives, and takes records, would be lost while it still is sent to (protocol.md 5.4)."""
+    registration = Registration(Incarnation("d", 1), "127.0.0.1:1", None, is_in_sync=True, is_accepting=True)
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store, paths = Store(own, CLUSTER), Paths(CLUSTER)
+            await own.create(paths.member("g1", "a"), registration.encode(), parents=True)
+            await own.ensure(paths.members("g2"))
+            await store.start()
+            await own.set(paths.member("g1", "a"), b"{}")
+            with pytest.raises(NotUnderstood, match="g1/members/a in ZooKeeper holds"):
+                await store.look_up_registry(["g1"])
+            registry = await store.look_up_registry()
+            assert registry.groups.keys() == {"g1", "g2"}
+            assert registry.group("g1").members["a"].incarnation == Incarnation("d", 1)
+
+    asyncio.run(scenario())
+
+
+def test_what_somebody_else_put_among_a_queue_s_nodes_is_passed_over(zookeeper: str) -> None:
+    """Of a queue with a node by hand where its senders stand no sender could be elected, and nothing of one was swept."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store, paths, queue_id = Store(own, CLUSTER), Paths(CLUSTER), QueueId(5)
+            await store.start()
+            document = replace(new_document("orders", queue_id), next_subscription_id=SubscriptionId(9))
+            await store.create_queue(document)
+            await own.create(f"{paths.senders(queue_id)}/by-hand")
+            async with elected(zookeeper, paths.senders(queue_id)) as node:
+                assert await store.first_in_line(queue_id, None) == node
+            await own.create(f"{paths.all_readers(queue_id)}/by-hand", parents=True)
+            await own.create(paths.readers(queue_id, SubscriptionId(7)))
+            await own.create(paths.seal(queue_id, Epoch(1), "a"), b"\xff")
+            await own.create(f"{paths.seals(queue_id)}/by-hand")
+            assert await store.kept_seals(queue_id, Epoch(1)) == {}
+            await store.sweep_readers(document)
+            await store.sweep_seals(replace(document, dropped=replace(document.dropped, epoch=Epoch(2))))
+            assert await own.children(paths.all_readers(queue_id)) == ["by-hand"]
+            assert await own.children(paths.seals(queue_id)) == ["by-hand"]
 
     asyncio.run(scenario())
 
