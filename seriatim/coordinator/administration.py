@@ -179,8 +179,6 @@ class Operations:
         Raises Waiting where no other group could take over: sending would stand still for nothing. Who names the link
         has it left once, however often a call whose answer was lost is made again.
         """
-        if request.epoch:
-            await self._store.catch_up()  # whoever named it may have seen more than this ZooKeeper server
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self._store.read_chain(queue_id)
         last = document.last_link

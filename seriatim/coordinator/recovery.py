@@ -77,7 +77,6 @@ class Recovery:
 
     async def _present_chain(self, queue: str) -> Copy | None:
         """What ZooKeeper has; None where it knows no such queue."""
-        await self._store.catch_up()
         try:
             document, version = await self._store.read_chain(await self._store.queue_id(queue))
         except UnknownQueue:

@@ -114,7 +114,7 @@ class CoordinatorService(CoordinatorServicer):
     async def AcquireRead(self, request: pb.AcquireReadRequest, context: _Context) -> pb.AcquireReadReply:
         """protocol.md 6."""
         del context
-        queue_id = await self._same_queue(request.queue, request.queue_id)
+        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
         cause_id = request.cause_id or log.new_cause_id("acquire-read")
         asked = ReadRequest(request.subscription, request.election_node, Token(request.token))
         result = await self._execution.run(queue_id, acquire_read.start(asked), acquire_read.step, cause_id)
@@ -183,7 +183,6 @@ class CoordinatorService(CoordinatorServicer):
     async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
         """The view, with what members know. None older than now: what is told to be a queue's end is not behind what was acknowledged."""
         del context
-        await self._store.catch_up()
         document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
         return await self._description.queue(document, version)
 
@@ -328,16 +327,6 @@ class CoordinatorService(CoordinatorServicer):
         del context
         await self._operations.delete_subscription(request)
         return pb.Done()
-
-    async def _same_queue(self, name: str, expected: int) -> QueueId:
-        """The queue's id; the one the caller got to know it by, if it did (H16)."""
-        queue_id = await self._store.queue_id(name)
-        if expected and queue_id != expected:
-            await self._store.catch_up()  # this session's ZooKeeper server may be behind
-            queue_id = await self._store.queue_id(name)
-            if queue_id != expected:
-                raise UnknownQueue(f"queue {name} was deleted and made again", queue=name, queue_id=expected)
-        return queue_id
 
     def _check_cluster(self, cluster: str) -> None:
         if cluster != self._store.cluster:

@@ -139,10 +139,14 @@ class Store:
     # ---- queues
 
     async def queue_id(self, name: str) -> QueueId:
-        """The id of the queue that has this name now. Raises UnknownQueue."""
+        """The id of the queue that has this name now. Raises UnknownQueue, NotUnderstood.
+
+        This session's ZooKeeper server may be behind, and show the one that had it before, which was deleted (H16).
+        """
         path = self.paths.name(checked_name(name, "queue"))
+        await self.catch_up()
         try:
-            data, _ = await self._found(path)
+            data, _ = await self.session.get(path)
         except NoNode as error:
             raise UnknownQueue(f"there is no queue {name}", queue=name) from error
         return understood(path, data, queue_id_from)

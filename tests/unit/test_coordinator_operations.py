@@ -186,6 +186,28 @@ def test_who_is_cut_off_from_zookeeper_lists_no_queues() -> None:
         asyncio.run(operations.list_queues())
 
 
+class Laggard:
+    """A session at a ZooKeeper server that is behind: it shows the queue that had a name before."""
+
+    def __init__(self) -> None:
+        self.shown = b"7"
+
+    def on_state(self, _: object) -> None:
+        pass
+
+    async def sync(self, _: str) -> None:
+        self.shown = b"8"
+
+    async def get(self, _: str) -> tuple[bytes, int]:
+        return self.shown, 0
+
+
+def test_a_name_means_the_queue_that_has_it_now_also_where_zookeeper_s_server_is_behind() -> None:
+    """Its reader was told that his queue was deleted, and `queue delete` said that it was done and deleted nothing."""
+    store = Store(cast("ZooKeeperSession", Laggard()), "c")
+    assert asyncio.run(store.queue_id("orders")) == 8
+
+
 class QueuesStore:
     """What a coordinator remembers of these queues."""
 

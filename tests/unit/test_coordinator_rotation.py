@@ -174,10 +174,9 @@ class Behind:
         self._shown, self._now = old, world.document
         self.registry = world.registry()
 
-    async def catch_up(self) -> None:
-        self._shown = self._now
-
     async def queue_id(self, _: str) -> QueueId:
+        """As the store's: behind all that was written until now."""
+        self._shown = self._now
         return QueueId(1)
 
     async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
