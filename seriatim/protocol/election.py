@@ -114,6 +114,7 @@ class Election:
         if self._node is None:
             self._node_session = session.session_id
             await session.ensure(self._path)
+            await session.sync(self._path)  # what was asked through another server may be on its way still
             self._node = await self._find_own() or await self._make_own()
         own = number_of(self._node)
         nodes = await session.children(self._path)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
 
 from seriatim.consumer import Consumer, Subscriber
 from seriatim.producer import Producer
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.election import Election, Standing, first_in_line
+from seriatim.protocol.errors import InvalidArgument, Unreachable
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 
 
 @pytest.mark.parametrize("client", [Consumer, Subscriber, Producer])
@@ -23,3 +28,56 @@ def test_a_name_that_zookeeper_refuses_is_refused_at_once(client, name):
 def test_other_names_are_a_reader_s_to_choose(client, name):
     instance = client("127.0.0.1:1", "q", name=name)._settings.instance
     assert instance == name or not name
+
+
+def test_a_node_by_hand_is_no_candidate():
+    assert first_in_line(["by-hand", "0000000000", "a-0000000010"]) == "a-0000000010"
+
+
+class SlowToCommit:
+    """ZooKeeper, whose connection breaks while a create is on its way: it is done, and the next server shows it a moment later."""
+
+    session_id, state = 1, SessionState.CONNECTED
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self.under_way: list[str] = []
+
+    def on_state(self, _: object) -> None:
+        pass
+
+    async def ensure(self, _: str) -> None:
+        pass
+
+    async def sync(self, _: str) -> None:
+        self.nodes += self.under_way
+        self.under_way.clear()
+
+    async def children(self, path: str, *_: object) -> list[str]:
+        return [] if path.endswith(("0", "1")) else list(self.nodes)
+
+    async def owner(self, _: str) -> int:
+        return self.session_id
+
+    async def create(self, path: str, **_: object) -> str:
+        made = f"{path.rsplit('/', 1)[1]}{len(self.nodes) + len(self.under_way):010}"
+        self.under_way.append(made)
+        if len(self.under_way) == 1 and not self.nodes:
+            raise Unreachable("ZooKeeper didn't answer: ConnectionLoss")
+        self.nodes += self.under_way
+        self.under_way.clear()
+        return f"{path.rsplit('/', 1)[0]}/{made}"
+
+
+def test_an_instance_does_not_wait_behind_its_own_node():
+    """It made a second one, which stood behind the first for as long as the session lived: nobody was elected."""
+    session = SlowToCommit()
+    election = Election(cast("ZooKeeperSession", session), "/senders", "app", lambda _: None)
+
+    async def stand() -> None:
+        with pytest.raises(Unreachable):
+            await election._look()
+        await election._look()
+
+    asyncio.run(stand())
+    assert (election.standing, session.nodes) == (Standing.ELECTED, ["app-0000000000"])
