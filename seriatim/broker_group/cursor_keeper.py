@@ -189,13 +189,12 @@ class CursorKeeper:
         """
         if record.whose in self._noted.get(runner.key, ()):
             return
-        await self._note(runner, record.whose)
+        await self._note(runner.key, record.whose)
         self._noted.setdefault(runner.key, set()).add(record.whose)
         self._broker.resync_wanted.set()  # a peer that only stood still for a moment is brought up soon
 
-    async def _note(self, runner: LinkRunner, whose: Whose | None, *, version: int = 0) -> None:
+    async def _note(self, key: LinkKey, whose: Whose | None, *, version: int = 0) -> None:
         """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's."""
-        key = runner.key
         me = self._broker.incarnation
         note = pb.StaleCursorsNote(
             cluster=self._broker.cluster,
@@ -220,13 +219,13 @@ class CursorKeeper:
     async def note_lost(self, documents: Mapping[QueueId, ChainDocument]) -> None:
         """Note again what this member had noted, and a chain that was recovered from an earlier copy lacks. Raises as `_note`."""
         for key, noted in list(self._noted.items()):
-            document, runner = documents.get(key[0]), self._broker.find(key)
-            if document is None or runner is None:
+            document = documents.get(key[0])
+            if document is None or self._broker.record(key) is None:
                 continue
             note = document.stale_note(key[1], self._broker.name.peer.member)
             for one in document.readers_of(key[1]):
                 if one.whose in noted and not (note is not None and note.is_of(one)):
-                    await self._note(runner, one.whose)
+                    await self._note(key, one.whose)
 
     def found_stale(self, key: LinkKey) -> None:
         """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
@@ -262,7 +261,7 @@ class CursorKeeper:
             version = await chain_version(key[0])
             self._noted[key] = set()
             try:
-                await self._note(runner, None, version=version)
+                await self._note(key, None, version=version)
             except OlderVersion:
                 return  # the next time
             self._noted.pop(key, None)

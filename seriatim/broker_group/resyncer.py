@@ -221,8 +221,13 @@ class Resyncer:
         return [one for one in holdings if one is not None]
 
     def _holding(self, record: LinkRecord) -> resync.Holding | None:
-        runner = self._broker.find(record.key)
-        return None if runner is None else runner.holding()  # None: dropped meanwhile
+        """None: it was dropped meanwhile. What can't be read is said, and keeps no other link from being made whole."""
+        try:
+            runner = self._broker.find(record.key)
+            return None if runner is None else runner.holding()
+        except DiskFailed as error:
+            self._found = f"queue {record.queue_id} epoch {record.epoch}: {error}"
+            return resync.Holding(record, Index(0), is_readable=False)
 
     async def _do(self, action: resync.Action, version: ChainVersion) -> None:
         """`version`: of the chain that it was planned by."""

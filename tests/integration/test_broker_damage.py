@@ -642,6 +642,55 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
     with_links(scenario)
 
 
+def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index lay in a damaged table: a disk replaced beside it left the peer's cursors stale, and links behind it with one copy."""
+
+    class ZooKeeperWithBoth(ZooKeeperWithALink):
+        async def children(self, *_: object) -> list[str]:
+            return [str(RECORD.queue_id)]
+
+        async def get(self, *_: object) -> tuple[bytes, int]:
+            document = chain_json.decode((await super().get())[0])
+            end = Certificate(Index(50), (), Durability.SYNC, True, {}, {}, b"", None, 0)
+            ended = replace(document.links[0], state=LinkState.SEALED, certificate=end)
+            links = tuple(replace(ended, epoch=Epoch(epoch)) for epoch in (2, 4))
+            return chain_json.encode(replace(document, links=links, next_epoch=Epoch(5))), 7
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        right = broker.store.last_position
+
+        def damaged(link: LinkKey) -> layout.StoredPosition:
+            if link == RECORD.key:
+                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+            return right(link)
+
+        done: list[object] = []
+
+        async def brought_up(_: object) -> None:
+            done.append("peer")
+
+        fresh = broker_of(broker.store)
+        monkeypatch.setattr(broker.store, "last_position", damaged)
+        keeper = CursorKeeper(fresh, cast("Coordinators", None))
+        keeper.found_stale(RECORD.key)
+        keeper.bring_up_peer = brought_up  # type: ignore[method-assign]
+        fresh.peer.connected = Incarnation("other", 1)
+        resyncer = Resyncer(fresh, keeper, cast("ZooKeeperSession", ZooKeeperWithBoth()), Paths("c"))
+        await resyncer._pass()
+        record = fresh.record((RECORD.queue_id, Epoch(4)))
+        assert record is not None
+        assert record.end == 50
+        assert "epoch 2: the disk can't be read" in resyncer._found
+        assert done == ["peer"]
+        document = chain_json.decode((await ZooKeeperWithBoth().get())[0])
+        gone = replace(document, dropped=replace(document.dropped, epoch=Epoch(3)))
+        assert resync.Drop(*RECORD.key) in resync.plan(fresh.name, {RECORD.queue_id: gone}, await resyncer._held())
+
+    with_links(scenario)
+
+
 @pytest.mark.parametrize("why", [Unreachable("the other member isn't registered"), DiskFull("no room")])
 def test_what_keeps_all_batches_from_being_mended_is_met_once_a_pass(
     with_links: Callable[[Scenario], None], why: SeriatimError
@@ -1185,7 +1234,7 @@ def test_what_a_recovered_chain_lacks_is_said_again(with_links: Callable[[Scenar
         async def reported(*what: object) -> None:
             said.append(what)
 
-        async def noted(_: LinkRunner, whose: object, **__: object) -> None:
+        async def noted(_: LinkKey, whose: object, **__: object) -> None:
             said.append(whose)
 
         _, keeper = resyncer_of(broker)

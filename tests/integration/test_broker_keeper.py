@@ -17,7 +17,7 @@ from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
@@ -66,7 +66,7 @@ class Member:
         assert record.index is not None
         await self.other.commit(record.subscription_id, record.index, is_relayed=True, is_copied=is_copied)
 
-    async def _note(self, _: LinkRunner, whose: object, *, version: int = 0) -> None:
+    async def _note(self, _: LinkKey, whose: object, *, version: int = 0) -> None:
         self.notes.append(whose or version)
 
     async def bring_up_peer(self) -> None:
@@ -182,8 +182,8 @@ def test_cursors_that_can_t_be_brought_up_keep_no_others_from_it(tmp_path: Path)
                 await member.tell(3)
             await a.commit(3, 10, is_relayed=True)
 
-            async def note(runner: LinkRunner, _: object, **__: object) -> None:
-                if runner.key == first.key:
+            async def note(key: LinkKey, _: object, **__: object) -> None:
+                if key == first.key:
                     raise ChainSetBack("an old one")
 
             a.keeper._note = note  # type: ignore[method-assign]

@@ -17,11 +17,15 @@ from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Queue
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the disk has of a link. `hash_at_end`: running hash at the recorded end, None where no batch ends there."""
+    """What the disk has of a link. `hash_at_end`: running hash at the recorded end, None where no batch ends there.
+
+    `is_readable`: else nobody knows what it has beside the record, and nothing is done but to drop it.
+    """
 
     record: LinkRecord
     next_index: Index
     hash_at_end: bytes | None = None
+    is_readable: bool = True
 
     @property
     def has_it(self) -> bool:
@@ -117,6 +121,8 @@ def plan(
                         queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
                     )
                     here = of_queue.get(link.epoch)
+                    if here is not None and not here.is_readable:
+                        continue
                     actions += [*_for_records(wanted, here), *_for_cursors(document, link, name, here)]
     return tuple(actions)
 
