@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Self
 
 from seriatim.consumer.core.view import ChainView, Place
@@ -66,7 +67,7 @@ class Subscriber:
         )
         self._on_elected = on_elected
         self._on_deposed = on_deposed
-        self._changed = threading.Condition()
+        self._woken: SimpleQueue[None] = SimpleQueue()  # and no lock, as in HandOver
         self._term: Term | None = None
         self._valid_until_s = 0.0
         self._error: SeriatimError | None = None
@@ -104,7 +105,6 @@ class Subscriber:
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that is elected: the term, and its token, stay there."""
-        self._changed = threading.Condition()  # who holds the other one doesn't run here
         if self._thread is not None:
             self._thread = self._session = None
             self._error = InvalidArgument(
@@ -149,13 +149,13 @@ class Subscriber:
     def wait_elected(self, timeout_s: float | None = None) -> Term:
         """Wait to be elected. Raises DeadlineOver."""
         deadline_s = None if timeout_s is None else boottime_s() + timeout_s
-        with self._changed:
-            while (term := self.term) is None:
-                left_s = 1.0 if deadline_s is None else deadline_s - boottime_s()
-                if left_s <= 0:
-                    raise DeadlineOver(f"not elected in {timeout_s} s: {self.waiting_for}")
-                self._changed.wait(min(1.0, left_s))
-            return term
+        while (term := self.term) is None:
+            left_s = 1.0 if deadline_s is None else deadline_s - boottime_s()
+            if left_s <= 0:
+                raise DeadlineOver(f"not elected in {timeout_s} s: {self.waiting_for}")
+            with contextlib.suppress(Empty):
+                self._woken.get(timeout=min(1.0, left_s))
+        return term
 
     def commit(self, offset: int, *, timeout_s: float = 30.0) -> None:
         """Commit everything below `offset`, and wait until both members have it.
@@ -227,26 +227,27 @@ class Subscriber:
         view = None if self._session is None else self._session.view
         offset = Offset(0) if view is None else _offset(view, place)
         term = Term(grant.subscription_id, grant.generation, grant.token, offset)
-        with self._changed:
-            self._term = term
-            self._changed.notify_all()
+        self._term = term
+        self._tell()
         call_back(_log, self._on_elected, term)
 
     def _leased(self, valid_until_s: float) -> None:
-        with self._changed:
-            self._valid_until_s = valid_until_s
-            self._changed.notify_all()
+        self._valid_until_s = valid_until_s
+        self._tell()
 
     def _ended(self) -> None:
-        with self._changed:
-            self._term = None
-            self._changed.notify_all()
+        self._term = None
+        self._tell()
         call_back(_log, self._on_deposed)
 
     def _failed(self, error: SeriatimError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        """Something has changed: whoever waits looks again."""
+        if self._woken.empty():
+            self._woken.put(None)
 
 
 def _offset(view: ChainView, place: Place) -> Offset:

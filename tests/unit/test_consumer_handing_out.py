@@ -367,9 +367,6 @@ def test_a_forked_process_has_no_term_of_its_parent_s() -> None:
     subscriber._leased(boottime_s() + 60)
     thread = subscriber._thread = LoopThread("the parent's")
     subscriber._session = Session(object())
-    holding = threading.Thread(target=subscriber._changed.acquire)  # which never lets go
-    holding.start()
-    holding.join()
     said = in_a_fork(
         lambda: subscriber.term,
         lambda: subscriber.wait_elected(0),

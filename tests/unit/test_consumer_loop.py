@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from seriatim.consumer import Subscriber
+from seriatim.consumer import subscriber as subscriber_module
 from seriatim.consumer.loop import LoopThread
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 
 
 def test_who_waits_for_what_is_closed_is_told_so() -> None:
@@ -112,3 +115,53 @@ def test_a_signal_s_handler_may_wait_for_the_loop_that_it_has_interrupted_somebo
             break
     assert number > 10
     thread.close()
+
+
+class OfSubscriber:
+    """A session that is open, and nobody elected."""
+
+    waits = "being elected"
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+
+    async def close(self) -> None:
+        self._subscriber._leased(0.0)
+
+    def leave(self) -> None:
+        pass
+
+
+def test_a_signal_s_handler_may_close_the_subscriber_that_it_has_interrupted_somebody_waiting_for() -> None:
+    """Its loop waited for a lock that the waiting thread held, and the handler for the loop: one SIGTERM in some thousands was for ever."""
+    left = 0
+    files = subscriber_module.__file__, threading.__file__
+
+    def wait(subscriber: Subscriber) -> None:
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in files:
+                return None
+            left -= event == "line"
+            if left == 0:
+                sys.settrace(None)
+                subscriber.close()
+            return interrupt if left > 0 else None
+
+        sys.settrace(interrupt)
+        with contextlib.suppress(DeadlineOver):
+            subscriber.wait_elected(0.001)
+        sys.settrace(None)
+
+    number = 0
+    while left <= 0:
+        number += 1
+        subscriber: Any = Subscriber("127.0.0.1:1", "orders")
+        subscriber._thread, subscriber._session = LoopThread("interrupted"), OfSubscriber(subscriber)
+        left = number
+        waiting = threading.Thread(target=wait, args=(subscriber,), daemon=True)
+        waiting.start()
+        waiting.join(WAIT_S)
+        assert not waiting.is_alive(), f"interrupted at {number}"
+        subscriber.close()
+    assert number > 5
