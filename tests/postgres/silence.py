@@ -137,7 +137,7 @@ def main() -> None:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("CREATE PUBLICATION pub FOR ALL TABLES")
             connection.execute("SELECT pg_create_logical_replication_slot('slot', 'pgoutput')")
-        PostgresTarget(server.dsn(), "first").claim(1, "q", 1)  # makes the table of positions
+        PostgresTarget(server.dsn(), "first").claim(3, "another", 1)  # makes the table of positions
         with ThreadPoolExecutor() as pool:
             took = {case.__name__: pool.submit(case, Silence(server.dsn())) for case in cases}
             print(json.dumps({name: round(found.result(PATIENCE_S), 1) for name, found in took.items()}), flush=True)

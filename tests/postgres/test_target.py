@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -24,6 +25,7 @@ from seriatim.consumer.spark.targets.errors import (
     NotClaimed,
     OtherQueue,
     PositionMoved,
+    RivalJob,
     TablesChanged,
     TargetBusy,
     TargetLost,
@@ -137,7 +139,7 @@ def test_a_claim_that_waits_holds_up_no_other_job(target, dsn) -> None:
         claiming.start()
         while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             claiming.join(0.01)
-        assert other.claim(QUEUE, "q", 1) == Position(0, 1)
+        assert other.claim(QUEUE + 1, "another", 1) == Position(0, 1)
         assert claiming.is_alive()
         holding.rollback()
         claiming.join()
@@ -790,16 +792,41 @@ def test_a_replay_of_the_same_queue_with_another_subscription_waits_until_the_fi
         other.apply(QUEUE, planned(other, inserts(1)), 1)
 
 
-def test_of_two_replays_with_two_subscriptions_that_came_at_the_same_moment_one_goes_on(target, dsn) -> None:
-    with PostgresTarget(dsn, "other") as other:
+def test_a_replay_to_which_nothing_has_come_yet_is_there_all_the_same(target, dsn) -> None:
+    with PostgresTarget(dsn, "other") as other, pytest.raises(RivalJob):
         other.claim(QUEUE, "q", 1)
-        end = target.apply(QUEUE, planned(target, inserts(1)), 1).position.offset
-        other.apply(QUEUE, planned(other, inserts(1)), 1)
-        with pytest.raises(TargetBusy):
-            target.claim(QUEUE, "q", 2)
-        while len(fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'")) > 1:
-            pass
-        assert other.claim(QUEUE, "q", 2) == Position(end, 2)
+
+
+def test_of_two_replays_that_claim_at_once_one_has_the_queue(dsn) -> None:
+    with PostgresTarget(dsn, "job") as made:
+        made.claim(QUEUE + 1, "another", 1)
+    with PostgresTarget(dsn, "other") as other, psycopg.connect(dsn) as first, ThreadPoolExecutor(1) as beside:
+        first.execute("SELECT")  # begins a transaction, so that the claim isn't committed yet
+        positions.claim(first, QUEUE, "job", "q", 1, 0, 0)
+        second = beside.submit(other.claim, QUEUE, "q", 1)
+        while not fetch(dsn, "SELECT FROM pg_locks WHERE NOT granted"):
+            assert not second.done()
+        first.commit()
+        with pytest.raises(RivalJob):
+            second.result()
+
+
+def test_a_replay_whose_connection_broke_waits_for_the_one_that_has_come_since(target, dsn) -> None:
+    made = planned(target, inserts(1))
+    with PostgresTarget(dsn, "other") as other:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
+            )
+        with pytest.raises(TargetLost):
+            target.apply(QUEUE, made, 1)
+        assert other.claim(QUEUE, "q", 1) == Position(0, 1)
+        for _ in range(2):
+            with pytest.raises(RivalJob):
+                target.apply(QUEUE, made, 1)
+    while fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'"):
+        pass
+    assert target.apply(QUEUE, made, 1).position.offset == made.end
 
 
 def test_a_position_of_another_queue_with_the_same_id_is_refused(dsn) -> None:

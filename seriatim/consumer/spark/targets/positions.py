@@ -6,7 +6,8 @@ So a session that applies is marked, by an advisory lock that hinders nobody, an
 ends those that are marked. At any moment that costs at most a try: the row tells who may move the position, not the lock.
 
 Two jobs of one queue, as of a second replay that was started with another subscription, would each apply all of its changes to the same
-tables. So no claim is granted while a session that is marked for another job of the queue is there.
+tables. So a session is marked from its claim on, also while nothing comes, and none is while one that is marked for another job of the
+queue is there. One looks after the other: who only looked before it marks itself, beside another who does, would see none.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ _END_MARKED = (
     + _IS_MARK
     + b"AND objid = hashtext(%s)::oid AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
 )
+_TURN = b"SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.turn'), hashtext(%s))"
 _RIVAL = (
-    b"SELECT job FROM seriatim_replay.positions p"
-    b" WHERE queue_id = %s AND job <> %s AND (queue_created_at_ms = %s) IS NOT FALSE AND EXISTS (SELECT FROM pg_locks WHERE "
+    b"SELECT p.job FROM seriatim_replay.positions p JOIN seriatim_replay.positions own USING (queue_id)"
+    b" WHERE queue_id = %s AND own.job = %s AND p.job <> own.job"
+    b" AND (p.queue_created_at_ms = own.queue_created_at_ms) IS NOT FALSE AND EXISTS (SELECT FROM pg_locks WHERE "
     + _IS_MARK
     + b"AND objid = hashtext(p.queue_id || ' ' || p.job)::oid) LIMIT 1"
 )
@@ -115,7 +118,7 @@ def stored(connection: Connection, queue_id: int, job: str) -> Position | None:
 def claim(
     connection: Connection, queue_id: int, job: str, queue: str, token: int, start: int, created_at_ms: int
 ) -> Position:
-    """Raise the stored token to `token`; where nothing is stored, begin at `start`.
+    """Raise the stored token to `token`; where nothing is stored, begin at `start`. The session is marked.
 
     `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
 
@@ -125,14 +128,12 @@ def claim(
     try:
         with connection.transaction():
             _wait_only(connection)
-            rival = connection.execute(_RIVAL, (queue_id, job, created_at_ms or None)).fetchone()
-            if rival is not None:
-                raise RivalJob(rival[0])
             values = (queue_id, job, queue, start, token, created_at_ms or None)
             row = connection.execute(_CLAIM, values).fetchone()
             if row is None:
                 _check_same(connection, queue_id, job, queue, created_at_ms)
                 raise _fenced(job, token, stored(connection, queue_id, job))
+            mark(connection, queue_id, job)
             return Position(*row)
     except sql.LockNotAvailable as error:
         raise TargetBusy(_held(connection, queue_id, job)) from error
@@ -174,8 +175,17 @@ def advance(connection: Connection, queue_id: int, job: str, token: int, start: 
 
 
 def mark(connection: Connection, queue_id: int, job: str) -> None:
-    """Say, for as long as the session lasts, that it applies under this position."""
-    connection.execute(_MARK, (_marked(queue_id, job),))
+    """Say, for as long as the session lasts, that it applies under this position. Raises RivalJob, NotClaimed."""
+    try:
+        with connection.transaction():
+            _wait_only(connection)
+            connection.execute(_TURN, (str(queue_id),))
+            rival = connection.execute(_RIVAL, (queue_id, job)).fetchone()
+            if rival is not None:
+                raise RivalJob(rival[0])
+            connection.execute(_MARK, (_marked(queue_id, job),))
+    except sql.UndefinedTable as error:
+        raise NotClaimed(f"queue {queue_id} has no position for job {job}") from error
 
 
 def _marked(queue_id: int, job: str) -> str:

@@ -170,6 +170,7 @@ class PostgresTarget:
         try:
             positions.make_table(connection)
             claimed = positions.claim(connection, queue_id, self._job, queue, token, start, created_at_ms)
+            self._marked_for = queue_id
         except RivalJob:
             self.close()  # what this session applied is no reason for the other one to wait in turn
             raise
@@ -192,7 +193,7 @@ class PostgresTarget:
             PositionMoved: the target stands elsewhere; where it stands at `plan.end` or beyond, the plan was applied before.
             Fenced: a newer token is stored. NotClaimed: no position is stored.
             TablesChanged: a table isn't any more as `tables` told. ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
-            TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time.
+            TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time. RivalJob.
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
@@ -254,6 +255,9 @@ class PostgresTarget:
                     )
                 self._on_step("changes carried out")
         except (sql.SerializationFailure, sql.DeadlockDetected):
+            raise
+        except RivalJob:
+            self.close()  # as in `claim`
             raise
         except psycopg.Error as error:
             self._stages.roll_back()
