@@ -13,7 +13,8 @@ from fake_queue import QUEUE_ID, FakeQueue, Link
 from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import term as term_module
-from seriatim.consumer.spark.application import Application
+from seriatim.consumer.spark.application import Application, Outcome
+from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
@@ -340,7 +341,7 @@ class Failing:
 
     def _stream(self) -> None:
         term = self._term
-        term._has_passed = term._max_records <= self._passing
+        term._has_moved = term._max_records <= self._passing
         self.sizes.append(term._max_records)
         if len(self.sizes) == 4:
             term._run.stopping.set()
@@ -390,12 +391,36 @@ class Ending:
 
 
 def test_a_query_that_fails_after_a_long_outage_is_not_the_last_of_many(queue, reader, tmp_path):
-    with replay_term(Claims(), reader, tmp_path, []) as term:
+    with replay_term(Claims(), reader, tmp_path, [], max_records=1) as term:
         Ending(term, *[Unreachable("the target is away")] * 30, *[QueryFailed("a task failed")] * 9)
         term.run()
         Ending(term, QueryFailed("a task failed"))
         with pytest.raises(QueryFailed):
             term.run()
+
+
+def test_the_last_try_is_made_with_one_record_at_a_time(queue, reader, tmp_path):
+    """As of rows of 5 MB, of which the tenth try still has 39."""
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        Ending(term, *[QueryFailed("larger than spark.driver.maxResultSize")] * 14)
+        term.run()
+        assert term._max_records == 1
+        Ending(term, QueryFailed("a task failed"))
+        with pytest.raises(QueryFailed):
+            term.run()
+
+
+@pytest.mark.parametrize(("reached", "size"), [(5, 10_000), (6, 20_000)])
+def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behind_them_large(
+    queue, reader, tmp_path, monkeypatch, reached, size
+):
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, "s", 1, ROW)])
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(reached, 1))
+        term._apply_batch(None, 0)
+        Ending(term, QueryFailed("larger than spark.driver.maxResultSize"))
+        term.run()
+        assert term._max_records == size
 
 
 def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smaller_parts(queue, reader, tmp_path):

@@ -101,7 +101,7 @@ class ReplayTerm:
         self._failures = 0
         self._queries_failed = 0
         self._max_records = self._settings.max_records
-        self._has_passed = False  # a micro-batch of the query that runs
+        self._has_moved = False  # the target, by a micro-batch of the query that runs
         self._is_busy = threading.Event()
         self._slow_at_s = 0.0
         self._applying_at_s = 0.0
@@ -135,16 +135,21 @@ class ReplayTerm:
                 self._run.stopping.wait(pause_s)
 
     def _taking_less(self, error: SeriatimError) -> str:
-        """Halve the micro-batches of the next query where none of this one's passed; what is to be told of it.
+        """Halve the micro-batches of the next query where the target is where it was; what is to be told of it.
 
-        One that is too large for the memory that Spark has, or may use for it, fails whenever it is tried.
+        One that is too large for the memory that Spark has, or may use for it, fails whenever it is tried. So it does behind others
+        of its transaction: they pass, and are read anew each time.
         """
-        if not self._is_query_s_own(error) or self._has_passed or self._max_records == 1:
+        if not (self._is_query_s_own(error) and self._may_take_less):
             return ""
         if self._is_over or not self._does_queue_answer():
             return ""
         self._max_records //= 2
         return f"; the next try is with at most {self._max_records:,} records at a time"
+
+    @property
+    def _may_take_less(self) -> bool:
+        return self._max_records > 1 and not self._has_moved
 
     def _judge(self, error: SeriatimError) -> None:
         """Count a failure; raise what can't be mended by waiting."""
@@ -155,7 +160,7 @@ class ReplayTerm:
         self._failures += 1
         if self._is_query_s_own(error) and self._does_queue_answer():
             self._queries_failed += 1
-            if self._queries_failed >= _QUERIES_FAILED_MAX:
+            if self._queries_failed >= _QUERIES_FAILED_MAX and not self._may_take_less:
                 raise error
 
     @staticmethod
@@ -198,7 +203,7 @@ class ReplayTerm:
         self._application.pass_gap(positions.beyond_gap(claimed.offset))
         start = self._application.position
         self._failure = None
-        self._has_passed = False
+        self._has_moved = False
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, start))
         folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.fence)
@@ -283,8 +288,8 @@ class ReplayTerm:
             self._batch_end = rows[-1].offset + 1 if rows else before
             outcome = self._applied(rows)
             self._worked_at_s = boottime_s()
-            self._has_passed = True
             if outcome.position > before:
+                self._has_moved = True
                 self._failures = self._queries_failed = 0
             self._cursor.want(outcome.position)
             self._tell(outcome, boottime_s() - began_s)
