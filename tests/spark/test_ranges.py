@@ -181,6 +181,21 @@ def test_a_latest_offset_that_nobody_tells_is_no_answer(queue, monkeypatch, what
         LATEST[what](queue)
 
 
+def test_a_stream_of_what_is_there_now_does_not_end_where_nobody_tells_the_end(queue, stream, monkeypatch):
+    queue.append_values([b"x"] * 10, 0)
+    stream.prepareForTriggerAvailableNow()
+    queue.append_values([b"y"] * 10, 10)
+    queue.tells_committed = False
+    told = SimpleNamespace(sleep=lambda _s: setattr(queue, "tells_committed", True))
+    monkeypatch.setattr(range_reader, "time", told)
+    assert stream.latestOffset({"offset": 4}, ReadAllAvailable())["offset"] == 10
+    assert stream.latestOffset({"offset": 10}, ReadAllAvailable())["offset"] == 10
+    queue.tells_committed = False
+    monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
+    with pytest.raises(Unreachable):
+        stream.latestOffset({"offset": 4}, ReadAllAvailable())
+
+
 def test_what_is_kept_is_read_though_nobody_tells_the_end(queue, monkeypatch):
     queue.append_values([b"x"] * 10, 0)
     queue.switch()

@@ -188,9 +188,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reader = _opened(self._options)
         return self._reader
 
-    def _positions(self, since: Noted) -> Positions:
-        """Raises InvalidArgument where `since` was noted of another queue."""
-        positions = self._opened().positions()
+    def _positions(self, since: Noted, *places: Place) -> Positions:
+        """As `_positions_for`. Raises InvalidArgument where `since` was noted of another queue."""
+        positions = _positions_for(self._opened(), *places)
         positions.check_same(self._options.queue, since.get("of", ""), since["offset"])
         return positions
 
@@ -212,10 +212,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_records) if self._options.max_records else ReadAllAvailable()
 
     def latestOffset(self, start: Noted, limit: ReadLimit) -> Noted:  # noqa: N802 # Spark's name
-        positions = self._positions(start)
-        latest: int = positions.end
-        if self._last_offset is not None:
-            latest = min(latest, self._last_offset)
+        # With Trigger.AvailableNow the query is done where there is nothing more.
+        places = () if self._last_offset is None else (self._last_offset,)
+        positions = self._positions(start, *places)
+        latest = min([positions.end, *places])
         if isinstance(limit, ReadMaxRows):
             latest = offset_after(positions.spans, start["offset"], limit.max_rows, latest)
         return _noted(positions, max(latest, start["offset"]))
