@@ -221,9 +221,10 @@ def test_a_group_that_sending_waits_for_comes_back_at_once():
     assert change.document.send_list == ("g1", "g2", "g3")
     assert kinds(planned(world, now_ms=0)) == [Change, TellEnd, TellEnd]
     assert planned(world, now_ms=0)[0].document.send_list == ("g2", "g3")  # of g1 nobody knows that it has its link
-    send_call(world).finish()  # g2 serves, and is the only one
-    world.document = replace(world.document, send_list=("g2",))
+    send_call(world).finish()  # whoever serves is the only one, and sending doesn't wait
+    world.document = replace(world.document, send_list=(chain.serving(world.document),))
     assert planned(world, told=told, now_ms=0) == ()
+    assert kinds(planned(world, told=told)) == [Change]
 
 
 def test_only_groups_that_may_serve_a_queue_come_to_its_send_list_in_the_order_given():
@@ -296,6 +297,8 @@ def test_retention_lets_go_what_is_old_read_and_known_and_keeps_what_builds_on_i
     assert (left.dropped.epoch, left.dropped.offset) == (2, 1)
     assert left.dropped.chain_hash == document.links[0].certificate.chain_hash
     assert filled(left) == left
+    for number, link in enumerate(document.links[:2], 2):
+        assert point_before(document, Epoch(number)).chain_hash == link.certificate.chain_hash
     assert subscriptions.located(left, "earliest", None).epoch == 2
     alone = replace(document, links=document.links[:2])  # nobody sends any more
     gone = retention.without(alone, (Epoch(1), Epoch(2)))

@@ -509,10 +509,11 @@ def test_a_sought_subscription_starts_where_it_was_sought_to_in_whatever_link():
     world = World()
     with_subscription(world)
     send_call(world).finish()
-    world.append(Epoch(1), 3)
+    for _ in range(2):
+        world.append(Epoch(1), 2)
     send_call(world, token=1, failed_epoch=1).finish()
-    world.append(Epoch(2), 3)
     records = world.document.links[0].end
+    assert records == 2
     position = subscriptions.located(world.document, str(records + 1), exactly(3))
     sought = subscriptions.sought(world.document, "s", position).subscription("s")
     assert (sought.position_epoch, sought.position_index, sought.consume_list) == (2, 1, (2,))
@@ -768,6 +769,17 @@ def test_h20_bases_marks_and_hashes_follow_when_a_lost_end_is_found(world):
     assert [link.marks_on_two for link in world.document.links[1:]] == [{"s": 1}, {"s": 1, "t": 2}]
     assert point_before(world.document, Epoch(3)).marks == {"s": 1, "t": 2}
     assert all(link.certificate.chain_hash for link in world.document.links[:2])
+
+
+def test_what_is_known_from_before_a_lost_link_holds_behind_it(world):
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    lost = chain.lost(chain.closing(world.document, Epoch(2)), Epoch(2))
+    behind = point_before(lost, Epoch(3))
+    assert (behind.is_known, behind.marks, behind.marks_on_two) == (False, {"s": 1}, {"s": 1})
+    listed = chain.next_link(lost, world.registry(), avoid={}, now_ms=0)
+    closed = chain.emptied(listed, Epoch(3), 0)
+    assert point_before(closed, Epoch(4)) == behind
 
 
 def test_h21_behind_an_abandoned_link_offsets_start_where_none_can_have_been_used(world):
@@ -1032,6 +1044,14 @@ def test_a_link_of_whose_members_none_is_registered_is_waited_for(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(World(groups=()).registry()))
     assert trace.orders[0].startswith("wait g1: no member of g1 is registered")
+    # Who waits is told its token all the same, be it new or not: one that reads would take another for a newer reader's.
+    trace = reading(token=0).tell(read(world), ElectionSeen("node-1"))
+    assert trace.tell(SessionsSeen(World(groups=()).registry())).effects[0].result.token == 1
+    world.document = replace(
+        world.document, subscriptions=(replace(world.document.subscriptions[0], reader_node="old"),)
+    )
+    trace = reading(token=0).tell(read(world), ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
+    assert trace.tell(SessionsSeen(World(groups=()).registry())).effects[0].result.token == 2
 
 
 def test_only_who_can_t_be_told_is_waited_for_not_who_has_nothing_beside_him(world):

@@ -151,6 +151,7 @@ def test_an_empty_links_marks_are_those_before_it():
     certificate = decided({"a": answer(Wholeness.WHOLE), "b": answer(Wholeness.WHOLE, side=SLAVE)})
     assert isinstance(certificate, Certificate)
     assert (certificate.end, certificate.marks, certificate.link_hash) == (0, BEFORE.marks, EMPTY_HASH)
+    assert decided({"a": answer(Wholeness.WHOLE)}) == replace(certificate, answered=(MASTER.incarnation,))
 
 
 def test_what_is_given_up_ends_with_the_largest_readable_copy():

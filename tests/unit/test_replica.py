@@ -434,6 +434,11 @@ def test_what_no_write_ends_with_is_a_bug(event: Event) -> None:
         step(state, event)
 
 
+def test_nothing_is_flushed_beyond_what_was_taken() -> None:
+    with pytest.raises(InvariantBroken):
+        step(master(), Flushed(Index(1)))
+
+
 def test_the_invariants_reject_bad_states() -> None:
     state, _ = trace(master(), arrived(0))
     bad = [

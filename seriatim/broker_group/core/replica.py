@@ -283,8 +283,6 @@ def _position_at(state: Replica, index: Index) -> Position | None:
 
 
 def _hash_at(state: Replica, index: Index) -> bytes | None:
-    if index == 0:
-        return START.hash
     position = _position_at(state, index)
     return None if position is None else position.hash
 

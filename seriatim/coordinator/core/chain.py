@@ -298,10 +298,7 @@ def _without_given_up(later: Link, from_seqs: Mapping[str, int], link: Link) -> 
     marks = dict(certificate.marks)
     for source, seq in from_seqs.items():
         if marks.get(source) == link.certificate.marks[source]:
-            left = max(seq - 1, certificate.marks_on_two.get(source, -1))
-            marks[source] = left
-            if left < 0:
-                del marks[source]
+            marks[source] = max(seq - 1, certificate.marks_on_two.get(source, -1))  # -1: none, `filled` leaves it out
     return replace(later, certificate=replace(certificate, marks=marks))
 
 
