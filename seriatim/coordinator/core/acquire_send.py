@@ -333,7 +333,7 @@ def _failed(state: AcquireSend, why: str, now_ms: int) -> Step:
 
 def _close(state: AcquireSend, now_ms: int) -> Step:
     outcome, effects = closing.begin(state.document, state.version, state.last_link.epoch, now_ms, state.before)
-    return _closed(replace(state, phase=Phase.CLOSING, closing=None), outcome, effects, now_ms)
+    return _closed(replace(state, phase=Phase.CLOSING), outcome, effects, now_ms)
 
 
 def _closed(state: AcquireSend, outcome: Closing | closing.Outcome, effects: Effects, now_ms: int) -> Step:

@@ -28,20 +28,14 @@ def cut(state: SenderState, marks: Marks, effects: list[Effect]) -> SenderState:
         if is_resend(marks, spans):
             effects.append(Resume(pending.number, marks, is_whole=True))
         elif overlaps(marks, spans):
-            rest = without(pending.batch, marks)
-            if rest is None:
-                effects.append(Resume(pending.number, marks, is_whole=True))
-                continue
             effects.append(Resume(pending.number, marks, is_whole=False))
-            left.append(Pending(pending.number, rest))
+            left.append(Pending(pending.number, without(pending.batch, marks)))
         else:
             left.append(pending)
     return replace(state, pending=tuple(left))
 
 
-def without(batch: EncodedBatch, marks: Marks) -> EncodedBatch | None:
-    """The batch without the records at or below their source's mark; None where none is left."""
+def without(batch: EncodedBatch, marks: Marks) -> EncodedBatch:
+    """The batch without the records at or below their source's mark, of which it has others."""
     columns = batches.decode(batch).without_resends(marks)
-    if not len(columns):
-        return None
     return batches.encode(columns, batch.header.first_index, compress=batch.header.is_compressed)

@@ -144,7 +144,9 @@ def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, setting
         done += 1
         done_bytes += pending.batch.size_bytes
     if done == 0:
-        return (state, []) if state.is_answered else _filled(_heard_first(state, now_s), [], now_s, settings)
+        if state.is_answered:
+            return state, []
+        return _filled(replace(state, answered_at_s=now_s, is_excused=False), [], now_s, settings)
     patience = state.patience
     if state.is_answered:  # before that, it was the connection that took its time
         gap_s = now_s - max(state.progress_at_s, state.answered_at_s)
@@ -159,21 +161,14 @@ def _acknowledged(state: SenderState, event: Acknowledged, now_s: float, setting
         is_excused=False,
         patience=patience.arrived(),
         timing=state.timing.after(max(0.0, now_s - state.pending[done - 1].sent_at_s)),
-        tries=0,
         refusals=0,
     )
     return _filled(state, effects, now_s, settings)
 
 
-def _heard_first(state: SenderState, now_s: float) -> SenderState:
-    return replace(
-        state, answered_at_s=now_s, progress_at_s=state.progress_at_s if state.in_flight else now_s, is_excused=False
-    )
-
-
 def _filled(state: SenderState, effects: list[Effect], now_s: float, settings: SenderSettings) -> Step:
     """Send what the window has room for."""
-    if state.phase is not Phase.SENDING or state.in_flight == len(state.pending) or _is_asked_first(state):
+    if state.phase is not Phase.SENDING or _is_asked_first(state):
         return state, effects
     in_flight, in_flight_bytes, next_index = state.in_flight, state.in_flight_bytes, state.next_index
     window_batches = 1 if state.patience.is_tried else settings.window_batches
@@ -243,7 +238,7 @@ def _answered(
     if isinstance(event, AcquireFailed):
         return _not_granted(state, event.error, now_s, settings)
     # Who has no token yet is told to wait without one where the chain kept changing before the token was written.
-    is_named = event.token != 0 or (isinstance(event, WaitAnswered) and state.token == 0)
+    is_named = event.token != 0 or isinstance(event, WaitAnswered)
     if not is_named or (state.token and event.token != state.token):
         return _stopped(state, InvariantBroken(f"token {state.token} was answered with token {event.token}"))
     state = replace(state, token=event.token)

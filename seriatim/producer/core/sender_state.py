@@ -89,7 +89,7 @@ class SenderState:
     patience: Patience = field(default_factory=Patience)
     """Of the path to the group: what takes longer on it than the deadline isn't a failure for ever."""
     tries: int = 0
-    """Requests for a route since the last acknowledgement or grant that failed."""
+    """Requests for a route since the last grant that failed."""
     refusals: int = 0
     """Refusals on this link since the last acknowledgement that were no failure of a member."""
     retry_at_s: float = 0.0

@@ -28,6 +28,4 @@ class AcknowledgementTiming:
 
     def deadline_s(self, minimum_s: float, maximum_s: float) -> float:
         """How long nothing may be acknowledged before the link counts as failed."""
-        if self.latency_s < 0:
-            return min(minimum_s, maximum_s)
         return min(maximum_s, max(minimum_s, self.latency_s + _VARIATIONS * self.variation_s))
