@@ -427,7 +427,11 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     generation = before.subscriptions[0].generation
     kept = replace(sought, subscriptions=(replace(sought.subscriptions[0], consume_list=(Epoch(1),)),))
     assert subscriptions.drained(kept, SubscriptionId(1), generation, Epoch(1)) is kept
-    assert subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) != kept
+    drained = subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1))
+    assert drained != kept
+    # Nor does one that comes twice, or of a subscription that is gone.
+    assert subscriptions.drained(drained, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) is drained
+    assert subscriptions.drained(kept, SubscriptionId(9), generation, Epoch(1)) is kept
 
 
 def exactly(index: int) -> subscriptions.Committed:
@@ -716,8 +720,11 @@ def test_h15_a_member_missing_in_what_is_remembered_is_looked_up_before_it_costs
     remembered = replace(read(world), registry=World(groups=()).registry())
     trace = sending().tell(remembered)
     assert trace.orders == ["sessions of g1"]
+    looking = trace.state
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders == ["open g1-a link=1 token=1 version=3", "open g1-b link=1 token=1 version=3"]
+    trace.state = looking
+    assert trace.tell(SessionsSeen(remembered.registry)).orders == ["write 3: closing link 1"]
 
 
 def test_what_a_member_wrote_beside_the_chain_counts(world):
@@ -921,6 +928,7 @@ def test_another_incarnation_costs_the_link_at_once(world):
 def test_an_older_token_is_refused_and_only_the_first_in_line_gets_one(world):
     world.document = chain.with_sender(world.document, "node-2")
     assert sending(token=1).tell(read(world)).orders == ["refused fenced"]
+    assert sending(token=3).tell(read(world)).orders == [f"wake after {acquire_send.OLDER_PAUSE_MS} ms"]
     trace = sending(token=0).tell(read(world), ElectionSeen("node-2"))
     assert trace.orders == ["refused not-elected"]
     assert isinstance(trace.effects[0].result.error, NotElected)
@@ -957,6 +965,16 @@ def test_a_group_that_couldnt_be_opened_isnt_tried_again_in_the_same_call():
     answer = send_call(world).finish()
     assert isinstance(answer, Wait)
     assert set(answer.reasons) == {"g1", "g2", "g3"}
+
+
+def test_the_only_group_isnt_tried_again_by_a_call_that_couldnt_open_it_though_its_members_are_fine():
+    """It would go round and round: each time both tell at once that they hold nothing."""
+    world = World(groups=("g1",))
+    send_call(world).finish()
+    trace = sending().tell(read(world), OpenFailed("a", DeadlineOver("no answer")), ChainWritten(ChainVersion(4)))
+    trace.tell(whole(world, "a", START), whole(world, "b", START))
+    assert trace.orders == ["write 4: link 1 sealed at 0 whole=True answered=g1-a-disk1#1,g1-b-disk1#1"]
+    assert trace.tell(ChainWritten(ChainVersion(5))).orders == ["wait g1: g1-a: no answer"]
 
 
 def test_a_group_that_was_tried_in_vain_is_neither_left_on_the_list_nor_brought_back_by_that_call():

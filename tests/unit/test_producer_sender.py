@@ -205,6 +205,31 @@ def test_refusals_on_one_link_say_nothing_of_the_next(sending: Trace) -> None:
     assert sending(events.Refused(2 * SETTINGS.tries_on_link + 1, errors.WrongIndex("7")))[-1].endswith("failed 2")
 
 
+def test_refusals_count_in_a_row(sending: Trace) -> None:
+    tries = SETTINGS.tries_on_link
+    for stream in range(1, 2 * tries + 1):
+        assert sending(events.Refused(stream, errors.WrongIndex("7")))[-1].endswith("failed 0")
+        sending.granted(grant(1, 0))
+        if stream == tries:
+            sending(events.Acknowledged(stream + 1, Index(2)))
+
+
+def test_what_one_link_failed_of_is_told_once(sending: Trace) -> None:
+    (_, asked) = decide(sending.state, events.StreamBroken(1, "reset"), sending.now_s, SETTINGS)[1]
+    assert asked == events.Acquire(2, Token(7), Epoch(1), "reset")
+    sending(events.StreamBroken(1, "reset"))
+    sending.granted(grant(2))
+    (_, asked) = decide(sending.state, events.Refused(2, errors.WrongIndex("7")), sending.now_s, SETTINGS)[1]
+    assert asked == events.Acquire(3, Token(7), Epoch(0), "")
+
+
+def test_what_is_complete_has_its_place_in_the_queue(sending: Trace) -> None:
+    sending(events.StreamBroken(1, "reset"))
+    sending.granted(replace(grant(2), base=100))
+    (first, *_) = decide(sending.state, events.Acknowledged(2, Index(2)), sending.now_s, SETTINGS)[1]
+    assert first == events.Complete(1, Epoch(2), Index(0), 100)
+
+
 def test_a_resend_is_complete_and_what_follows_is_sent_on_the_same_link(sending: Trace) -> None:
     assert sending(events.Refused(1, errors.Resend("again", marks={"s": 3}))) == [
         "close stream 1",
@@ -277,7 +302,10 @@ def test_an_uncertain_session_stops_the_sender_at_once(sending: Trace) -> None:
 
 def test_a_sender_overtaken_while_it_asks_fails_everything(sending: Trace) -> None:
     sending(events.StreamBroken(1, "reset"))
-    assert sending(events.AcquireFailed(2, errors.NotElected("another"))) == ["fail all", "tell deposed", "stand again"]
+    asked = sending.state
+    for error in (errors.NotElected("another"), errors.Fenced("token 8")):
+        sending.state = asked
+        assert sending(events.AcquireFailed(2, error)) == ["fail all", "tell deposed", "stand again"]
 
 
 def test_a_coordinator_that_reads_the_election_late_is_asked_again() -> None:
@@ -319,7 +347,10 @@ def test_waiting_before_there_is_a_token_is_followed_by_another_request_without_
 
 def test_an_answer_without_the_token_that_was_given_stops_the_sender(sending: Trace) -> None:
     sending(events.StreamBroken(1, "reset"))
+    asked = sending.state
     assert sending(events.WaitAnswered(2, Token(0), 0.5))[-1] == "stop invariant-broken"
+    sending.state = asked
+    assert sending.granted(grant(2), token=8)[-1] == "stop invariant-broken"
     trace = Trace()
     trace(events.Elected())
     assert trace.granted(grant(), 0)[-1] == "stop invariant-broken"
@@ -342,6 +373,68 @@ def test_a_process_that_stood_still_reads_its_acknowledgements_first(sending: Tr
     assert sending(events.Tick(), after_s=5.0) == []
     assert sending(events.Tick(), after_s=0.29) == []
     assert sending(events.Tick(), after_s=5.0) == ["close stream 1", "acquire 2 token 7 failed 1"]
+
+
+def test_a_process_that_stands_still_again_behind_an_acknowledgement_is_excused_again(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(2)))
+    assert sending(events.Tick(), after_s=5.0) == []
+    sending(events.Acknowledged(1, Index(4)))
+    assert sending(events.Tick(), after_s=60.0) == []
+
+
+def waits_s(trace: Trace) -> float | None:
+    """How long from now until the master is given up."""
+    due_at_s = wake_at_s(trace.state, trace.settings)
+    return None if due_at_s is None else round(due_at_s - trace.now_s, 3)
+
+
+def test_a_first_acknowledgement_is_waited_for_longer_on_every_stream(sending: Trace) -> None:
+    """It may have to connect first."""
+    first_s = SETTINGS.first_deadline_s
+    assert waits_s(sending) == pytest.approx(first_s - 0.003)  # since the first of four was sent
+    sending(events.Acknowledged(1, Index(2)))
+    assert waits_s(sending) == SETTINGS.deadline_s
+    sending(events.StreamBroken(1, "reset"), after_s=0.1)
+    assert waits_s(sending) is None  # a coordinator is asked
+    sending.granted(grant(2))
+    assert waits_s(sending) == first_s
+
+
+def test_time_runs_while_there_is_something_to_acknowledge_and_from_when_that_was_sent(sending: Trace) -> None:
+    sending(events.Acknowledged(1, Index(6)))
+    sending(events.Acknowledged(1, Index(8)))
+    assert waits_s(sending) is None
+    assert sending(events.Tick(), after_s=60.0) == []
+    sending(events.BatchClosed(5, batch(8, 1)))
+    assert waits_s(sending) == SETTINGS.deadline_s
+    sending(events.BatchClosed(6, batch(9, 1)), after_s=0.2)
+    assert waits_s(sending) == pytest.approx(SETTINGS.deadline_s - 0.2)
+
+
+def left_for_its_silence(trace: Trace) -> None:
+    trace(events.Acknowledged(1, Index(2)))
+    assert trace(events.Tick(), after_s=0.31)[0] == "close stream 1"
+
+
+def test_behind_a_silence_nothing_is_sent_before_the_master_speaks_and_then_one_batch_at_a_time(sending: Trace) -> None:
+    left_for_its_silence(sending)
+    assert waits_s(sending) is None
+    assert sending(events.Tick(), after_s=60.0) == []  # a coordinator may take its time
+    assert sending.granted(grant(2)) == ["open stream 2 token 7 epoch 2 from 0"]
+    assert sending(events.BatchClosed(5, batch(8, 1))) == []
+    assert sending(events.Acknowledged(2, Index(0))) == ["send 2 at 0 seqs 2..3 on stream 2"]
+    assert sending(events.Acknowledged(2, Index(0))) == []
+    assert sending(events.Acknowledged(2, Index(2)))[1:] == [
+        f"send {number} at {index} seqs {first}..{last} on stream 2"
+        for number, index, first, last in ((3, 2, 4, 5), (4, 4, 6, 7), (5, 6, 8, 8))
+    ]
+
+
+def test_a_master_that_never_says_a_word_behind_a_silence_is_left_as_well(sending: Trace) -> None:
+    left_for_its_silence(sending)
+    sending.granted(grant(2))
+    assert waits_s(sending) == SETTINGS.first_deadline_s
+    assert sending(events.Tick(), after_s=SETTINGS.first_deadline_s + 0.01)[-1].endswith("failed 2")
 
 
 def test_slow_acknowledgements_lengthen_the_deadline(sending: Trace) -> None:
@@ -371,7 +464,9 @@ def test_answers_to_an_earlier_request_and_words_of_an_earlier_stream_are_ignore
     sending(events.StreamBroken(1, "reset"))
     assert sending(events.Acknowledged(1, Index(6))) == []
     assert sending(events.Granted(1, Token(7), grant(2))) == []
+    assert sending(events.Refused(1, errors.Sealed("late"))) == []
     sending.granted(grant(2))
+    assert sending.granted(grant(3)) == []
     before = sending.state
     assert sending(events.StreamBroken(1, "late")) == []
     assert sending(events.Acknowledged(1, Index(2))) == []
@@ -381,6 +476,9 @@ def test_answers_to_an_earlier_request_and_words_of_an_earlier_stream_are_ignore
 def test_a_closed_sender_fails_what_is_left_and_is_elected_no_more(sending: Trace) -> None:
     assert sending(events.Closed()) == ["close stream 1", "fail all", "tell deposed"]
     assert sending(events.Closed()) == []
+    assert sending(events.Deposed("suspended")) == []
+    assert sending(events.Withdrawn()) == []
+    assert sending.state.phase is Phase.ENDED
     with pytest.raises(errors.InvariantBroken):
         sending(events.Elected())
 
