@@ -279,7 +279,7 @@ def _answered(state: Reading, event: StartArrived | BatchesArrived | EndReached 
             if state.at is None or state.at.index != end or state.marks is None:
                 return _failed(state, f"the member ended at {end}, not having sent all", now_s, order_close=True)
             at_end = _at_end(state, _current(state), state.at)
-            return replace(at_end, fetch=None, failures=0), [CloseFetch(event.fetch_id)]
+            return replace(at_end, fetch=None), [CloseFetch(event.fetch_id)]
         case FetchFailed(_, reason):
             return _failed(state, reason, now_s, order_close=False)
         case _:
@@ -407,7 +407,7 @@ def _settled(state: Reading, now_s: float) -> Step:
         if link.end is not None and at.index >= link.end:
             state, closed = _closed(state)
             effects += closed
-            state = replace(_at_end(state, link, Place(link.epoch, link.end)), failures=0, avoid="")
+            state = _at_end(state, link, Place(link.epoch, link.end))
             continue
         state, more = _fetching(state, link, now_s)
         return state, effects + more
@@ -532,8 +532,7 @@ def _opened(state: Reading, link: LinkView, side: Side, now_s: float, effects: l
     at = state.at or Place(link.epoch, Index(0))
     credit_bytes = 0 if state.patience.is_tried else state.room_bytes
     fetch = Fetch(state.next_fetch_id, side.member, side.incarnation, credit_bytes)
-    from_index = at.index if state.marks is not None else max(at.index, state.skip_below)
-    effects.append(OpenFetch(fetch.fetch_id, link.epoch, side, from_index, fetch.credit_bytes))
+    effects.append(OpenFetch(fetch.fetch_id, link.epoch, side, at.index, fetch.credit_bytes))
     if link.end is not None:
         effects.append(WakeAt(now_s + STALL_S))
     return replace(
