@@ -75,9 +75,14 @@ def test_a_grant_that_was_read_before_the_next_link_was_listed_commits_nothing_o
     happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
     assert commits.state.committed < wanted
     assert AcquireAgain() in happened(cursor.ViewChanged(later))
+    assert happened(cursor.ViewChanged(later)) == []  # it is being asked
+    assert happened(cursor.ViewChanged(view(3, (), link(1, 0, 5)))) == []  # of a coordinator that lags behind
+    assert commits.state.view == later
     (order,) = happened(granted(later, 2, 0))
     assert isinstance(order, Commit)
     assert (order.epoch, order.index) == (2, 3)
+    assert happened(CommitAsked(Place(Epoch(2), Index(1)))) == []
+    assert commits.state.wanted == wanted
     happened(Committed(order.commit_id))
     assert commits.state.committed == wanted
 
@@ -109,6 +114,15 @@ def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_th
         happened(cursor.ViewChanged(seen))
         refused = happened(CommitFailed(second.commit_id, "behind", is_grant_old=False, is_beyond=True))
         assert any(isinstance(effect, Refuse) for effect in refused) is is_refused
+        if is_refused:  # it is as if it had never been asked for
+            state = commits.state
+            assert (state.in_flight, state.wanted, state.failures, state.failure, state.avoid) == (
+                None,
+                state.committed,
+                0,
+                "",
+                "",
+            )
 
 
 def test_who_has_nothing_left_to_read_stands_at_the_end_of_the_last_link_whatever_was_asked_for() -> None:

@@ -20,6 +20,7 @@ from seriatim.consumer.core.reading_events import (
     ReadFrom,
     RowsTaken,
     StartArrived,
+    Stopped,
     Tick,
     ViewChanged,
     WakeAt,
@@ -124,6 +125,29 @@ def test_batches_that_come_together_are_taken_one_by_one() -> None:
     assert trace.state.failures == 1
 
 
+def test_who_is_stopped_reads_nothing_more_and_keeps_nothing() -> None:
+    trace = Trace()
+    opened = chain(link(1, LinkState.OPEN))
+    trace(ReadFrom(opened, START))
+    trace(StartArrived(1, Index(0), {}))
+    trace(batch(1, 0, [1]))
+    assert trace(Stopped()) == ["close 1", "discard"]
+    assert (trace.state.at, trace.state.room_bytes) == (None, 1_000_000)
+    assert trace.state.waiting_for == "being elected"
+    for event in (batch(1, 1, [2]), Tick(), ViewChanged(replace(opened, version=ChainVersion(2)))):
+        assert trace(event) == []
+
+
+def test_a_member_that_sends_all_ends_the_link() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    trace(batch(1, 0, [1, 2, 3]))
+    assert trace(EndReached(1, Index(3))) == ["close 1"]  # the chain tells of it later
+    assert (trace.state.is_at_end, trace.state.at, trace.state.end_offset) == (True, Place(Epoch(1), Index(3)), 3)
+    assert trace.state.waiting_for == "the next link"
+
+
 def test_start_in_the_middle_of_a_batch() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), Place(Epoch(1), Index(5))))
@@ -138,6 +162,25 @@ def test_to_the_other_member_at_once_and_back_after_a_while() -> None:
     assert trace(FetchFailed(2, "gone too"), 10.0) == ["wake at 10.1"]
     assert trace.state.waiting_for == "g1-a: gone too"
     assert trace(Tick(), 10.1) == ["open 3: link 1 at g1-b from 0"]
+    trace(StartArrived(3, Index(0), {}), 10.1)
+    trace(batch(3, 0, [1]), 10.1)  # what failed before that is past
+    assert trace(FetchFailed(3, "gone again"), 10.1) == ["open 4: link 1 at g1-a from 1"]
+
+
+def test_the_only_member_there_is_tried_again_after_a_while() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN, a=None)), START), 10.0)
+    assert trace(FetchFailed(1, "gone"), 10.0) == ["wake at 10.05"]
+
+
+def test_nothing_is_fetched_while_there_is_no_room_for_it() -> None:
+    trace = Trace(limit_bytes=100)
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    one = batch(1, 0, [1])
+    trace(one)
+    assert trace(FetchFailed(1, "gone")) == []
+    assert trace(RowsTaken(one.batches[0].size_bytes)) == ["open 2: link 1 at g1-a from 1"]
 
 
 def test_who_failed_is_tried_at_once_when_it_is_another_one_and_not_because_the_chain_was_seen_again() -> None:
@@ -154,6 +197,7 @@ def test_who_failed_is_tried_at_once_when_it_is_another_one_and_not_because_the_
 def test_a_member_that_left_or_came_back_changed_is_left() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    assert trace(ViewChanged(chain(link(1, LinkState.OPEN, a=2)))) == []  # the other one says nothing of it
     assert trace(ViewChanged(chain(link(1, LinkState.OPEN, b=None)))) == ["close 1", "open 2: link 1 at g1-a from 0"]
     assert trace(ViewChanged(chain(link(1, LinkState.OPEN, a=None, b=None)))) == ["close 2"]
     assert trace.state.waiting_for == "g1-a or g1-b: neither is registered"
@@ -200,6 +244,12 @@ def test_a_member_that_ends_early_or_leaves_a_gap_is_not_believed() -> None:
     trace(StartArrived(2, Index(0), {}))
     assert trace(batch(2, 2, [3, 4]))[0] == "close 2"
     assert trace.state.at == START
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.SEALED, end=2)), START))
+    assert trace(batch(1, 0, [1]))[0] == "close 1"  # not having said where it starts
+    trace(StartArrived(2, Index(0), {}))
+    assert trace(batch(2, 0, [1, 2, 3]))[0] == "close 2"  # over the end
+    assert trace.state.at == START
 
 
 def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
@@ -208,6 +258,23 @@ def test_a_member_that_sends_nothing_of_a_sealed_link_is_left() -> None:
     sealed = chain(link(1, LinkState.SEALED, end=3), version=2)
     assert trace(ViewChanged(sealed), 50.0) == ["wake at 51"]
     assert trace(Tick(), 51.0) == ["close 1", "open 2: link 1 at g1-a from 0", "wake at 52"]
+
+
+def test_a_member_that_speaks_and_sends_nothing_of_a_sealed_link_is_left_whatever_else_the_chain_shows() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    trace(Heard(1), 49.9)
+    sealed = link(1, LinkState.SEALED, end=3)
+    assert trace(ViewChanged(chain(sealed, version=2)), 50.0) == ["wake at 51"]
+    for number in range(1, 5):
+        trace(Heard(1), 50.0 + number / 5)
+        later = chain(
+            sealed, *(link(epoch, LinkState.OPENING, base=3) for epoch in range(2, 2 + number)), version=2 + number
+        )
+        assert trace(ViewChanged(later), 50.0 + number / 5) == ["wake at 51"]
+    assert trace(Tick(), 51.0)[:2] == ["close 1", "open 2: link 1 at g1-a from 0"]
+    assert trace.state.failure == "g1-b: it sends nothing of a sealed link"
 
 
 def test_a_member_that_says_where_it_starts_has_given_something() -> None:
@@ -265,7 +332,9 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     assert trace(Tick(), 10.8) == ["close 2", "wake at 10.9"]
     assert trace(Tick(), 10.9) == ["open 3: link 1 at g1-b from 0"]
     assert reading.next_look_s(trace.state, 10.9) == 10.9 + 0.6
+    assert trace(Tick(), 10.95) == []
     assert trace(StartArrived(3, Index(0), {}), 11.0) == ["credit 3: 1"], "one batch, and when it has answered"
+    assert trace(Heard(3), 11.05) == trace(Tick(), 11.05) == []
     assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1", "credit 3: 999999"]
     assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
 
@@ -281,6 +350,7 @@ def test_a_member_far_away_is_waited_for_once_the_way_there_is_known() -> None:
     trace(batch(3, 0, [1]), 11.8)
     sealed = chain(link(1, LinkState.SEALED, end=1), link(2, LinkState.OPEN, base=1), version=2)
     assert trace(ViewChanged(sealed), 12.0) == ["close 3", "open 4: link 2 at g1-b from 0"]
+    assert trace(Tick(), 12.35) == []
     assert trace(Tick(), 12.45) == []
     assert trace(StartArrived(4, Index(0), {}), 12.5) == []
 
@@ -289,7 +359,12 @@ def test_a_silence_is_put_down_to_a_process_that_slept_itself_but_once() -> None
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
     assert trace(Tick(), 20.0) == []
+    assert trace(Tick(), 20.25) == []
     assert trace(Tick(), 40.0) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    trace(StartArrived(2, Index(0), {}), 40.1)
+    assert trace(Tick(), 80.0) == []
+    trace(Heard(2), 80.1)
+    assert trace(Tick(), 90.0) == []  # another sleep, since it was heard
 
 
 def test_a_silent_member_without_another_one_is_not_left() -> None:
@@ -312,6 +387,14 @@ def test_a_member_that_didn_t_answer_the_seal_is_left_for_the_one_that_did() -> 
     # Who has come back since may be asked as well, but not first.
     trace = Trace()
     assert trace(ReadFrom(chain(sealed), START), 10.0)[1] == "open 1: link 1 at g1-a from 0"
+    # Nor is it left, by whom the one that did has failed, or where that is gone, or where both answered.
+    assert trace(FetchFailed(1, "gone"), 10.0)[0] == "open 2: link 1 at g1-b from 0"
+    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPENING, base=3), version=2)), 10.0) == ["wake at 11"]
+    for answered, there in ((("a",), None), (("a", "b"), 1), (("b",), 1)):
+        trace = Trace()
+        trace(ReadFrom(chain(link(1, LinkState.OPEN, a=there)), START), 10.0)
+        ended = replace(link(1, LinkState.SEALED, end=3, a=there), answered=answered)
+        assert trace(ViewChanged(chain(ended, version=2)), 10.0) == ["wake at 11"]
 
 
 def test_a_member_that_has_given_all_is_not_left_for_its_missing_answer() -> None:
