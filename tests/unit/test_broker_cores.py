@@ -25,7 +25,7 @@ from seriatim.protocol.chain import (
     StaleCursors,
     Subscription,
 )
-from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
+from seriatim.protocol.errors import Fenced, IncompatibleVersion, InvalidArgument, OlderGeneration
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import (
     ChainVersion,
@@ -185,6 +185,14 @@ def test_what_is_written_is_read() -> None:
     )  # fmt: skip
     assert link_record.decode(link_record.encode(record)) == record
     assert link_record.decode(link_record.encode(LinkRecord(QUEUE, Epoch(1)))) == LinkRecord(QUEUE, Epoch(1))
+
+
+@pytest.mark.parametrize("newer", [{"of_two": 1}, {"durability": "quorum"}, {"role": "witness"}])
+def test_a_record_of_a_newer_version_is_refused_in_a_line(newer) -> None:
+    """A broker that is set back to an earlier version ended with a trace, and no word of what to do."""
+    content = json.loads(link_record.encode(LinkRecord(QUEUE, Epoch(1)))) | newer
+    with pytest.raises(IncompatibleVersion, match="start the version that wrote it, or a newer one"):
+        link_record.decode(json.dumps(content).encode())
 
 
 @pytest.mark.parametrize(("lacks", "has_cursors"), [((), True), (None, False), ((WHOSE,), False)])

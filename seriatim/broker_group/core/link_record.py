@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from seriatim.protocol.chain import Durability, Whose, whose_from
+from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
@@ -105,17 +106,23 @@ def encode(record: LinkRecord) -> bytes:
 
 
 def decode(data: bytes) -> LinkRecord:
-    """Read what `encode` wrote."""
-    content = json.loads(data)
-    peer = content["peer"]
-    lacks = () if content.pop("has_cursors") else content.get("lacks")
-    return LinkRecord(
-        **content
-        | {
-            "lacks": None if lacks is None else whose_from(lacks),
-            "role": Role(content["role"]),
-            "durability": Durability(content["durability"]),
-            "peer": None if peer is None else Incarnation(*peer),
-            "end_hash": bytes.fromhex(content["end_hash"]),
-        }
-    )
+    """Read what `encode` wrote. Raises IncompatibleVersion for what a newer version did."""
+    try:
+        content = json.loads(data)
+        peer = content["peer"]
+        lacks = () if content.pop("has_cursors") else content.get("lacks")
+        return LinkRecord(
+            **content
+            | {
+                "lacks": None if lacks is None else whose_from(lacks),
+                "role": Role(content["role"]),
+                "durability": Durability(content["durability"]),
+                "peer": None if peer is None else Incarnation(*peer),
+                "end_hash": bytes.fromhex(content["end_hash"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise IncompatibleVersion(
+            f"a link's record on this disk holds what this version doesn't know ({error}): "
+            "start the version that wrote it, or a newer one"
+        ) from error
