@@ -57,7 +57,10 @@ def recover_queue(schedule: Schedule) -> None:
 
 
 def recover_by_several(schedule: Schedule) -> None:
-    """The same, and others ask for it, too, each a moment later: what the first one has made goes on meanwhile."""
+    """The same, and others ask for it, too, each a moment later: what the first one has made goes on meanwhile.
+
+    A coordinator may stand still in the middle, and find that when it goes on.
+    """
     recover_without(schedule, others=4)
 
 
@@ -85,6 +88,8 @@ def recover_without(schedule: Schedule, others: int = 0) -> None:
     world.loop.run(world.loop.now_s + 8 * chance.random())
     if chance.random() < 0.3:
         kill_at_chain_write(schedule, chance.randint(1, 30))
+    if others and chance.random() < 0.7:
+        schedule.later(0.2 * chance.random(), schedule.pause_coordinator)
     _recovered(schedule, others)
     world.loop.run(world.loop.now_s + chance.choice((0.1, 8.0)) * chance.random())
     _start_all(schedule)
