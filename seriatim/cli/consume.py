@@ -53,7 +53,7 @@ _NOTHING_IN_IT = "to be opened"
     "--idle-exit",
     type=Finite(min=0),
     metavar="SECONDS",
-    help="Stop when, elected, no record came for so long. Ends with 3 where there may be some that can't be read now.",
+    help="Stop when, elected, no record came for so long (--connect-timeout at least, while nobody tells where to read). Ends with 3 where there may be some that can't be read now.",
 )
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
@@ -104,13 +104,13 @@ def consume(
         )
         with consumer, answers:
             stopping.is_gentle = True
-            waiting = _Waiting(consumer, idle_exit)
+            waiting = _Waiting(consumer, idle_exit, connect_timeout)
             is_all_printed = _print(consumer, _json if is_json else _plain, stopping, max_records, waiting)
             if is_committing and is_all_printed:
                 _commit(consumer)
     if waiting.blocked_by:
         raise errors.Waiting(
-            f"nothing came for {idle_exit:g} s, and there may be more: waiting for {waiting.blocked_by}"
+            f"nothing came for {waiting.blocked_s:g} s, and there may be more: waiting for {waiting.blocked_by}"
         )
 
 
@@ -171,18 +171,21 @@ def _print(
 class _Waiting:
     """Counts how long no record came while elected, and says on standard error what is waited for.
 
-    `blocked_by`: what keeps records from being read, where it is enough because of that. Between two tries at a member nothing is
+    `blocked_by`: what keeps records from being read, where it is enough because of that, and for how long. Between two tries at a member nothing is
     waited for: it counts as the end of the queue only where it has lasted as long.
     """
 
-    def __init__(self, consumer: Consumer, idle_exit_s: float | None) -> None:
+    def __init__(self, consumer: Consumer, idle_exit_s: float | None, connect_timeout_s: float) -> None:
         self._consumer = consumer
         self._idle_exit_s = idle_exit_s
+        self._connect_timeout_s = connect_timeout_s
+        self._ungranted_s = 0.0
         self._idle_s = 0.0
         self._free_s = 0.0
         self._silent_s = 0.0
         self._said = ""
         self.blocked_by = ""
+        self.blocked_s = 0.0
 
     def ended(self) -> None:
         self._idle_s = self._free_s = self._silent_s = 0.0
@@ -200,13 +203,18 @@ class _Waiting:
             click.echo(f"{'waiting for' if consumer.is_elected else 'standing by:'} {reason}", err=True)
         if not consumer.is_elected:
             self._idle_s = self._free_s = 0.0
-            return False
+            self._ungranted_s = self._ungranted_s + _POLL_S if consumer.is_first_in_line else 0.0
+            if self._idle_exit_s is None or self._ungranted_s < max(self._idle_exit_s, self._connect_timeout_s):
+                return False
+            self.blocked_by, self.blocked_s = reason, max(self._idle_exit_s, self._connect_timeout_s)
+            return True
+        self._ungranted_s = 0.0
         is_blocked = reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT)
         self._idle_s += _POLL_S
         self._free_s = 0.0 if is_blocked else self._free_s + _POLL_S
         if self._idle_exit_s is None or self._idle_s < self._idle_exit_s:
             return False
-        self.blocked_by = reason if is_blocked else ""
+        self.blocked_by, self.blocked_s = reason if is_blocked else "", self._idle_exit_s
         return is_blocked or self._free_s >= self._idle_exit_s
 
 

@@ -18,6 +18,7 @@ from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
 from seriatim.protocol.record import Record
@@ -45,7 +46,7 @@ class Consumer:
     UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
     does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long, also where there are some that can't be
-    read now: `waiting_for` says so; None: never.
+    read now, or nobody tells where to read for at least `connect_timeout_s`: `waiting_for` says so; None: never.
     `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
     some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly:
     what would wait there raises InvalidArgument, and what they raise is logged.
@@ -101,6 +102,7 @@ class Consumer:
         self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
+        self._ungranted_since_s: float | None = None
         self._is_closing = False
         self._lapse: asyncio.TimerHandle | None = None
         forks.call_in_child(self, Consumer._leave_to_parent)
@@ -278,6 +280,11 @@ class Consumer:
         return self._hand_over.is_open
 
     @property
+    def is_first_in_line(self) -> bool:
+        """Whether ZooKeeper says that it is elected: it is handed records as soon as a coordinator grants where to read."""
+        return self._session is not None and self._session.standing is Standing.ELECTED
+
+    @property
     def is_connected(self) -> bool:
         """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
         return self._session is not None and self._session.is_connected
@@ -333,16 +340,22 @@ class Consumer:
         hand_over = self._hand_over
         if hand_over.is_closed:
             return 0.0, idle_since_s
+        idle_s, now_s = self._idle_timeout_s, boottime_s()
         if not hand_over.is_open:
-            return 0.1, boottime_s()
-        idle_s = self._idle_timeout_s
-        left_s = 1.0 if idle_s is None else idle_since_s + idle_s - boottime_s()
+            if idle_s is None or not self.is_first_in_line:
+                self._ungranted_since_s = None
+                return 0.1, now_s
+            since_s = self._ungranted_since_s = self._ungranted_since_s or now_s
+            left_s = since_s + max(idle_s, self._settings.connect_timeout_s) - now_s
+            return max(0.0, min(0.1, left_s)), now_s
+        self._ungranted_since_s = None
+        left_s = 1.0 if idle_s is None else idle_since_s + idle_s - now_s
         return max(0.0, min(1.0, left_s)), idle_since_s
 
     def __iter__(self) -> Iterator[Record]:
         """Records in order, until the consumer is closed or idle for too long."""
         self.open()
-        idle_since_s = boottime_s()
+        idle_since_s, self._ungranted_since_s = boottime_s(), None
         while True:
             self._move_past()
             chunk = self._take()
@@ -358,7 +371,7 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[Record]:
         """As the plain iterator; waits without holding up the caller's loop."""
         await asyncio.to_thread(self.open)
-        idle_since_s = boottime_s()
+        idle_since_s, self._ungranted_since_s = boottime_s(), None
         while True:
             self._move_past()
             chunk = self._take()

@@ -66,6 +66,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.cluster = cluster
         self.links: list[FakeLink] = [FakeLink(1, 0, {})]
         self.dropped_links = 0
+        self.nobody_tells = ""
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
         self.fetches: list[tuple[str, int, int]] = []
@@ -296,6 +297,9 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
                 await self._notify()
         elif request.token < one.token:
             raise Fenced("a newer reader was elected")
+        if self.nobody_tells:
+            wait = pb.Wait(retry_after_ms=50, reasons=[pb.WaitReason(what="g1", reason=self.nobody_tells)])
+            return pb.AcquireReadReply(wait=wait, queue_id=1, token=one.token)
         head = one.consume_list[0] if one.consume_list else 0
         one.told[head] = (one.generation, one.token)
         index = one.cursors.get((head, one.generation), 0)

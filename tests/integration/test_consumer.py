@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,23 @@ def test_reads_across_links_without_resends_and_commits_to_the_end(cluster: Fake
         assert [record.offset for record in records] == [*range(10), *range(15, 25)]
         assert consumer.duplicates_dropped == 5
         wait_until(lambda: cluster.cursor_offset("default") == 25)
+
+
+def test_who_is_elected_and_not_told_where_to_read_is_idle_after_the_time_for_connecting(cluster: FakeCluster) -> None:
+    """The head's group was down: iteration ended for no `idle_timeout_s`."""
+    cluster.append(numbered(0, 10), 0)
+    cluster.nobody_tells = "no member of g1 is registered"
+    with new(cluster, idle_timeout_s=0.01) as consumer:
+        consumer._settings = replace(consumer._settings, connect_timeout_s=0.05)
+        assert list(consumer) == []
+        wait_until(lambda: consumer.waiting_for == "g1: no member of g1 is registered")
+        assert asyncio.run(all_of(consumer)) == []
+        cluster.nobody_tells = ""
+        assert [record.value for record in taken(consumer, 10)] == numbered(0, 10)
+
+
+async def all_of(consumer: Consumer) -> list[Record]:
+    return [record async for record in consumer]
 
 
 def test_the_record_in_hand_is_not_committed_by_itself(cluster: FakeCluster) -> None:

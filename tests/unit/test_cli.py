@@ -559,7 +559,7 @@ LOST = "the end of link 1, which is lost until g1-a or g1-b is back"
 def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     told = itertools.cycle(reasons)
     consumer = SimpleNamespace(is_elected=True, waiting_for="")
-    waiting = consume_module._Waiting(consumer, 0.5)
+    waiting = consume_module._Waiting(consumer, 0.5, 10)
     for _ in range(20):
         consumer.waiting_for = next(told)
         if waiting.is_over():
@@ -567,6 +567,22 @@ def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     else:
         pytest.fail("it never stops")
     assert waiting.blocked_by == blocked_by
+
+
+def test_a_reader_that_nobody_tells_where_to_read_stops_too_unless_it_stands_by():
+    """The head's group was down: with `--idle-exit` it waited until that was back, however long."""
+    reason = "g1: no member of g1 is registered, so nobody can tell where link 1 was read to"
+    consumer = SimpleNamespace(is_elected=False, is_first_in_line=False, waiting_for=reason)
+    waiting = consume_module._Waiting(consumer, 0.5, 2)
+    assert not any(waiting.is_over() for _ in range(50))
+    consumer.is_first_in_line = True
+    assert not any(waiting.is_over() for _ in range(15))
+    consumer.is_elected = True  # it was told for a moment
+    assert not waiting.is_over()
+    consumer.is_elected = False
+    assert not any(waiting.is_over() for _ in range(15))
+    assert any(waiting.is_over() for _ in range(10))
+    assert (waiting.blocked_by, waiting.blocked_s) == (reason, 2)
 
 
 def test_what_is_shown_of_a_sender_is_how_it_stands_when_it_is_drawn():
