@@ -486,7 +486,12 @@ class Broker:
         await asyncio.gather(*(self._seal_open(record) for record in is_open if record.opened_start != 0))
 
     async def _seal_open(self, record: LinkRecord) -> None:
-        runner = self.find(record.key)
+        try:
+            runner = self.find(record.key)
+        except DiskFailed as error:
+            # What isn't loaded takes no records, and was opened for an earlier start: the others can be sealed, and served.
+            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: {error}")
+            return
         if runner is None:
             return  # let go meanwhile
         if record.opened_start != self.incarnation.start and not record.durability.survives_restart:

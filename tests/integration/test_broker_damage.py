@@ -642,6 +642,36 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
     with_links(scenario)
 
 
+def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index lay in a damaged table: all that this disk holds of other links was read, and made two copies again, nowhere."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        right = broker.store.last_position
+
+        def damaged(link: LinkKey) -> layout.StoredPosition:
+            if link == RECORD.key:
+                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+            return right(link)
+
+        for record in (RECORD, OTHER):
+            await broker.store.keep_link(replace(record, is_sealed=False, end=None, opened_start=7))
+        monkeypatch.setattr(broker.store, "last_position", damaged)
+        fresh, said = broker_of(broker.store), list[str]()
+        fresh.found_lacking = said.append
+        await fresh.seal_open_links()
+        assert fresh.is_sealed(OTHER.key)
+        assert not fresh.is_sealed(RECORD.key)
+        assert "epoch 2: the disk can't be read" in said[0]
+        mine = pb.LinkMember(group="g1", member="a")
+        asked = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=2), master=mine, durability="sync")
+        answer = await BrokerService(fresh, *cast("tuple[Any, Any]", (None, None))).seal(asked)
+        assert answer.answer == pb.SealReply.UNKNOWN
+
+    with_links(scenario)
+
+
 def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
