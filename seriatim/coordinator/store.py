@@ -294,8 +294,12 @@ class Store:
         return document.is_deleted
 
     async def free_name(self, name: str, queue_id: QueueId) -> None:
-        """The name of a deleted queue may be given to another one. What isn't understood there is left."""
+        """The name of a deleted queue may be given to another one. What isn't understood there is left.
+
+        A ZooKeeper server that is behind would show this one's node still, where another queue has one by now, with the same version.
+        """
         path = self.paths.name(name)
+        await self.catch_up()
         with contextlib.suppress(NoNode, BadVersion, NotUnderstood):
             data, version = await self.session.get(path)
             if understood(path, data, queue_id_from) == queue_id:
@@ -607,8 +611,8 @@ class Store:
         except NoNode:
             return None
         except NotUnderstood as error:
-            _log.error("name left out", name=name, reason=error)
-            return None
+            _log.error("name left as it was", name=name, reason=error)
+            return self.names.get(name)
 
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""

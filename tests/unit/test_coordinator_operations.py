@@ -191,6 +191,7 @@ class Laggard:
 
     def __init__(self) -> None:
         self.shown = b"7"
+        self.deleted: list[str] = []
 
     def on_state(self, _: object) -> None:
         pass
@@ -201,11 +202,21 @@ class Laggard:
     async def get(self, _: str) -> tuple[bytes, int]:
         return self.shown, 0
 
+    async def delete(self, path: str, _: int) -> None:
+        self.deleted.append(path)
+
 
 def test_a_name_means_the_queue_that_has_it_now_also_where_zookeeper_s_server_is_behind() -> None:
     """Its reader was told that his queue was deleted, and `queue delete` said that it was done and deleted nothing."""
     store = Store(cast("ZooKeeperSession", Laggard()), "c")
     assert asyncio.run(store.queue_id("orders")) == 8
+
+
+def test_a_deleted_queue_s_name_is_not_taken_from_the_one_that_has_it_now() -> None:
+    """Nobody could send to that one, or read it, by its name any more; made and not used yet, it was cleared away."""
+    session = Laggard()
+    asyncio.run(Store(cast("ZooKeeperSession", session), "c").free_name("orders", QueueId(7)))
+    assert session.deleted == []
 
 
 class QueuesStore:
