@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Literal, Self
 
@@ -112,8 +112,7 @@ class Producer:
             self.send = self._buffer.send  # type: ignore[method-assign] # the same, one call less for each record
         self._max_block_s = max_block_s
         self._elected: Elected | None = None
-        self._standing = threading.Condition()
-        self._standing_waiters: dict[Callable[[], None], None] = {}
+        self._standing_waiters: dict[Callable[[], None], None] = {}  # and no lock, as in the consumer's HandOver
         self._buffer.when_stopped(lambda: self._set_standing(None))
         self._loop = SendingLoop(
             LoopSettings(queue, self.name, session_timeout_s, compression == "zstd"),
@@ -265,35 +264,42 @@ class Producer:
         """
         check_timeout(timeout)
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
-        with self._standing:
-            while self._elected is None:
-                stopped = self._buffer.stopped
-                if stopped is not None:
-                    raise type(stopped)(stopped.message, **stopped.details)
+        may_look: SimpleQueue[None] = SimpleQueue()
+        waiter = partial(may_look.put, None)
+        try:
+            self._standing_waiters[waiter] = None  # before the first look
+            while (elected := self._taken_up()) is None:
                 left_s = None if give_up_at_s is None else give_up_at_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise self._buffer.problem
                 self._buffer.ends.check_wait()
-                self._standing.wait(left_s)
-            elected = self._elected
-            self._buffer.take_up(elected.token)
-            return elected
+                with contextlib.suppress(Empty):
+                    may_look.get(timeout=left_s)
+        finally:
+            self._standing_waiters.pop(waiter, None)
+        return elected
 
     async def wait_until_elected_async(self) -> Elected:
         """As `wait_until_elected`, without blocking the caller's loop."""
-        loop = asyncio.get_running_loop()
-        while True:
-            may_look = asyncio.Event()
-            waiter = partial(_set, loop, may_look)
-            with self._standing:
-                if self._elected is not None or self._buffer.stopped is not None:
-                    return self.wait_until_elected(0)
-                self._standing_waiters[waiter] = None
-            try:
+        may_look = asyncio.Event()
+        waiter = partial(_set, asyncio.get_running_loop(), may_look)
+        try:
+            self._standing_waiters[waiter] = None
+            while (elected := self._taken_up()) is None:
                 await may_look.wait()
-            finally:
-                with self._standing:
-                    self._standing_waiters.pop(waiter, None)
+                may_look.clear()
+        finally:
+            self._standing_waiters.pop(waiter, None)
+        return elected
+
+    def _taken_up(self) -> Elected | None:
+        """The term, whose records are taken from now on; None while there is none. Raises why there will be none any more."""
+        elected, stopped = self._elected, self._buffer.stopped
+        if elected is not None:
+            self._buffer.take_up(elected.token)
+        elif stopped is not None:
+            raise type(stopped)(stopped.message, **stopped.details)
+        return elected
 
     def stand_again(self) -> None:
         """Give this election up and stand for the next one: for a new resume point, or to let another instance go first.
@@ -314,18 +320,14 @@ class Producer:
         call_back(_log, self._application_on_deposed, reason)
 
     def _set_standing(self, elected: Elected | None) -> None:
-        with self._standing:
-            self._elected = elected
-            self._standing.notify_all()
-            waiters, self._standing_waiters = self._standing_waiters, {}
-        for waiter in waiters:
+        self._elected = elected
+        for waiter in list(self._standing_waiters):
             waiter()
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that it runs in: refuse everything, and leave nothing to close."""
         self._buffer.leave_to_parent()
         self._elected = None
-        self._standing = threading.Condition()
         self._is_closed = True
 
     # ---- the end -----------------------------------------------------------------------------------------------

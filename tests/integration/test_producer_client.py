@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any, Self
 
 import pytest
 from kazoo.client import KazooClient
 
 from seriatim.producer import Acknowledged, Elected, Producer, loop
+from seriatim.producer import client as client_module
 from seriatim.producer.client import _set
 from seriatim.producer.core import sequencing
 from seriatim.producer.handle import _set_from_thread
@@ -671,23 +673,64 @@ def test_a_flush_from_asyncio_waits_for_nothing_that_others_send_meanwhile(clust
     asyncio.run(main())
 
 
-class _Deposing(threading.Condition):
-    """As if the instance were deposed whenever nobody holds it."""
+class _Deposed(Producer):
+    """As if the instance were deposed as soon as somebody has seen that it is elected."""
 
-    producer: Producer
+    seen: Any = None
 
-    def __exit__(self, *arguments: object) -> None:
-        super().__exit__(*arguments)
-        if not self._is_owned():  # type: ignore[attr-defined] # the interpreter's own
-            self.producer._elected = None
+    @property
+    def _elected(self) -> Any:
+        seen, self.seen = self.seen, None
+        return seen
+
+    @_elected.setter
+    def _elected(self, elected: Any) -> None:
+        self.seen = elected
 
 
-def test_who_waits_from_asyncio_is_told_of_a_term_that_ends_at_that_moment(cluster: SmallCluster) -> None:
-    with new(cluster) as producer:
-        token = producer.wait_until_elected(WAIT_S).token
-        producer._standing = deposing = _Deposing()
-        deposing.producer = producer
-        assert asyncio.run(producer.wait_until_elected_async()).token == token
+def test_who_waits_is_told_of_a_term_that_ends_at_that_moment(cluster: SmallCluster) -> None:
+    with _Deposed(cluster.address, "q", "p", session_timeout_s=20) as producer:
+        elected = producer.wait_until_elected(WAIT_S)
+        producer._elected = elected
+        assert asyncio.run(producer.wait_until_elected_async()).token == elected.token
+
+
+def test_a_signal_s_handler_may_abort_the_producer_that_it_has_interrupted_somebody_waiting_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread waited ten seconds for a lock that the waiting one held, with the session, and its place in the election, kept."""
+
+    async def call(*_: object) -> None:
+        raise errors.Unreachable("no coordinator can do that now")
+
+    monkeypatch.setattr(Coordinators, "call", call)
+    left, before = 0, sys.gettrace()
+    files = client_module.__file__, threading.__file__
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(before)
+            producer.abort()
+            assert not producer._loop._thread.is_alive()
+        return interrupt if left > 0 else None
+
+    number = 0
+    while left <= 0:
+        number += 1
+        producer = Producer("127.0.0.1:1", "orders")
+        left = number
+        sys.settrace(interrupt)
+        try:
+            with pytest.raises((errors.NotElected, errors.Unreachable)):
+                producer.wait_until_elected(0.001)
+        finally:
+            sys.settrace(before)
+            producer.abort()
+    assert number > 10
 
 
 def test_who_stands_by_leaves_no_waiters_behind(cluster: SmallCluster) -> None:
@@ -763,7 +806,7 @@ def test_a_forked_process_is_told_that_the_producer_runs_in_its_parent(cluster: 
         done.result(WAIT_S)
         cluster.silent_epochs = {*range(100)}
         handle = producer.send(b"2")
-        with producer._buffer._lock, handle.batch._ends.lock, producer._standing:  # as another thread may
+        with producer._buffer._lock, handle.batch._ends.lock:  # as another thread may
             said = in_a_fork(
                 lambda: producer.send(b"3"),
                 lambda: producer.send_many([b"3"]),
