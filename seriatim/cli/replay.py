@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "--checkpoint",
     default="",
     metavar="DIR",
-    help="Folder for Spark's checkpoints; the target alone says where to go on. [default: a temporary one]",
+    help="Folder for Spark's checkpoints, on this machine; the target alone says where to go on. [default: a temporary one]",
 )
 @click.option(
     "--trigger-ms",

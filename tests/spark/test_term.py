@@ -19,12 +19,13 @@ from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_sn
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
+from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
-from seriatim.protocol.errors import DeadlineOver, Fenced, NotElected, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, NotElected, Unreachable
 from seriatim.protocol.flag import Flag
 
 ROW = encode(
@@ -313,20 +314,32 @@ def test_folders_of_older_runs_go_and_those_of_other_replays_stay(tmp_path):
         return {folder.name for folder in tmp_path.iterdir()}
 
     with (
-        query_folder(tmp_path, 1, "replay", 3),
-        query_folder(tmp_path, 12, "replay", 2),
-        query_folder(tmp_path, 1, "replay-9", 2),
-        query_folder(tmp_path, 1, "a/b", 2),
+        query_folder(tmp_path, 1, 1234, "replay", 3),
+        query_folder(tmp_path, 12, 1234, "replay", 2),
+        query_folder(tmp_path, 1, 1234, "replay-9", 2),
+        query_folder(tmp_path, 1, 1234, "a/b", 2),
     ):
         others = names()
         assert len(others) == 4
-        with query_folder(tmp_path, 2, "replay", 9), query_folder(tmp_path, 1, "other", 9):
+        with query_folder(tmp_path, 2, 1234, "replay", 9), query_folder(tmp_path, 1, 1234, "other", 9):
             assert others < names()
-        with query_folder(tmp_path, 1, "replay", 4) as newer:
+        with query_folder(tmp_path, 1, 1235, "replay", 9):  # ids count from 1 in each cluster
+            assert others < names()
+        with query_folder(tmp_path, 1, 1234, "replay", 4) as newer:
             assert len(others & names()) == 3
-            with query_folder(tmp_path, 1, "replay", 4):
-                assert Path(newer).is_dir()
+            with query_folder(tmp_path, 1, 1234, "replay", 4):
+                assert Path(newer.removeprefix("file://")).is_dir()
     assert names() == set()
+
+
+def test_checkpoints_are_on_this_machine_wherever_spark_s_cluster_stores_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with query_folder(Path("checkpoints"), 1, 1234, "replay", 3) as made:
+        assert made.startswith(f"file://{tmp_path}/checkpoints/run-1-")
+    for given in ("hdfs://name:8020/checkpoints", "s3a://bucket", "file:///checkpoints"):
+        with pytest.raises(InvalidArgument, match=given):
+            Replay(ReplaySettings("nowhere:1", "stock", "dsn", checkpoint=given), [].append).run()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoints"]
 
 
 class Failing:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.checkpoints import check_folder
 from seriatim.consumer.spark.engine import check_conf, check_java, give_up_starting, spark_session
 from seriatim.consumer.spark.progress import SLOW_S, Report, Stopped, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
@@ -70,12 +71,13 @@ class Replay:
     def run(self) -> None:
         """Replay until stopped or idle.
 
-        Raises JavaMissing or SparkNotStarted, and InvalidArgument for a setting of Spark's that isn't the user's; TargetLost,
+        Raises JavaMissing or SparkNotStarted, and InvalidArgument for a setting that isn't the user's, or is none; TargetLost,
         Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, OtherQueue, RecordsGone, BrokenStream or
         InvalidArgument where going on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
         """
         run, settings = self._run, self._run.settings
         check_conf(settings.spark_conf)
+        check_folder(settings.checkpoint)
         check_java()
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(scratch_folder())

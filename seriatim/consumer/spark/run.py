@@ -14,7 +14,7 @@ from seriatim.protocol.flag import Flag
 class ReplaySettings:
     """One replay.
 
-    checkpoint: folder for Spark's checkpoints, one that all executors' driver can reach; empty: a temporary one.
+    checkpoint: folder for Spark's checkpoints, on the driver's machine, which alone has them; empty: a temporary one.
     until_idle_s: end when everything is applied and nothing came for so long; None: never.
     spark_conf: settings of Spark's, by name.
     """

@@ -206,7 +206,8 @@ class ReplayTerm:
         self._has_moved = False
         self._worked_at_s = boottime_s()
         self._run.report(Started(settings.queue, self._term.token, start))
-        folder = query_folder(self._checkpoints, self._queue_id, settings.subscription, self._term.fence)
+        created_at_ms = self._subscriber.queue_created_at_ms
+        folder = query_folder(self._checkpoints, self._queue_id, created_at_ms, settings.subscription, self._term.fence)
         with folder as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(start, checkpoint)
             try:
