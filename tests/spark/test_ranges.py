@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import Positions, RangeReader
-from seriatim.consumer.spark.datasource import SeriatimDataSource
+from seriatim.consumer.spark.datasource import OffsetRange, SeriatimDataSource
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 
@@ -104,6 +104,29 @@ def test_what_is_let_go_between_two_looks_is_not_passed_over(queue):
         queue.links, queue.dropped_links, queue.version = kept, 2, 99
         with pytest.raises(InvalidArgument, match=r"offset 10 of queue 'orders' was let go before it was read.* is 20"):
             list(records)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_what_is_let_go_behind_the_planning_is_passed_over_where_that_is_wanted(queue, fails):
+    """Whether it goes before a task begins, or within one that reads several links."""
+    for first in (0, 10, 20):
+        queue.append_values([b"x"] * 10, first)
+        queue.switch()
+    stream = source(queue, failOnDataLoss=fails).streamReader(None)
+    parts = [*stream.partitions({"offset": 0}, {"offset": 30}), OffsetRange(8, 25)]
+    kept, queue.links = queue.links, queue.links[:1]
+    within = stream.read(OffsetRange(2, 25))
+    found = next(within).column("offset").to_pylist()
+    queue.links, queue.dropped_links, queue.version = kept, 2, 99
+    if fails == "true":
+        for reads in (lambda: next(within), lambda: handed_out(stream, parts[:1])):
+            with pytest.raises(InvalidArgument, match=r"the first one( kept)? is 20"):
+                reads()
+    else:
+        found += [offset for batch in within for offset in batch.column("offset").to_pylist()]
+        assert found == [*range(2, 10), *range(20, 25)]
+        assert handed_out(stream, parts) == [*range(20, 30), *range(20, 25)]
+    stream.stop()
 
 
 def test_what_was_given_up_is_passed_over(queue):

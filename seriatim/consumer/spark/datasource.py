@@ -97,10 +97,20 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     if not isinstance(partition, OffsetRange):  # Spark's stand-in for "no partitions"
         return
     reader = _idle.pop(options, None) or _opened(options)
+    start = partition.start
     try:
-        for rows in reader.read_columns(partition.start, partition.end, partition.of):
-            if len(rows.columns):
-                yield arrow_batch(options.queue, rows)
+        while start < partition.end:
+            try:
+                for rows in reader.read_columns(start, partition.end, partition.of):
+                    start = rows.base + rows.next_index
+                    if len(rows.columns):
+                        yield arrow_batch(options.queue, rows)
+                start = partition.end
+            except InvalidArgument as error:  # retention may have come by since the range was planned
+                earliest = error.details.get("earliest")
+                if options.fails_on_data_loss or not isinstance(earliest, int) or earliest <= start:
+                    raise
+                start = _kept_start(options, start, earliest)
     except BaseException:
         reader.close()
         raise
