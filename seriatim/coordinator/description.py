@@ -88,7 +88,9 @@ class Description:
         masters = {link.epoch: link.master for link in links}
         for link in links:
             for side in (link.master, link.slave):
-                if self._store.registry.member(side.name) is not None:
+                state = self._store.registry.member(side.name)
+                # A link without an end is copied to no other disk: what is in the place of its own holds nothing of it.
+                if state and (link.end is not None or state.incarnation.disk_id == side.incarnation.disk_id):
                     asked.setdefault(side.name, []).append(link.epoch)
         answers = await asyncio.gather(*(self._ask(document, epochs, member) for member, epochs in asked.items()))
         for member, held in zip(asked, answers, strict=True):

@@ -14,9 +14,10 @@ from seriatim.coordinator.description import Description
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import Unreachable, Waiting
 from seriatim.protocol.names import Epoch, Index, MemberName
-from tests.property.chain_world import World, close_call, send_call
+from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,36 @@ def test_a_link_that_lost_copies_is_shown_and_most_of_all_where_it_lost_both(pla
     description = Description(cast("Store", OneStore()), cast("Members", Answering()))
     view = asyncio.run(description.queue(world.document, world.version))
     assert [wait.reason for wait in view.waits if wait.what == "link 1"] == said
+
+
+def test_what_a_blank_disk_has_of_a_lost_link_tells_nothing_of_that_link() -> None:
+    """Status showed `0` records of it, one copy and a lag: as if there were nothing to wait for, or to give up."""
+    world = World()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    for place in "ab":
+        world.kill(("g1", place))
+        world.expire(("g1", place))
+    close_call(world, 1).finish()
+    world.restart(("g1", "a"), is_blank=True)
+    assert world.document.links[0].state is LinkState.LOST
+
+    class Answering:
+        async def describe_links(self, *_: object) -> dict[Epoch, pb.HeldLink]:
+            return {Epoch(1): pb.HeldLink(epoch=1)}  # a seal of a link that it never heard of (H11)
+
+    class OneStore:
+        registry = world.registry()
+
+        async def first_in_line(self, *_: object) -> str:
+            return ""
+
+    description = Description(cast("Store", OneStore()), cast("Members", Answering()))
+    view = asyncio.run(description.queue(world.document, world.version))
+    link, subscription = view.links[0], view.subscriptions[0]
+    assert (link.has_committed, link.copies) == (False, 0)
+    assert (subscription.has_cursor, subscription.has_lag) == (False, False)
 
 
 def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
