@@ -449,6 +449,8 @@ class Operations:
                 return
             await self._store.write_chain(chain.sealed(document, link.epoch, decision), version)
             raise InvalidArgument(f"link {link.epoch} need not be abandoned: its end can be told, {decision.end}")
+        if not link.end:
+            raise InvalidArgument(f"link {link.epoch} need not be abandoned: it has no records to give up")
         for place, answer in answers.items():
             if answer.wholeness is not Wholeness.UNKNOWN and answer.next.index >= link.end:
                 raise InvalidArgument(

@@ -430,6 +430,19 @@ def test_a_link_that_was_given_up_by_a_call_whose_answer_was_lost_is_given_up() 
     assert store.document == done
 
 
+@pytest.mark.parametrize("confirmed", ["", "orders"])
+def test_what_was_given_up_whole_is_not_given_up_again(confirmed: str) -> None:
+    """Who asked a second time was shown `0 records`, and that given up ended as a defect: with a trace, and 70."""
+    world = lost_disks()
+    close_call(world, 1).finish()
+    store = OneLinkStore(world)
+    assert given_up(store).is_done
+    done = store.document
+    with pytest.raises(InvalidArgument, match="no records to give up"):
+        given_up(store, confirmed=confirmed)
+    assert store.document == done
+
+
 def test_an_end_that_can_be_told_of_a_lost_link_is_written_instead_of_given_up() -> None:
     world = lost_disks()
     kept = {"b": whole(world, "b")}
