@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from seriatim.broker_group.broker import Broker
@@ -109,7 +109,22 @@ class CursorKeeper:
 
         `cursor`: what the other member has, 0 where that is nothing: the further counts.
         """
-        key = runner.key
+        record = await self._told(runner.key, subscription_id, generation, token, cursor)
+        for wake in runner.readers:
+            wake()
+        return record
+
+    @uninterrupted
+    async def tell_unread(
+        self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, why: DiskFailed
+    ) -> NoReturn:
+        """As `tell`, of a link that can't be read here: nobody older reads it, should that change (H8). Raises StaleCursor."""
+        await self._told(key, subscription_id, generation, token, Index(0))
+        raise StaleCursor(f"this member can't read this link: {why.message}", epoch=key[1]) from why
+
+    async def _told(
+        self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, cursor: Index
+    ) -> CursorRecord:
         async with self._lock(key):
             if (failed := self._broker.store.failure) is not None:
                 # It takes no commit any more, and nobody older reads here as long as this process lives (H8).
@@ -117,14 +132,11 @@ class CursorKeeper:
                     before = self.get(key, subscription_id) or CursorRecord(subscription_id)
                     self.of_link(key)[subscription_id] = cursors.told(before, generation, token)
                 raise StaleCursor(f"this member keeps no cursor any more: {failed.message}", epoch=key[1])
-            record = await self._changed(
+            return await self._changed(
                 key,
                 subscription_id,
                 lambda before: cursors.told(before or CursorRecord(subscription_id), generation, token, cursor),
             )
-        for wake in runner.readers:
-            wake()
-        return record
 
     @uninterrupted
     async def commit(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> None:

@@ -212,18 +212,20 @@ class BrokerService(BrokerServicer):
     async def TellReader(self, request: pb.TellReaderRequest, context: Any) -> pb.TellReaderReply:
         broker = self._broker
         key = broker.check_name(request.link)
-        runner = broker.find(key)
+        of, generation, token = (
+            SubscriptionId(request.subscription_id),
+            Generation(request.generation),
+            Token(request.token),
+        )
+        try:
+            runner = broker.find(key)
+        except DiskFailed as why:  # the other member may serve it
+            await self._keeper.tell_unread(key, of, generation, token, why)
         if runner is None:
             # Listed and not opened here yet, or this disk is new: the chain document knows.
             lacks = () if await self._membership.is_first_disk(key) else None
             runner = await broker.known(LinkRecord(*key, lacks=lacks))
-        cursor = await self._keeper.tell(
-            runner,
-            SubscriptionId(request.subscription_id),
-            Generation(request.generation),
-            Token(request.token),
-            Index(request.cursor),
-        )
+        cursor = await self._keeper.tell(runner, of, generation, token, Index(request.cursor))
         is_stale = runner.record.lacks_of(cursor.whose)
         index = None if is_stale else cursor.index
         return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale)

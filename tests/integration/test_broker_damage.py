@@ -10,14 +10,15 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from seriatim.broker_group import layout, scrubber
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
-from seriatim.broker_group.core import disk, resync
+from seriatim.broker_group.core import cursors, disk, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role
@@ -50,10 +51,12 @@ from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
     DiskFull,
+    Fenced,
     MemberBehind,
     OlderVersion,
     PeerLost,
     SeriatimError,
+    StaleCursor,
     UnknownLink,
     Unreachable,
     from_wire,
@@ -638,6 +641,33 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
         broker.note_damage(OTHER.key, Index(30))
         assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
         assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
+
+    with_links(scenario)
+
+
+def test_a_link_that_one_member_can_t_read_keeps_no_reader_waiting(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That member could not be told who reads, so nobody was let read what the other one has whole."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        def damaged(_: LinkKey) -> NoReturn:
+            raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+
+        fresh, here = broker_of(broker.store), broker.incarnation
+        service = BrokerService(
+            fresh, CursorKeeper(fresh, cast("Coordinators", None)), cast("Membership", SimpleNamespace())
+        )
+        name = pb.LinkName(cluster="c", queue_id=1, epoch=2, to=pb.Incarnation(disk_id=here.disk_id, start=here.start))
+        request = pb.TellReaderRequest(link=name, subscription_id=5, generation=1, token=7)
+        tell: Any = BrokerService.TellReader
+        with monkeypatch.context() as while_damaged:
+            while_damaged.setattr(broker.store, "last_position", damaged)
+            with pytest.raises(StaleCursor, match="can't read this link"):
+                await tell.__wrapped__(service, request, None)
+        told = CursorKeeper(broker_of(broker.store), cast("Coordinators", None)).get(RECORD.key, SubscriptionId(5))
+        with pytest.raises(Fenced):  # an older one
+            cursors.check_reader(told, Generation(1), Token(6))
 
     with_links(scenario)
 
