@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
@@ -274,11 +275,11 @@ class BrokerService(BrokerServicer):
         reply = pb.DescribeLinksReply()
         for number, epoch in enumerate(request.epochs, 1):
             key = QueueId(request.queue_id), Epoch(epoch)
-            extent = self._broker.extent(key)
-            if extent is not None:
-                next_index, committed_index = extent
-                cursors = self._cursors(key)
-                reply.links.add(epoch=epoch, next_index=next_index, committed_index=committed_index, cursors=cursors)
+            with contextlib.suppress(DiskFailed):  # one that can't be read is no copy; that is said elsewhere
+                extent = self._broker.extent(key)
+                if extent is not None:
+                    indexes = {"next_index": extent[0], "committed_index": extent[1]}
+                    reply.links.add(epoch=epoch, **indexes, cursors=self._cursors(key))
             if number % LINKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return reply

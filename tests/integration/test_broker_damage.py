@@ -672,6 +672,31 @@ def test_a_link_that_one_member_can_t_read_keeps_no_reader_waiting(
     with_links(scenario)
 
 
+def test_a_link_that_can_t_be_read_hides_no_other_from_status(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each link of the queue on that member counted as one with one copy."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        right, here = broker.store.last_position, broker.incarnation
+
+        def damaged(link: LinkKey) -> layout.StoredPosition:
+            if link == RECORD.key:
+                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+            return right(link)
+
+        monkeypatch.setattr(broker.store, "last_position", damaged)
+        fresh = broker_of(broker.store)
+        keeper = CursorKeeper(fresh, cast("Coordinators", None))
+        to = pb.Incarnation(disk_id=here.disk_id, start=here.start)
+        request = pb.DescribeLinksRequest(cluster="c", to=to, queue_id=1, epochs=[2, 3])
+        describe: Any = BrokerService.DescribeLinks
+        reply = await describe.__wrapped__(BrokerService(fresh, keeper, cast("Membership", None)), request, None)
+        assert [(one.epoch, one.next_index) for one in reply.links] == [(3, 50)]
+
+    with_links(scenario)
+
+
 def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,9 +121,9 @@ def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -
 # ---- cursors
 
 
-async def _never_noted(right: Any, self: CursorKeeper, runner: Any, whose: Any, *, version: int = 0) -> None:
+async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, *, version: int = 0) -> None:
     if whose is None:
-        await right(self, runner, whose, version=version)
+        await right(self, key, whose, version=version)
 
 
 async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
