@@ -339,8 +339,6 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
             marks=marks,
             buffered_bytes=buffered_bytes,
             failures=0,
-            failure="",
-            avoid="",
             patience=state.patience.arrived(),
         )
     if wrong:
