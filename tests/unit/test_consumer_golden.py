@@ -162,9 +162,21 @@ def test_to_the_other_member_at_once_and_back_after_a_while() -> None:
     assert trace(FetchFailed(2, "gone too"), 10.0) == ["wake at 10.1"]
     assert trace.state.waiting_for == "g1-a: gone too"
     assert trace(Tick(), 10.1) == ["open 3: link 1 at g1-b from 0"]
-    trace(StartArrived(3, Index(0), {}), 10.1)
-    trace(batch(3, 0, [1]), 10.1)  # what failed before that is past
-    assert trace(FetchFailed(3, "gone again"), 10.1) == ["open 4: link 1 at g1-a from 1"]
+
+
+def test_what_failed_before_something_arrived_or_in_an_earlier_link_is_past() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(FetchFailed(1, "gone"), 10.0) == ["open 2: link 1 at g1-a from 0"]
+    trace(StartArrived(2, Index(0), {"s": 1}), 10.0)  # of which the other one had said nothing
+    assert trace(batch(2, 0, [1, 2]), 10.0) == ["deliver link 1 0..2 with re-sends"]
+    assert trace(FetchFailed(2, "gone"), 10.0) == ["open 3: link 1 at g1-b from 2"]
+    trace(StartArrived(3, Index(2), {}), 10.0)
+    assert trace(batch(3, 2, [2]), 10.0) == ["deliver link 1 2..3 with re-sends"]
+    assert trace(FetchFailed(3, "gone"), 10.0) == ["open 4: link 1 at g1-a from 3"]
+    ended = chain(link(1, LinkState.SEALED, end=3), link(2, LinkState.OPEN, base=3), version=2)
+    assert trace(ViewChanged(ended), 10.0) == ["close 4", "open 5: link 2 at g1-b from 0"]
+    assert trace(FetchFailed(5, "gone"), 10.0) == ["open 6: link 2 at g1-a from 0"]
 
 
 def test_the_only_member_there_is_tried_again_after_a_while() -> None:
@@ -337,6 +349,18 @@ def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> 
     assert trace(Heard(3), 11.05) == trace(Tick(), 11.05) == []
     assert trace(batch(3, 0, [1]), 11.1) == ["deliver link 1 0..1", "credit 3: 999999"]
     assert reading.next_look_s(trace.state, 11.1) == 11.1 + 0.3
+
+
+def test_a_member_that_speaks_for_a_while_and_gives_nothing_has_nothing_to_give() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(Tick(), 10.3) == ["close 1", "open 2: link 1 at g1-a from 0"]
+    assert trace(StartArrived(2, Index(0), {}), 10.4) == ["credit 2: 1"]
+    trace(Heard(2), 10.6)
+    assert trace(Tick(), 10.6) == []
+    for now_s in (10.8, 11.0, 11.2, 11.41):
+        trace(Heard(2), now_s)
+    assert trace(Tick(), 11.41) == ["credit 2: 999999"]
 
 
 def test_a_member_far_away_is_waited_for_once_the_way_there_is_known() -> None:
