@@ -62,6 +62,11 @@ def test_each_record_keeps_what_is_its_own_where_others_are_dropped(marks: dict[
     ]
 
 
+def test_of_one_source_what_lies_at_or_below_its_mark_is_dropped() -> None:
+    rows = decoded(delivery(has_all=False, marks={"s": 4, "t": 9}))
+    assert ([one.seq for one in rows.records("q")], rows.dropped) == ([5, 6, 7, 8, 9], 4)
+
+
 def test_the_place_behind_records_is_that_of_the_next_one_also_where_some_were_dropped() -> None:
     rows = decoded(delivery(has_all=True, marks={"s": 4, "t": 6}))
     before = Place(Epoch(3), Index(FIRST))

@@ -92,6 +92,26 @@ def test_where_a_queue_ends_is_known_where_its_last_link_is_sealed_or_empty_or_i
     assert followed_by(base=None, committed=Index(5), is_committed_exact=True) == (False, 100)
 
 
+def test_an_offset_and_a_place_are_the_same_but_in_gaps_and_beyond_an_end() -> None:
+    """The second link was given up at 3, so that the third one starts far behind it (H21); nobody knows yet where the fourth starts."""
+    ended = chain_view(views.queue_view(sealed_once(5), ChainVersion(8), Registry()))
+    (link,) = ended.links
+    given_up = replace(link, epoch=Epoch(2), base=Offset(5), end=Index(3))
+    is_open = replace(link, epoch=Epoch(3), base=Offset(100), end=None, state=LinkState.OPEN)
+    seen = replace(ended, links=(link, given_up, is_open))
+    places = {0: (1, 0), 4: (1, 4), 5: (2, 0), 7: (2, 2), 8: (3, 0), 99: (3, 0), 100: (3, 0), 107: (3, 7)}
+    for offset, place in places.items():
+        assert seen.place_of(Offset(offset)) == Place(*place), offset
+        if offset not in (8, 99):
+            assert seen.offset_of(Place(*place)) == offset
+    assert seen.offset_of(Place(Epoch(1), Index(9))) == 5  # H22
+    lost = replace(seen, links=(link, replace(is_open, base=None)))
+    assert lost.place_of(Offset(4)) == Place(Epoch(1), Index(4))
+    with pytest.raises(InvalidArgument, match="an earlier link's end is lost"):
+        lost.place_of(Offset(5))
+    assert lost.offset_of(Place(Epoch(3), Index(0))) is None
+
+
 def test_of_a_coordinator_of_an_earlier_version_a_queue_without_links_is_taken_as_before() -> None:
     seen = chain_view(pb.QueueView())
     assert (seen.earliest, seen.latest, seen.place_of(Offset(0))) == (0, 0, START)

@@ -749,9 +749,17 @@ def test_when_a_batch_closes() -> None:
 def test_identities_end_with_their_bits() -> None:
     identities = Identities("p", Token(1), None)
     identities.automatic((1 << 40) - 1)
+    with pytest.raises(OverflowError):
+        identities.automatic(2)
     identities.automatic(1)
     with pytest.raises(OverflowError):
         identities.automatic(1)
+
+
+@pytest.mark.parametrize("seq", [-1, 2**64])
+def test_what_no_seq_can_be_is_refused(seq: int) -> None:
+    with pytest.raises(errors.InvalidArgument, match="unsigned 64-bit"):
+        Identities("p", Token(1), None).is_resumed("s", seq)
 
 
 def test_a_spent_term_admits_nothing_more_once_its_batch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
