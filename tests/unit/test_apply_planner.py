@@ -5,9 +5,16 @@ from dataclasses import replace
 import pytest
 
 from seriatim.consumer.spark.apply import plan as orders
-from seriatim.consumer.spark.apply.errors import BrokenStream, MissingTables
+from seriatim.consumer.spark.apply.errors import (
+    BrokenStream,
+    GeneratedKey,
+    GivenUp,
+    MissingColumns,
+    MissingKey,
+    MissingTables,
+)
 from seriatim.consumer.spark.apply.plan import ChangeRow
-from seriatim.consumer.spark.apply.planner import plan
+from seriatim.consumer.spark.apply.planner import Unfinished, plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.protocol.change import Change, Origin, Table, encode
 from seriatim.protocol.postgres import OWN_SCHEMA
@@ -244,6 +251,92 @@ def test_a_truncate_splits() -> None:
 def test_a_broken_stream_stops_loudly(rows) -> None:
     with pytest.raises(BrokenStream):
         plan(rows, 0, SHAPES)
+
+
+def test_a_table_that_doesnt_fit_is_named_with_what_it_lacks() -> None:
+    keyed = SHAPES[KEYED]
+    columns = {name: "text" for name in keyed.columns if name != "note"}
+    rows = [
+        row(0, "begin"),
+        row(1, "c", after={"id": 1}),
+        row(2, "u", after={"id": 1, "note": "a"}),
+        row(3, "d", before={"id": 1}),
+        commit(4, 3),
+    ]
+    assert len(plan(rows, 0, SHAPES).segments) == 1
+    for error, shape in (
+        (MissingColumns, replace(keyed, columns=columns)),
+        (MissingKey, replace(keyed, unique=(frozenset({"id", "code"}),))),
+        (GeneratedKey, replace(keyed, generated=frozenset({"id"}))),
+    ):
+        with pytest.raises(error) as refused:
+            plan(rows, 0, {KEYED: shape})
+        assert refused.value.details["offset"] == (2 if error is MissingColumns else 1)
+
+
+def test_what_the_target_makes_itself_it_is_not_told() -> None:
+    """Nor is a row found by it, nor by what two rows may share within a transaction, nor by a column that the source hasn't."""
+    rows = [
+        row(0, "begin"),
+        row(1, "c", after={"id": 1, "code": 5}, name=KEYLESS),
+        row(2, "d", before={"id": 1, "code": 5}, name=KEYLESS),
+        commit(3, 2),
+    ]
+    (put, removal) = only(rows).steps
+    assert (put.key, removal.match) == ((), ("id", "code"))
+    shape = replace(SHAPES[KEYLESS], generated=frozenset({"code"}))
+    (put, removal) = plan(rows, 0, {KEYLESS: shape}).segments[0].steps
+    assert (put.columns, removal.match) == (("id",), ("id",))
+    arbiter = {"primary_key": ("code",), "arbiters": frozenset({frozenset({"code"})})}
+    for other in ({"generated": frozenset({"code"})}, {"arbiters": frozenset()}, {"primary_key": ("number",)}):
+        (put, removal) = plan(rows, 0, {KEYLESS: replace(SHAPES[KEYLESS], **arbiter | other)}).segments[0].steps
+        assert put.key == ()
+    (by_key,) = plan(rows, 0, {KEYLESS: replace(SHAPES[KEYLESS], **arbiter)}).segments[0].collapsed
+    assert (by_key.key, by_key.deletes.values) == (("code",), [(5,)])
+
+
+def test_only_inserts_of_a_table_without_a_key_go_in_bulk() -> None:
+    rows = [row(0, "begin"), *(row(offset, "c", after={"id": 1}, name=KEYLESS) for offset in (1, 2)), commit(3, 2)]
+    (table,) = only(rows).collapsed
+    assert ([rows.values for rows in table.upserts], table.key) == ([[(1,), (1,)]], ())
+
+
+def test_changes_of_tables_that_keep_their_order_are_carried_out_in_the_order_of_the_source() -> None:
+    shapes = {name: replace(shape, keeps_order=True) for name, shape in SHAPES.items()}
+    names = (KEYED, UNIQUE, KEYED, UNIQUE)
+    rows = [
+        row(0, "begin"),
+        *(row(n, "c", after={"id": n}, name=name) for n, name in enumerate(names, 1)),
+        commit(5, 4),
+    ]
+    (segment,) = plan(rows, 0, shapes).segments
+    assert [(step.offset, step.table) for step in segment.steps] == list(enumerate(names, 1))
+
+
+def test_a_transaction_in_parts_is_counted_over_all_of_them_and_given_up_where_a_snapshot_comes_instead() -> None:
+    table = Table("public", "keyed", ("id",), ("id",))
+    rows = [row(0, "begin"), *(row(offset, "c", after={"id": offset}) for offset in (1, 2, 3))]
+    first, unfinished = plan_part(rows[:3], 0, 3, SHAPES, None)
+    assert (first.end, len(first), unfinished) == (3, 2, Unfinished(0, 2))
+    second, unfinished = plan_part(rows[3:], 3, 4, SHAPES, unfinished)
+    assert (len(second), unfinished) == (1, Unfinished(0, 3))
+    last, ended = plan_part([commit(4, 3)], 4, 5, SHAPES, unfinished)
+    assert (last.transactions, ended) == (1, None)
+    with pytest.raises(BrokenStream, match="came with 3"):
+        plan_part([commit(4, 4)], 4, 5, SHAPES, unfinished)
+    with pytest.raises(GivenUp):
+        plan_part([row(4, "snapshot_begin", tables=(table,))], 4, 5, SHAPES, unfinished)
+
+
+def test_a_change_without_what_identifies_its_row_is_a_broken_stream_also_where_order_is_kept() -> None:
+    ordered = {KEYED: replace(SHAPES[KEYED], keeps_order=True)}
+    for op, before, after, shapes, name in (
+        ("d", {"code": 1}, None, ordered, KEYED),
+        ("u", None, {"code": 1}, ordered, KEYED),
+        ("u", None, {"id": 1}, SHAPES, KEYLESS),
+    ):
+        with pytest.raises(BrokenStream):
+            plan([row(0, "begin"), row(1, op, before, after, name), commit(2, 1)], 0, shapes)
 
 
 def test_missing_tables_are_named() -> None:
