@@ -58,9 +58,10 @@ def document(*links: chain.Link) -> chain.ChainDocument:
 
 
 OPEN = dataclasses.replace(link(3), certificate=None)
+KNOWN = dataclasses.replace(link(1), certificate=dataclasses.replace(link(1).certificate, chain_hash=b"h" * 32))
 
 
-@pytest.mark.parametrize("links", [(), (OPEN,), (link(1), link(2), OPEN)], ids=len)
+@pytest.mark.parametrize("links", [(), (OPEN,), (KNOWN, link(2), OPEN)], ids=len)
 def test_what_is_written_is_read_again_and_is_json_for_who_knows_nothing_of_lines(links):
     whole = document(*links)
     data = chain_json.encode(whole)
@@ -70,12 +71,28 @@ def test_what_is_written_is_read_again_and_is_json_for_who_knows_nothing_of_line
     assert chain_json.decode(in_one_line) == whole
 
 
+def test_what_versions_before_cant_read_is_only_written_where_somebody_chose_it():
+    """Else none of them could be gone back to."""
+    plain = document(link(1))
+    data = chain_json.encode(plain)
+    assert b"rotate_ms" not in data
+    assert b"cause_id" not in data
+    chosen = dataclasses.replace(
+        plain,
+        settings=dataclasses.replace(plain.settings, rotate_ms=0),
+        subscriptions=(dataclasses.replace(plain.subscriptions[0], cause_id="seek-1"),),
+    )
+    assert chain_json.decode(chain_json.encode(chosen)) == chosen
+
+
 def test_an_earlier_versions_note_counts_for_everybody_who_reads_the_link_and_a_newer_format_is_refused():
     data = chain_json.encode(document(link(1)))
     note = json.loads(data)["stale_cursors"]
     older = data.replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
     assert b'"stale_cursors":[[1,"a"]]' in older
     assert chain_json.decode(older) == document(link(1))
+    unread = chain_json.decode(older.replace(b'[[1,"a"]]', b'[[9,"a"]]'))
+    assert unread.stale_cursors == (chain.StaleCursors(Epoch(9), "a", ()),)
     with pytest.raises(
         IncompatibleVersion, match="has format 2, this version reads 1: start the version that wrote it"
     ):
