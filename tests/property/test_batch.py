@@ -119,6 +119,59 @@ def test_more_records_than_a_payload_has_room_for_are_refused_before_they_are_st
         batch.parse(*said_to_be(bytes(13), 2**32 - 1, is_compressed=False))
 
 
+def spans(*each: tuple[str, int, int, int]) -> tuple[SourceSpan, ...]:
+    return tuple(SourceSpan(*one) for one in each)
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "size_bytes"),
+    [
+        (0, (), 100),
+        (3, spans(("s", 0, 1, 2)), 100),
+        (2, spans(("s", 0, 0, 1), ("s", 1, 1, 1)), 100),
+        (2, spans(("s", 0, 1, 2), ("t", 5, 5, 0)), 100),
+        (2, spans(("s", 7, 7, 2)), 100),
+        (2, spans(("s", 8, 7, 2)), 100),
+        (2, spans(("s", 0, 1, 2)), batch.MAX_PAYLOAD_BYTES + 1),
+    ],
+    ids=[
+        "no record",
+        "too few",
+        "a source twice",
+        "a source without a record",
+        "too few seqs",
+        "seqs that fall",
+        "too large",
+    ],
+)
+def test_a_header_that_contradicts_itself_is_malformed_though_it_arrived_undamaged(count, of, size_bytes):
+    right = batch.BatchHeader(Index(0), 2, spans(("s", 0, 1, 2)), 100, 0)
+    assert batch.decode_header(batch.encode_header(right)) == right
+    with pytest.raises(MalformedFrame, match="contradicts itself"):
+        batch.decode_header(batch.encode_header(batch.BatchHeader(Index(0), count, of, size_bytes, 0)))
+
+
+def test_what_is_no_header_or_one_of_another_format_is_told_as_that():
+    right = batch.encode_header(batch.BatchHeader(Index(0), 2, spans(("s", 0, 1, 2)), 100, 0))[:-4]
+    two = batch.encode_header(batch.BatchHeader(Index(0), 2, spans(("s", 0, 0, 1), ("t", 0, 0, 1)), 100, 0))[:-4]
+    long = right[:6] + (len(right) + 5).to_bytes(2, "little") + right[8:] + b"!"
+    for body, said in (
+        (b"XRB\x01" + right[4:], "not the header of a batch"),
+        (b"SRB\x02" + right[4:], "batch format 2 is not known here"),
+        (right + b"!", "the header says"),
+        (long, "contradicts itself"),
+        (two.replace(b"\x01\0t", b"\x01\0\xff"), "can't be read"),
+        (two.replace(b"\x01\0t", b"\xff\0t"), "can't be read"),
+    ):
+        with pytest.raises(MalformedFrame, match=said):
+            batch.decode_header(body + _crc32c(body).to_bytes(4, "little"))
+    for short in (b"", b"SRB"):
+        with pytest.raises(MalformedFrame):
+            batch.split(short)
+        with pytest.raises(MalformedFrame):
+            batch.decode_header(short)
+
+
 TOO_LARGE = 2 * batch.MAX_PAYLOAD_BYTES
 
 
