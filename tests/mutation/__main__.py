@@ -2,6 +2,7 @@
 
 python -m tests.mutation --sample 300 --report mutants.jsonl     of all cores
 python -m tests.mutation --modules seriatim.broker_group.core.replica
+python -m tests.mutation --quick                                  against the tests alone, and those only that reach a mutant
 python -m tests.mutation --list
 
 Each mutant runs in a process of its own: schedules of the simulator first, then the cores' own tests, then what is explored
@@ -20,6 +21,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.mutation import quick
 from tests.mutation.judge import MODULES, Verdict, check, judge
 from tests.mutation.operators import mutants
 
@@ -34,6 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--schedules", type=int, default=60, metavar="N", help="for each (default 60)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="a line of JSON for each")
+    parser.add_argument("--quick", action="store_true", help="only by the cores' own tests that reach its line")
     parser.add_argument("--list", action="store_true", help="print them, and run none")
     return parser.parse_args()
 
@@ -53,10 +56,12 @@ def main() -> None:
         for one in asked:
             print(one.module, one.number, one.function, one.what)
         return
-    check({one.module.rpartition(".")[0]: one.module for one in asked}.values(), arguments.schedules)
+    if not arguments.quick:
+        check({one.module.rpartition(".")[0]: one.module for one in asked}.values(), arguments.schedules)
+    verdicts = quick.judge(asked) if arguments.quick else judge(asked, arguments.schedules)
     found: dict[str, int] = {}
     with arguments.report.open("a") if arguments.report else contextlib.nullcontext() as report:
-        for count, verdict in enumerate(judge(asked, arguments.schedules), 1):
+        for count, verdict in enumerate(verdicts, 1):
             found[verdict.by or "nothing"] = found.get(verdict.by or "nothing", 0) + 1
             if report:
                 print(json.dumps(_line(verdict)), file=report, flush=True)

@@ -2,9 +2,12 @@
 
 import importlib
 import multiprocessing
+import os
+import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +136,34 @@ def _for_ever() -> None:
 def test_each_core_has_rules_to_change_and_tests_of_its_own(module) -> None:
     assert mutants(module)
     assert own_tests(module)
+
+
+def test_by_the_tests_that_reach_its_line_a_mutant_is_found_as_quickly_as_they_run(tmp_path) -> None:
+    (tmp_path / "test_lease.py").write_text("""
+from seriatim.broker_group.core import lease
+
+
+def test_a_lease():
+    assert lease.renewed(lease.session_began(7), 7, 100.0, 6.0).until_s == 104.0
+""")
+    asked = f"""
+from tests.mutation import judge, quick
+from tests.mutation.operators import mutants
+
+MODULE = "seriatim.broker_group.core.lease"
+judge.CORES["seriatim.broker_group.core"] = "lease", "{tmp_path.name}/test_*.py"
+for one in quick.judge(mutants(MODULE)):
+    print(one.mutant.function, one.mutant.what, one.how or "lives", sep="|")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        cwd=tmp_path.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = dict(line.rsplit("|", 1) for line in done.stdout.splitlines() if "|" in line)
+    assert said["renewed|39: always"].endswith("test_a_lease")
+    assert said["Lease.usable_until_s|24: never"] == "lives"
