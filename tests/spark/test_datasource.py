@@ -13,7 +13,7 @@ from fake_queue import FakeQueue, Link
 from pyspark.errors import PySparkException
 
 from seriatim.consumer.spark import class_archive
-from seriatim.consumer.spark.engine import check_conf
+from seriatim.consumer.spark.engine import check_conf, result_limit_bytes
 from seriatim.consumer.spark.options import NAMES
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument
@@ -41,6 +41,7 @@ def offsets(frame):
 def test_a_user_s_settings_go_before_ours_and_java_s_are_added(spark):
     assert spark.conf.get("spark.driver.memory") == "800m"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert result_limit_bytes(spark) == 2**30  # Spark's own, where the memory is the user's
     properties = spark._jvm.System
     assert properties.getProperty("seriatim.tests") == "yes"
     assert properties.getProperty("log4j2.configurationFile").endswith("log4j2.properties")
@@ -226,4 +227,9 @@ def test_the_tutorial_s_job_reads_a_queue_in_batch_and_in_stream(spark, queue, t
 def test_the_tutorial_names_each_option_that_a_user_may_set():
     text = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
     said = {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE), "coordinators", "queue"}
-    assert said == set(NAMES.values()) - {"subscriptionId", "generation", "token"}  # the replay's own
+    assert said == set(NAMES.values()) - {
+        "subscriptionId",
+        "generation",
+        "token",
+        "maxBytesPerTask",
+    }  # the replay's own

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import Positions, RangeReader
-from seriatim.consumer.spark.datasource import OffsetRange, SeriatimDataSource
+from seriatim.consumer.spark.datasource import OffsetRange, SeriatimDataSource, TooMuchAtOnce
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 
@@ -57,6 +57,19 @@ def test_a_micro_batch_that_a_laggard_plans_has_what_is_beyond_a_gap_that_it_doe
     queue.append_values([b"y"] * 5, 100)
     assert len(parts) < 10
     assert handed_out(stream, parts) == [*range(10), *range(2**40, 2**40 + 3)]
+
+
+def test_a_task_ends_before_it_hands_out_more_than_who_collects_it_has_room_for(queue):
+    """Spark itself looks when all of it is in its memory, which may be out by then."""
+    queue.append_values([b"x" * 1000] * 10, 0, per_batch=2)
+    for limit, fits in ((0, 10), (20_000, 10), (5_000, 4)):
+        batches = source(queue, maxBytesPerTask=str(limit)).streamReader(None).read(OffsetRange(0, 10))
+        assert sum(next(batches).num_rows for _ in range(fits // 2)) == fits
+        if fits < 10:
+            with pytest.raises(TooMuchAtOnce, match=r"more than 5,000 bytes.*spark\.driver\.maxResultSize"):
+                next(batches)
+        else:
+            assert list(batches) == []
 
 
 def test_a_time_that_spark_can_not_hold_is_null_and_keeps_nothing_from_being_read(queue, stream):

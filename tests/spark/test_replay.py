@@ -294,7 +294,7 @@ def test_micro_batches_too_large_for_spark_s_memory_are_made_smaller(queue, dsn,
     small = ("--spark-conf", "spark.driver.maxResultSize=300k", "--max-records", "600", "--until-idle", "1")
     with running(queue, dsn, tmp_path / "log", *small) as process:
         assert process.end() == 0, process.log.read_text()[-4000:]
-    assert process.has_reason("spark.driver.maxResultSize")
+    assert process.has_reason("as much as may come to the driver at once (spark.driver.maxResultSize)")
     assert process.has_reason("the next try is with at most 300 records at a time")
     assert held(dsn) == source.rows
     assert position(dsn)[0] == end

@@ -18,6 +18,7 @@ from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
+from seriatim.consumer.spark.options import read_options
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
@@ -307,6 +308,17 @@ def test_a_replay_that_is_to_stop_reads_no_more_of_a_large_transaction(queue, re
         term._run.stopping.set()
         with pytest.raises(_Abandoned):
             term._read_range(30, 40)
+
+
+def test_tasks_are_told_what_may_come_to_the_driver_at_once(queue, reader, tmp_path, monkeypatch):
+    monkeypatch.setattr(term_module, "result_limit_bytes", lambda _spark: 5)
+    given: dict[str, object] = {}
+    source = SimpleNamespace(
+        format=lambda _name: source, option=lambda name, value: given.update({name: value}) or source
+    )
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        assert term._source(source) is source
+    assert read_options(given, is_stream=True).max_task_bytes == 5
 
 
 def test_folders_of_older_runs_go_and_those_of_other_replays_stay(tmp_path):

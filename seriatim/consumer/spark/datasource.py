@@ -32,7 +32,7 @@ from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.columns import SCHEMA, arrow_batch
 from seriatim.consumer.spark.options import Place, SourceOptions, read_options
 from seriatim.consumer.spark.ranges import offset_after, offset_ranges, promised_ranges
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.errors import InvalidArgument, RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,12 @@ class OffsetRange(InputPartition):
     start: int
     end: int
     of: str = ""
+
+
+class TooMuchAtOnce(RefusedError):
+    """The records of one task are more than the option maxBytesPerTask allows."""
+
+    code = "too-much-at-once"
 
 
 class SeriatimDataSource(DataSource):
@@ -97,14 +103,17 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     if not isinstance(partition, OffsetRange):  # Spark's stand-in for "no partitions"
         return
     reader = _idle.pop(options, None) or _opened(options)
-    start = partition.start
+    start, size_bytes = partition.start, 0
     try:
         while start < partition.end:
             try:
                 for rows in reader.read_columns(start, partition.end, partition.of):
                     start = rows.base + rows.next_index
                     if len(rows.columns):
-                        yield arrow_batch(options.queue, rows)
+                        batch = arrow_batch(options.queue, rows)
+                        size_bytes += batch.nbytes
+                        _check_size(options, size_bytes)
+                        yield batch
                 start = partition.end
             except InvalidArgument as error:  # retention may have come by since the range was planned
                 earliest = error.details.get("earliest")
@@ -117,6 +126,16 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     while _idle:
         _idle.popitem()[1].close()
     _idle[options] = reader
+
+
+def _check_size(options: SourceOptions, size_bytes: int) -> None:
+    limit_bytes = options.max_task_bytes
+    if 0 < limit_bytes < size_bytes:
+        raise TooMuchAtOnce(
+            f"the records are more than {limit_bytes:,} bytes, which is as much as may come to the driver at once "
+            "(spark.driver.maxResultSize)",
+            limit_bytes=limit_bytes,
+        )
 
 
 def _kept_start(options: SourceOptions, start: int, earliest: int) -> int:

@@ -171,6 +171,13 @@ def give_up_starting() -> None:
         process.kill()
 
 
+def result_limit_bytes(spark: SparkSession) -> int:
+    """What may come to the driver at once; 0: no limit. Spark itself looks only when all of a task's result is in its memory."""
+    conf = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - no public way
+    limit_bytes: int = conf.getSizeAsBytes("spark.driver.maxResultSize", "1g")
+    return limit_bytes
+
+
 def lacks_executors(spark: SparkSession) -> bool:
     """Whether nobody is there who could run a task. Where Spark runs in one process, that runs them itself."""
     context = spark.sparkContext

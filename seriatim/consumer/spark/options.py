@@ -32,6 +32,7 @@ class SourceOptions:
             or are passed over.
         subscription_id, generation, token: ``subscriptionId``, ``generation``, ``token``: in whose name to read. Members
             refuse a reader once they know of a newer token. 0: in nobody's.
+        max_task_bytes: ``maxBytesPerTask``: a task that reads more fails, for who collects all of it in one place; 0: no limit.
     """
 
     coordinators: str
@@ -44,6 +45,7 @@ class SourceOptions:
     subscription_id: int
     generation: int
     token: int
+    max_task_bytes: int
 
 
 NAMES = {
@@ -57,6 +59,7 @@ NAMES = {
     "subscription_id": "subscriptionId",
     "generation": "generation",
     "token": "token",
+    "max_task_bytes": "maxBytesPerTask",
 }
 """Spark's spelling of each option."""
 
@@ -89,6 +92,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
         subscription_id=_number("subscriptionId", text("subscription_id", "0")),
         generation=_number("generation", text("generation", "0")),
         token=_number("token", text("token", "0")),
+        max_task_bytes=_number("maxBytesPerTask", text("max_task_bytes", "0")),
     )
     if found.ending_offsets == "earliest":
         raise InvalidArgument("endingOffsets is latest or an offset, not earliest")

@@ -17,7 +17,7 @@ from seriatim.consumer.spark.beginning import RecordsGone, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.datasource import NAME
-from seriatim.consumer.spark.engine import lacks_executors
+from seriatim.consumer.spark.engine import lacks_executors, result_limit_bytes
 from seriatim.consumer.spark.progress import SLOW_S, Applying, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
 from seriatim.consumer.spark.targets.positions import Position
@@ -251,6 +251,7 @@ class ReplayTerm:
             .option("subscriptionId", term.subscription_id)
             .option("generation", term.generation)
             .option("token", term.token)
+            .option("maxBytesPerTask", result_limit_bytes(self._spark))
         )
 
     def _started(self, offset: int, checkpoint: str) -> StreamingQuery:
