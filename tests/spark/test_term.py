@@ -12,6 +12,7 @@ from fake_queue import QUEUE_ID, FakeQueue, Link
 
 from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark import engine
 from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.plan import ChangeRow
@@ -164,6 +165,17 @@ def test_ctrl_c_is_not_taken_for_a_java_that_does_not_work(tmp_path, monkeypatch
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check_java()  # it is out of reach of what a terminal sends
+
+
+def test_a_java_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nexec sleep 60\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(engine, "_ANSWER_S", 0.1)
+    with pytest.raises(engine.JavaMissing, match=f"{java} -version didn't answer within 0.1 s"):
+        check_java()
 
 
 def test_too_much_for_the_driver_is_refused_before_its_memory_is_out():

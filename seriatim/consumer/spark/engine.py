@@ -20,6 +20,7 @@ from seriatim.protocol.errors import InvalidArgument, WorldError
 
 JAVA_VERSION = 17
 """The oldest Java that Spark 4 runs on."""
+_ANSWER_S = 30.0
 
 _LOGGING = """\
 status = off
@@ -78,7 +79,12 @@ def check_java() -> None:
         raise JavaMissing(f"Spark needs Java {JAVA_VERSION} or newer, and {java} isn't there")
     # In a session of its own, so that Ctrl-C, which a terminal sends to all, isn't taken for a Java that doesn't work.
     command = [java, "-version"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False, start_new_session=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise JavaMissing(f"{java} -version didn't answer within {_ANSWER_S:g} s") from error
     found = re.search(r'version "(\d+)', answer.stderr)
     if answer.returncode != 0 or found is None:
         raise JavaMissing(f"{java} -version failed: {answer.stderr.strip()[:200]}")
