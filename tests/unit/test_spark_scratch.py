@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -33,3 +34,19 @@ def test_what_killed_replays_left_is_removed_and_nothing_else(tmp_path: Path, mo
     with scratch_folder():
         pass
     assert sorted(tmp_path.iterdir()) == sorted((young, strange))
+
+
+def test_what_can_t_be_removed_at_the_end_is_no_failure_and_the_next_one_s_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patched, scratch_folder() as mine:
+        patched.setattr(os, "rmdir", refused)
+    assert mine.is_dir()
+    os.utime(mine, (0, 0))
+    with scratch_folder():
+        assert not mine.exists()

@@ -25,7 +25,8 @@ _YOUNG_S: Final = 60.0
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder for one replay, gone afterwards, and with it what others left that were killed."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+    # Java may still be at it, or a network's file system keep what is open: then the next one removes the rest.
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
