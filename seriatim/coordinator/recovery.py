@@ -37,10 +37,14 @@ class Recovery:
             copy = recovery.newest(copies, name)
         document = copy.document
         if now is not None and now.document.queue_id != document.queue_id:
-            raise QueueExists(f"there is another queue {name} now, with id {now.document.queue_id}", queue=name)
+            raise _in_the_way(name, now.document.queue_id, document.queue_id)
         if now is not None and not registry.set_back(document.queue_id):
             if awaited := registry.awaited:
                 raise not_ready(awaited)  # their disks may yet turn out to know more
+            # Else a queue that was made anew under the name, and sent to, would hide the one that ZooKeeper lost.
+            lost = {one.document.queue_id for one in copies} - {document.queue_id} - self._store.chains.keys()
+            if lost:
+                raise _in_the_way(name, document.queue_id, max(lost))
             unasked = _unasked(document, registry)
             what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}{unasked}"
             return pb.RecoverQueueReply(what=what, is_needless=True)
@@ -82,6 +86,14 @@ class Recovery:
         except UnknownQueue:
             return None
         return Copy(document, version, "ZooKeeper")
+
+
+def _in_the_way(name: str, there: QueueId, lost: QueueId) -> QueueExists:
+    return QueueExists(
+        f"there is another queue {name} now, with id {there}; the one with id {lost}, whose chain is kept on disks, can be "
+        f"recovered once that one is deleted",
+        queue=name,
+    )
 
 
 def _what_is_recovered(now: Copy | None, copy: Copy, registry: Registry) -> str:

@@ -16,7 +16,7 @@ from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.recovery import Recovery, _what_is_recovered
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
-from seriatim.protocol.errors import ChainSetBack, UnknownQueue, Unreachable
+from seriatim.protocol.errors import ChainSetBack, QueueExists, UnknownQueue, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -187,6 +187,7 @@ class ZooKeeper:
 
     def __init__(self, world: World, now: Copy | None) -> None:
         self._registry, self.now = world.registry(), now
+        self.chains = {} if now is None else {now.document.queue_id: now}
 
     async def look_up_registry(self) -> Registry:
         groups = self._registry.groups
@@ -308,6 +309,25 @@ def test_that_nothing_is_to_be_recovered_is_said_only_once_the_disks_were_compar
     else:
         with pytest.raises(Unreachable, match="waits for g2-b"):
             asyncio.run(asked)
+
+
+@pytest.mark.parametrize("is_sent_to", [False, True])
+def test_a_queue_made_anew_under_the_name_of_one_that_zookeeper_lost_is_said_to_be_in_the_way(world, is_sent_to):
+    """A start script made it. Once it had been sent to, an operator was told that nothing is to be recovered."""
+    older = a_copy(world)
+    anew = replace(older, document=replace(older.document, queue_id=QueueId(2)), holder="ZooKeeper")
+
+    class Members:
+        async def kept_chains(self, _: str, __: MemberName) -> tuple[list[Copy], QueueId]:
+            return [older, anew] if is_sent_to else [older], QueueId(2)
+
+    asked = pb.RecoverQueueRequest(queue="orders", confirmed_queue="orders")
+    zookeeper = ZooKeeper(world, anew)
+    with pytest.raises(QueueExists, match=r"the one with id 1, .* once that one is deleted"):
+        asyncio.run(Recovery(zookeeper, Members()).recover_queue(asked))
+    zookeeper.chains[QueueId(1)] = older  # it was deleted, and is being cleared away
+    if is_sent_to:
+        assert asyncio.run(Recovery(zookeeper, Members()).recover_queue(asked)).is_needless
 
 
 def test_of_a_queue_that_nobody_has_sent_to_nothing_is_to_be_recovered(world):
