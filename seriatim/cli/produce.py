@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -240,8 +241,8 @@ def produce(
     if failure is not None:
         click.secho(f"Error: {failure}", fg="red", err=True)
         context.exit(exits.exit_code(failure))
-    if _is_file(file) and not run.is_at_end:
-        run.say(f"Stopped before the end of {file}: {run.read:,} lines of it were read")
+    if _has_end(file) and not run.is_at_end:
+        run.say(f"Stopped before the end of {_called(file)}: {run.read:,} lines of it were read")
         context.exit(exits.REFUSED)
     if run.acknowledgements.acknowledged < run.read:
         context.exit(exits.REFUSED)
@@ -260,7 +261,7 @@ def _produce(
     except SeriatimError as error:
         failure = error
     except OSError as error:
-        failure = WorldError(f"can't read {file if _is_file(file) else 'standard input'}: {error.strerror}")
+        failure = WorldError(f"can't read {_called(file)}: {error.strerror}")
     if run.producer.is_elected:
         try:
             run.producer.flush(10)
@@ -320,8 +321,17 @@ def _is_cut(path: Path) -> bool:
 
 
 def _is_file(file: Path | None) -> TypeGuard[Path]:
-    """False for standard input: whoever writes there goes on until it is told that nobody reads."""
+    """False for standard input."""
     return file is not None and str(file) != "-"
+
+
+def _has_end(file: Path | None) -> bool:
+    """False for a terminal or a pipe: whoever writes there goes on until it is told that nobody reads."""
+    return _is_file(file) or (sys.stdin is not None and stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode))
+
+
+def _called(file: Path | None) -> str:
+    return str(file) if _is_file(file) else "standard input"
 
 
 @contextmanager

@@ -51,22 +51,26 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, output, said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "is_given"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
 def test_a_signal_while_it_stands_by_ends_it_and_a_file_that_was_not_read_is_no_success(
-    cluster: SmallCluster, tmp_path: Path, number: int
+    cluster: SmallCluster, tmp_path: Path, number: int, is_given: bool
 ) -> None:
+    """`is_given`: as standard input, `produce < lines`."""
     file = tmp_path / "lines"
     file.write_text("1\n2\n")
-    with new(cluster) as other:
+    with new(cluster) as other, file.open() as opened:
         other.wait_until_elected(60)
-        process = start(cluster, str(file), "--json")
+        process = start(cluster, "--json", given=opened) if is_given else start(cluster, str(file), "--json")
         assert process.stderr is not None
         assert any("standing by" in line for line in process.stderr)
         process.send_signal(number)
         code, output, said = ended(process)
     assert code == exits.REFUSED
     assert json.loads(output)["read"] == 0
-    assert f"Stopped before the end of {file}: 0 lines of it were read" in said
+    called = "standard input" if is_given else file
+    assert f"Stopped before the end of {called}: 0 lines of it were read" in said
     assert cluster.values() == []
 
 
