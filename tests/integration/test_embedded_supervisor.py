@@ -115,6 +115,16 @@ def test_a_child_that_dies_early_shows_the_end_of_its_log(tmp_path):
             supervisor.wait_for_line("one")
 
 
+def test_a_child_that_dies_without_a_word_has_the_room_on_the_disk_told(tmp_path):
+    """`up` on a full disk ended with `Its log ends with:`, and nothing behind it."""
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", ("false",)))
+        with pytest.raises(
+            StartFailed, match=r"exit status 1\). Its log, .*one.log, says nothing; [\d,]+ MiB are free"
+        ):
+            supervisor.wait_for_line("one")
+
+
 def test_no_file_of_the_directory_is_taken_for_a_module(tmp_path):
     (tmp_path / "click.py").write_text("raise SystemExit('it was')")
     with Supervisor(tmp_path) as supervisor:

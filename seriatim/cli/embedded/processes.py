@@ -19,6 +19,7 @@ import logging
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,6 +328,8 @@ class Supervisor:
     def _log_end(self, name: str) -> str:
         path = self.log_path(name)
         lines = self.output(name).splitlines()[-8:] if path.exists() else []
+        if not lines:  # where there is no room for it, most likely
+            return f"Its log, {path}, says nothing; {shutil.disk_usage(self.logs).free >> 20:,} MiB are free there."
         return f"Its log, {path}, ends with:\n" + "\n".join(f"  {line}" for line in lines)
 
 
