@@ -8,7 +8,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from seriatim.coordinator import messages, views
-from seriatim.coordinator.core import background, chain, close_link, readmission, removal, rotation, seal, subscriptions
+from seriatim.coordinator.core import (
+    background,
+    chain,
+    close_link,
+    readmission,
+    removal,
+    rotation,
+    seal,
+    status,
+    subscriptions,
+)
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
@@ -187,7 +197,8 @@ class Operations:
                 registry = await self._store.look_up_registry()
                 if not chain.can_switch(document, registry):
                     reasons = chain.obstacles(document, registry, {})
-                    raise Waiting(f"no other group could take over queue {request.queue}", reasons=reasons)
+                    text = f"no other group could take over queue {request.queue}: {status.told(reasons)}"
+                    raise Waiting(text, reasons=reasons)
             document, version = await self._switched(document, last, request.cause_id)
         return views.queue_view(document, version, self._store.registry)
 
@@ -232,8 +243,9 @@ class Operations:
         result = await self._execution.run(queue_id, close_link.start(epoch), close_link.step, cause_id)
         if isinstance(result, LinkClosed):
             return result.document, result.version
-        reasons = result.reasons if isinstance(result, Wait) else {}
-        raise Waiting(f"link {epoch} can't be closed now", reasons=dict(reasons))
+        reasons = dict(result.reasons) if isinstance(result, Wait) else {}
+        why = f": {status.told(reasons)}" if reasons else ""
+        raise Waiting(f"link {epoch} can't be closed now{why}", reasons=reasons)
 
     # ---- groups
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.coordinator.core import chain, removal
+from seriatim.coordinator.core import chain, removal, status
 from seriatim.coordinator.core.registry import GroupState
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import Waiting
@@ -65,9 +65,9 @@ def test_a_link_that_came_meanwhile_keeps_it() -> None:
 
 
 def test_of_many_reasons_a_person_is_told_the_first_few() -> None:
-    reasons = {f"queue q{number}": "it is in use" for number in range(removal.TOLD + 3)}
+    reasons = {f"queue q{number}": "it is in use" for number in range(status.TOLD + 3)}
     error = removal.refused("g1", reasons)
-    assert error.message.count("it is in use") == removal.TOLD
+    assert error.message.count("it is in use") == status.TOLD
     assert error.message.endswith("; and 3 more")
     assert error.details["reasons"] == reasons
     assert removal.refused("g1", {"queue q": "it is in use"}).message.endswith(": queue q: it is in use")

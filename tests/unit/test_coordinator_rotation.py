@@ -12,6 +12,7 @@ import pytest
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
@@ -19,7 +20,7 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit
 from seriatim.protocol.chain_json import decode, encode
-from seriatim.protocol.errors import InvalidArgument, Unreachable
+from seriatim.protocol.errors import InvalidArgument, Unreachable, Waiting
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -182,7 +183,8 @@ class Behind:
     async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
         return self._shown, ChainVersion(1)
 
-    async def look_up_registry(self, _: object) -> None: ...
+    async def look_up_registry(self, *_: object) -> Registry:
+        return self.registry
 
     async def first_in_line(self, *_: object) -> str:
         raise Unreachable("it would be left")
@@ -202,3 +204,16 @@ def test_a_link_is_left_once_however_often_that_is_asked_for() -> None:
         request.epoch = epoch
         with pytest.raises(Unreachable, match="it would be left"):
             asyncio.run(operations.rotate_queue(request))
+
+
+def test_who_asks_for_a_switch_that_no_group_can_take_is_told_why() -> None:
+    """It said no more than that none could, and left it to the operator to look for what to do."""
+    world = sending_world()
+    for group in ("g2", "g3"):
+        world.kill((group, "a"))
+        world.expire((group, "a"))
+    operations = Operations(*cast("tuple[Store, Any, Any, Any]", (Behind(world.document, world), None, None, None)))
+    asked = operations.rotate_queue(pb.QueueRequest(queue="orders", epoch=1))
+    with pytest.raises(Waiting, match="over queue orders: g2: g2-a not registered; g3: g3-a not registered") as told:
+        asyncio.run(asked)
+    assert set(told.value.details["reasons"]) == {"g2", "g3"}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from seriatim.coordinator.core import chain
+from seriatim.coordinator.core import chain, status
 from seriatim.coordinator.core.registry import GroupState
 from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.errors import Waiting
-
-TOLD = 6
-"""So many reasons are in an error's text."""
 
 
 def obstacles(group: GroupState, documents: Iterable[ChainDocument]) -> dict[str, str]:
@@ -35,10 +32,7 @@ def without(document: ChainDocument, group: str) -> ChainDocument:
 
 def refused(group: str, reasons: Mapping[str, str]) -> Waiting:
     """The error: for a person the first few reasons, for a program all of them, unless a call can't end with so many."""
-    told = [f"{what}: {reason}" for what, reason in reasons.items()]
-    if len(told) > TOLD:
-        told[TOLD:] = [f"and {len(told) - TOLD} more"]
-    return Waiting(f"group {group} can't be removed now: {'; '.join(told)}", reasons=dict(reasons))
+    return Waiting(f"group {group} can't be removed now: {status.told(reasons)}", reasons=dict(reasons))
 
 
 def _kept(document: ChainDocument, group: str) -> str:

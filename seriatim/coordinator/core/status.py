@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from seriatim.coordinator.core import chain, readmission
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import ChainDocument, LinkState
+
+TOLD = 6
+"""So many reasons are in an error's text."""
+
+
+def told(reasons: Mapping[str, str]) -> str:
+    """The first few of them, for a person."""
+    texts = [f"{what}: {reason}" for what, reason in reasons.items()]
+    if len(texts) > TOLD:
+        texts[TOLD:] = [f"and {len(texts) - TOLD} more"]
+    return "; ".join(texts)
 
 
 def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
