@@ -460,6 +460,16 @@ def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behin
         assert term._max_records == size
 
 
+def test_records_that_are_read_anew_within_their_transaction_are_counted_once(queue, reader, tmp_path, monkeypatch):
+    rows = [ChangeRow(offset, "s", offset, ROW) for offset in range(5, 9)]
+    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        term._application = SimpleNamespace(position=5, apply=lambda part: Outcome(5, len(part)))
+        for part in (rows[:2], rows[:2], rows[:3], rows[3:]):  # the second query begins anew, and so does the third
+            term._apply_batch(part, 0)
+        assert term._run.records == 4
+
+
 def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smaller_parts(queue, reader, tmp_path):
     with RangeReader(queue.address, "stock", timeout_s=0.05) as impatient, pytest.raises(DeadlineOver) as late:
         list(impatient.read(0, 1))

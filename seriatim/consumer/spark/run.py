@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.progress import Report
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.flag import Flag
@@ -38,7 +39,8 @@ class Run:
     """One process's replay, over all its terms.
 
     stopping: it is to end. elected: (token, generation) of the grant that stands, None while there is none.
-    records, changes: applied so far. offset: where the target stands, None before the first term.
+    records, changes: applied so far. A record that a later query reads anew counts once: all below `counted_to` are counted.
+    offset: where the target stands, None before the first term.
     """
 
     settings: ReplaySettings
@@ -47,6 +49,7 @@ class Run:
     elected: tuple[int, int] | None = None
     records: int = 0
     changes: int = 0
+    counted_to: int = 0
     offset: int | None = None
 
     def grant(self, term: Term) -> None:
@@ -56,6 +59,12 @@ class Run:
     def depose(self) -> None:
         """No longer elected."""
         self.elected = None
+
+    def count(self, rows: Sequence[ChangeRow]) -> None:
+        """A micro-batch with these rows passed."""
+        if rows:
+            self.records += sum(row.offset >= self.counted_to for row in rows)
+            self.counted_to = max(self.counted_to, rows[-1].offset + 1)
 
     def is_over(self, term: Term) -> bool:
         """Whether nothing more is to be done under `term`."""

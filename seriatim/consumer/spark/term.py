@@ -293,6 +293,7 @@ class ReplayTerm:
             if outcome.position > before:
                 self._has_moved = True
                 self._failures = self._queries_failed = 0
+            self._run.count(rows)
             self._cursor.want(outcome.position)
             self._tell(outcome, boottime_s() - began_s)
         except BaseException as error:
@@ -408,7 +409,6 @@ class ReplayTerm:
 
     def _tell(self, outcome: Outcome, batch_s: float) -> None:
         run = self._run
-        run.records += outcome.records
         run.changes += outcome.changes
         run.offset = outcome.position
         self._commit_ts_ms = outcome.commit_ts_ms or self._commit_ts_ms
