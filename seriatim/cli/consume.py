@@ -8,13 +8,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
+from seriatim.cli.foreground import on_ends
 from seriatim.cli.health import answering
 from seriatim.cli.options import (
     Finite,
@@ -87,7 +87,7 @@ def consume(
     if log_to:
         log.start_logging(to=log_to)
     stopping = _Stopping()
-    with stopping.on_signals():
+    with on_ends(stopping.ask, signal.SIGTERM, signal.SIGINT):
         if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start, connect_timeout)):
             start = None
         consumer = Consumer(
@@ -121,19 +121,11 @@ class _Stopping:
         self.is_asked = False
         self.is_gentle = False
 
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+    def ask(self, _number: int, _frame: FrameType | None) -> None:
+        """A signal's handler."""
         if self.is_asked or not self.is_gentle:
             raise KeyboardInterrupt
         self.is_asked = True
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _print(

@@ -8,7 +8,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,8 +20,18 @@ _FEW_FILES = 4096
 
 
 @contextlib.contextmanager
-def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
+def on_ends(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals, and a terminal that is closed, unless under nohup, call the handler while the block runs."""
+
+    def told(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # comes twice, from the kernel and from the shell: the second one is no second wish
+            signal.signal(number, signal.SIG_IGN)
+        handler(number, frame)
+
+    ends = [*numbers]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        ends.append(signal.SIGHUP)
+    before = {number: signal.signal(number, told) for number in ends}
     try:
         yield
     finally:
@@ -32,22 +42,20 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM, and a terminal that is closed, end the block as Ctrl-C does, so that what it has begun is undone."""
-    ends = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
-        ends.append(signal.SIGHUP)
-    with _handled(ends, signal.default_int_handler):
+    with on_ends(signal.default_int_handler, signal.SIGTERM):
         yield
 
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop`. A second one kills, which does no harm: whoever is waited for may never let go."""
+    """SIGTERM, Ctrl-C and a closed terminal call `stop`. A second SIGTERM or Ctrl-C kills, which does no harm: whoever is waited for may never let go."""
 
     def told(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        if number != signal.SIGHUP:
+            signal.signal(number, signal.SIG_DFL)
         stop()
 
-    with _handled((signal.SIGTERM, signal.SIGINT), told):
+    with on_ends(told, signal.SIGTERM, signal.SIGINT):
         yield
 
 

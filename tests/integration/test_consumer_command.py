@@ -95,7 +95,7 @@ def test_headers_are_shown_in_their_order_each_as_text_or_in_base64() -> None:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_commits_what_was_printed(cluster: FakeCluster, number: int) -> None:
     process = start(cluster)
     assert process.stdout is not None

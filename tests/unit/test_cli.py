@@ -436,12 +436,13 @@ def test_a_terminal_that_is_closed_ends_what_has_something_to_undo_unless_it_is_
 import os, signal, sys
 from seriatim.cli.foreground import interruptible
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
-try:
-    with interruptible():
+with interruptible():
+    try:
         os.kill(os.getpid(), signal.SIGHUP)
         print("goes on")
-except KeyboardInterrupt:
-    print("undone")
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGHUP)  # of the kernel and of the shell: each sends one
+        print("undone")
 """
     command = (sys.executable, "-c", script, "SIG_IGN" if nohup else "SIG_DFL")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -466,9 +467,11 @@ main.run(["replay", "--queue", "q", "--target", "dbname=x", "--coordinator", "12
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            for said in ("runs\n", "told\n"):
-                assert process.stdout.readline() == said
-                process.terminate()
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                assert process.stdout.readline() in ("runs\n", "told\n")
+                process.send_signal(number)
+            assert process.stdout.readline() == "told\n"
+            process.terminate()
             assert process.wait(60) == -signal.SIGTERM
         finally:
             process.kill()
