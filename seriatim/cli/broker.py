@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from seriatim.cli.foreground import run_server
-from seriatim.cli.options import log_options
+from seriatim.cli.options import Folder, log_options
 
 if TYPE_CHECKING:
     from seriatim.broker_group.process import BrokerSettings
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @click.option("--cluster", help="Name of the cluster.")
 @click.option("--group", help="The group it is a member of.")
 @click.option("--member", help="Its place in the group: a or b.")
-@click.option(
-    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path), help="Where its data lies; made if missing."
-)
+@click.option("--dir", "directory", type=Folder(), help="Where its data lies; made if missing.")
 @click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
 @click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -96,6 +97,19 @@ class Text(click.types.StringParamType):
 
 
 TEXT = Text()
+
+
+class Folder(click.Path):
+    """A folder that is there, or is made. No name, as of a shell's variable that isn't set, is refused: to Python it is the present folder."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "":
+            self.fail("it is empty; the present folder is called .", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Duration(click.ParamType[int]):

@@ -9,11 +9,12 @@ import click
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.foreground import until_signalled, wait_for_signal
+from seriatim.cli.options import Folder
 
 
 @click.command(short_help="Run a whole development cluster in the foreground.")
 @click.option(
-    "--dir", "directory", required=True, type=click.Path(file_okay=False, path_type=Path),
+    "--dir", "directory", required=True, type=Folder(),
     help="Where all data, logs and process ids lie; made if missing. A second start keeps all data.",
 )  # fmt: skip
 @click.option("--groups", type=click.IntRange(1, 50), help="How many groups of two brokers. [default: as before, or 3]")

@@ -9,11 +9,12 @@ import click
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.cli.foreground import until_signalled, wait_for_signal
+from seriatim.cli.options import Folder
 
 
 @click.command(short_help="Run one ZooKeeper, for development.")
 @click.option(
-    "--dir", "directory", required=True, type=click.Path(file_okay=False, path_type=Path),
+    "--dir", "directory", required=True, type=Folder(),
     help="Where its data, log and process id lie; made if missing.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

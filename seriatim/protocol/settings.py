@@ -82,7 +82,7 @@ def _converted(value: object, hint: Any, where: str) -> Any:
     if value is None and type(None) in choices:
         return None
     wanted = next(choice for choice in choices if choice is not type(None))
-    if wanted is Path and isinstance(value, str | Path):
+    if wanted is Path and isinstance(value, str | Path) and value != "":  # which would be the present folder
         return Path(value)
     if isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
         return value

@@ -254,6 +254,15 @@ def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, messag
     assert message in lines[0]
 
 
+@pytest.mark.parametrize("name", ["up", "zookeeper", "broker", "demo"])
+def test_no_folder_is_not_the_present_one(name):
+    """`seriatim up --dir "$UNSET"` laid a cluster's files out in whatever folder one was in."""
+    (command,) = (command for words, command in commands() if tuple(words) == (name,))
+    with pytest.raises(click.BadParameter, match=r"it is empty; the present folder is called \."):
+        command.make_context(name, ["--dir", ""])
+    assert command.make_context(name, ["--dir", "."]).params["directory"].samefile(".")
+
+
 @pytest.mark.parametrize("server", [BROKER, ("coordinator", "--zookeeper", "z:1", "--cluster", "a/b")])
 def test_a_server_opens_as_many_files_as_it_may(server):
     """A thousand links take more than the usual 1024."""

@@ -134,6 +134,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path):
         ("[broker]\nport = true", {}, "port"),
         ("[broker", {}, "TOML"),
         ("[broker]", {}, "--directory"),
+        ("[broker]", {"SERIATIM_DIRECTORY": ""}, "SERIATIM_DIRECTORY: ''"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, text, environment, what):

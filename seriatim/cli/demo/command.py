@@ -17,6 +17,7 @@ from seriatim.cli.demo import plan, verdict
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.foreground import interruptible
+from seriatim.cli.options import Folder
 from seriatim.protocol.errors import SeriatimError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     "--keep", "is_kept", is_flag=True, help="Afterwards leave everything running until Ctrl-C; keep the data."
 )
 @click.option(
-    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path),
+    "--dir", "directory", type=Folder(),
     help="Where data and logs lie, and stay. [default: a temporary directory, removed at the end]",
 )  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="The last line is the verdict as one JSON object.")
