@@ -477,6 +477,8 @@ def test_status_says_what_waits_and_how_many_switches_are_left():
     world = sending_world()
     assert status.switches_left(world.document, world.registry()) == 2
     assert status.waits(world.document, world.registry()) == {}
+    master = world.document.links[0].master
+    assert [one.is_present(master) for one in (world.registry(), Registry())] == [True, False]
     world.kill(("g2", "a"))
     world.expire(("g2", "a"))
     assert status.switches_left(world.document, world.registry()) == 1
