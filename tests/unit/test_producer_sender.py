@@ -325,6 +325,10 @@ def test_an_unreachable_coordinator_is_asked_again_ever_more_slowly(sending: Tra
         waits.append(round(due_at_s - sending.now_s, 3))
         assert sending(events.Tick(), after_s=due_at_s - sending.now_s) == [f"acquire {request + 1} token 7 failed 1"]
     assert waits == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0, 1.0]
+    sending.granted(grant(2))
+    sending(events.StreamBroken(2, "reset"))
+    assert sending(events.AcquireFailed(sending.state.request, errors.Unreachable("down"))) == []
+    assert waits_s(sending) == 0.02  # a grant came in between
 
 
 def test_waiting_for_a_group_keeps_the_batches_and_the_token(sending: Trace) -> None:
@@ -359,6 +363,11 @@ def test_an_answer_without_the_token_that_was_given_stops_the_sender(sending: Tr
 def test_an_error_of_the_callers_stops_the_sender(sending: Trace) -> None:
     sending(events.StreamBroken(1, "reset"))
     assert sending(events.AcquireFailed(2, errors.UnknownQueue("deleted")))[-1] == "stop unknown-queue"
+    assert sending.state.phase is Phase.ENDED
+
+
+def test_what_the_master_refuses_for_the_callers_fault_stops_the_sender_and_costs_no_group(sending: Trace) -> None:
+    assert sending(events.Refused(1, errors.RecordTooLarge("over the limit")))[-1] == "stop too-large"
     assert sending.state.phase is Phase.ENDED
 
 
@@ -436,6 +445,11 @@ def test_a_master_that_never_says_a_word_behind_a_silence_is_left_as_well(sendin
     assert waits_s(sending) == SETTINGS.first_deadline_s
     assert sending(events.Tick(), after_s=SETTINGS.first_deadline_s + 0.01)[-1].endswith("failed 2")
     assert waits_s(sending) is None  # the one that is asked for now isn't there yet
+    sending.granted(grant(3))
+    assert sending(events.Acknowledged(3, Index(0)))  # this one speaks, and takes nothing
+    assert sending(events.Tick(), after_s=2 * SETTINGS.first_deadline_s + 0.01)[-1].endswith("failed 3")
+    assert sending.granted(grant(4)) == ["open stream 4 token 7 epoch 4 from 0"]
+    sending(events.StreamBroken(4, "reset"))
     assert sending(events.Tick(), after_s=60.0) == sending(events.Tick(), after_s=60.0) == []
 
 
