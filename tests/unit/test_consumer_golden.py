@@ -146,6 +146,8 @@ def test_a_member_that_sends_all_ends_the_link() -> None:
     assert trace(EndReached(1, Index(3))) == ["close 1"]  # the chain tells of it later
     assert (trace.state.is_at_end, trace.state.at, trace.state.end_offset) == (True, Place(Epoch(1), Index(3)), 3)
     assert trace.state.waiting_for == "the next link"
+    followed = chain(link(1, LinkState.SEALED, end=3), link(2, LinkState.OPEN, base=3), version=2)
+    assert trace(ViewChanged(followed)) == ["open 2: link 2 at g1-b from 0"]
 
 
 def test_start_in_the_middle_of_a_batch() -> None:
@@ -299,6 +301,9 @@ def test_a_member_that_says_where_it_starts_has_given_something() -> None:
     trace(StartArrived(2, Index(0), {}), 11.3)
     trace(Heard(2), 12.2)
     assert trace(Tick(), 12.2) == ["wake at 12.3"]
+    assert trace(batch(2, 0, [1]), 12.25) == ["deliver link 1 0..1", "wake at 13.25"]
+    trace(Heard(2), 13.2)
+    assert trace(Tick(), 13.2) == ["wake at 13.25"]
 
 
 def test_a_member_that_had_no_credit_is_not_left_for_having_sent_nothing() -> None:
@@ -327,6 +332,11 @@ def test_a_range_is_cut_off_by_a_gap_where_it_stands_and_by_no_later_one() -> No
     assert trace.state.is_cut_off
     trace(ReadFrom(chain(ended), Place(Epoch(1), Index(3)), until=until))
     assert not trace.state.is_cut_off
+    # It began where all that was kept ended, and what came next was let go before it was seen.
+    later = chain(link(3, LinkState.OPEN, base=6))
+    trace(ReadFrom(later, Place(Epoch(1), Index(3)), since=Offset(3), until=until, is_end=True))
+    assert trace.state.waiting_for == "offset 3, which is no longer kept"
+    assert trace.state.is_cut_off
     # Who reads for a subscription has read what was let go, or was put behind it.
     assert trace(ReadFrom(chain(link(3, LinkState.OPEN, base=6)), Place(Epoch(1), Index(3)), is_end=True))[-1:] == [
         "open 2: link 3 at g1-b from 0"
