@@ -194,6 +194,21 @@ def test_a_commit_that_both_members_refuse_is_tried_ever_more_slowly_and_anew_af
     assert (order.side.member, other.side.member) == ("b", "a")
 
 
+def test_what_failed_before_a_seek_holds_nothing_up_after_it() -> None:
+    commits, seen = Commits(), view(1, (1,), link(1, 0))
+    commits.happened(granted(seen, 1, 0))
+    (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(3))))
+    (other,) = commits.happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
+    commits.happened(CommitFailed(other.commit_id, "no", is_grant_old=False))
+    sought = replace(
+        seen, version=ChainVersion(2), subscriptions=(replace(seen.subscriptions[0], generation=Generation(2)),)
+    )
+    commits.happened(replace(granted(sought, 1, 0), generation=Generation(2)))
+    (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(2))))
+    assert (order.index, order.side.member) == (2, "b")
+    assert (commits.state.failures, commits.state.failure) == (0, "")
+
+
 def test_nothing_is_committed_in_a_queue_or_for_a_subscription_that_was_deleted() -> None:
     seen = view(2, (1,), link(1, 0))
     for gone in (replace(seen, is_deleted=True), replace(seen, subscriptions=())):

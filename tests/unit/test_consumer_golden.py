@@ -150,6 +150,19 @@ def test_a_member_that_sends_all_ends_the_link() -> None:
     assert trace(ViewChanged(followed)) == ["open 2: link 2 at g1-b from 0"]
 
 
+def test_h6_the_marks_of_a_link_s_start_count_also_where_what_is_before_it_was_not_read() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(StartArrived(1, Index(0), {}))
+    trace(batch(1, 0, [1, 2, 3]))
+    behind = replace(link(3, LinkState.OPEN, base=6), marks={"s": 6})
+    assert trace(ViewChanged(chain(link(1, LinkState.SEALED, end=3), behind, version=2)))[-1].startswith(
+        "open 2: link 3"
+    )
+    trace(StartArrived(2, Index(0), {}))
+    assert trace(batch(2, 0, [6, 7])) == ["deliver link 3 0..2 with re-sends"]
+
+
 def test_start_in_the_middle_of_a_batch() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), Place(Epoch(1), Index(5))))
@@ -289,6 +302,8 @@ def test_a_member_that_speaks_and_sends_nothing_of_a_sealed_link_is_left_whateve
         assert trace(ViewChanged(later), 50.0 + number / 5) == ["wake at 51"]
     assert trace(Tick(), 51.0)[:2] == ["close 1", "open 2: link 1 at g1-a from 0"]
     assert trace.state.failure == "g1-b: it sends nothing of a sealed link"
+    trace(Heard(2), 51.1)
+    assert trace(Tick(), 51.1) == ["wake at 52"]
 
 
 def test_a_member_that_says_where_it_starts_has_given_something() -> None:
