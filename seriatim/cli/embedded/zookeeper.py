@@ -47,7 +47,7 @@ def java_path() -> str:
     if java is None or not os.access(java, os.X_OK):
         where = f"JAVA_HOME={home} has no bin/java" if home else "Java isn't installed"
         raise Missing(
-            f"{where}; ZooKeeper and Spark need Java 17 or newer: sudo apt-get install openjdk-17-jre-headless"
+            f"{where}; ZooKeeper and Spark need Java 17 or newer: sudo apt-get install openjdk-17-jre-headless (on Debian 13 openjdk-21-jre-headless)"
         )
     return java
 

@@ -58,7 +58,7 @@ class JavaMissing(WorldError):
 
     code = "java-missing"
     can_retry = False
-    next_step = "install one, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"
+    next_step = "install one, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless (on Debian 13 openjdk-21-jre-headless); or set JAVA_HOME"
 
 
 class SparkNotStarted(WorldError):
