@@ -90,7 +90,7 @@ def test_the_last_change_of_each_key_wins_in_order() -> None:
         commit(7, 6),
     ]
     (table,) = only(rows).collapsed
-    assert table.deletes.values == [(2,)]
+    assert (table.deletes.values, table.deletes.offsets, len(table)) == ([(2,)], [5], 3)
     assert [(rows.columns, rows.values, rows.offsets) for rows in table.upserts] == [
         (("id", "code"), [(3, 3), (1, 6)], [5, 6])
     ]
@@ -219,10 +219,24 @@ def test_a_truncate_splits() -> None:
         row(0, "begin"), row(1, "c", after={"id": 1}),
         row(2, "t", tables=(table,), cascade=True), row(3, "c", after={"id": 1}), commit(4, 3),
     ]  # fmt: skip
-    first, second = plan(rows, 0, SHAPES).segments
+    made = plan(rows, 0, SHAPES)
+    assert (made.tables, len(made)) == ({KEYED}, 3)
+    first, second = made.segments
     assert (first.truncate, len(first.collapsed)) == (None, 1)
     assert second.truncate == orders.Truncate((KEYED,), 2, restart_identity=False)
     assert len(second.collapsed) == 1
+
+
+def test_of_truncates_behind_each_other_each_is_carried_out() -> None:
+    tables = [Table(name.schema, name.table, ("id",), ("id",)) for name in (KEYED, UNIQUE)]
+    rows = [
+        row(0, "begin"),
+        *(row(number, "t", tables=(table,)) for number, table in enumerate(tables, 1)),
+        commit(3, 2),
+    ]
+    made = plan(rows, 0, SHAPES)
+    assert [one.truncate.tables for one in made.segments] == [(KEYED,), (UNIQUE,)]
+    assert (made.tables, len(made)) == ({KEYED, UNIQUE}, 2)
 
 
 @pytest.mark.parametrize(

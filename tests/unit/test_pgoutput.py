@@ -330,3 +330,5 @@ def test_heartbeats_wait_their_time_and_never_split_a_transaction() -> None:
     for number, now_ms in enumerate((1000, 2000, -3_600_000)):  # its clock was set back by an hour
         following.reach(0x3000 + number * 0x100)
         assert following.heartbeat(now_ms) is not None
+        following.reach(0x3080 + number * 0x100)
+        assert following.heartbeat(now_ms + 999) is None
