@@ -221,7 +221,7 @@ class Campaign:
         lines = logged_between(logs.iterdir(), harmed_s - 0.5, harmed_s + lasted_s + 0.5)
         folder = self._arguments.report / "evidence" / "slow"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{fault.number} {fault.kind}.log").write_text("\n".join([str(fault), *lines, ""]))
+        (folder / f"{fault.number}.log").write_text("\n".join([str(fault), *lines, ""]))
 
     def _look_into_logs(self, cluster: FaultCluster) -> None:
         found = logged_defects(cluster.supervisor.logs.iterdir())
