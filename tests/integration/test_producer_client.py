@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from types import FrameType
 from typing import Any, Self
 
 import pytest
@@ -34,6 +33,7 @@ from seriatim.protocol.seriatim_pb2_grpc import (
     add_CoordinatorServicer_to_server,
 )
 from tests.forks import in_a_fork
+from tests.interruption import Interruption
 
 QUEUE_ID = 7
 WAIT_S = 60.0
@@ -704,32 +704,25 @@ def test_a_signal_s_handler_may_abort_the_producer_that_it_has_interrupted_someb
         raise errors.Unreachable("no coordinator can do that now")
 
     monkeypatch.setattr(Coordinators, "call", call)
-    left, before = 0, sys.gettrace()
-    files = client_module.__file__, threading.__file__
 
-    def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in files:
-            return None
-        left -= event == "line"
-        if left == 0:
-            sys.settrace(before)
-            producer.abort()
-            assert not producer._loop._thread.is_alive()
-        return interrupt if left > 0 else None
+    def abort() -> None:
+        producer.abort()
+        assert not producer._loop._thread.is_alive()
 
     number = 0
-    while left <= 0:
+    while True:
         number += 1
         producer = Producer("127.0.0.1:1", "orders")
-        left = number
-        sys.settrace(interrupt)
         try:
-            with pytest.raises((errors.NotElected, errors.Unreachable)):
+            with (
+                Interruption(number, abort, client_module.__file__, threading.__file__) as interruption,
+                pytest.raises((errors.NotElected, errors.Unreachable)),
+            ):
                 producer.wait_until_elected(0.001)
         finally:
-            sys.settrace(before)
             producer.abort()
+        if not interruption.has_come:
+            break
     assert number > 10
 
 

@@ -36,6 +36,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.forks import in_a_fork
+from tests.interruption import Interruption
 
 BEFORE_ALL = Place(Epoch(1), Index(0))
 
@@ -191,25 +192,16 @@ def test_wherever_a_poll_is_interrupted_each_record_is_handed_out_once() -> None
     assert number > 10
 
 
-class Handler:
-    """Runs at the line of this number of these files, as a signal's handler may, and waits for what the loop's thread does there."""
+class Loop:
+    """What its thread does, waited for by a signal's handler."""
 
-    def __init__(self, number: int, loop_s: Callable[[], object], *files: str | None) -> None:
-        self.left = number
-        self.is_waited_for = False
-        self._loop_s = threading.Thread(target=loop_s, daemon=True)
-        self._files = files
+    def __init__(self, does: Callable[[], object]) -> None:
+        self._thread = threading.Thread(target=does, daemon=True)
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename not in self._files:
-            return None
-        self.left -= event == "line"
-        if self.left == 0:
-            self.left -= 1
-            self._loop_s.start()
-            self._loop_s.join(60)
-            self.is_waited_for = self._loop_s.is_alive()
-        return self
+    def wait_for(self) -> None:
+        self._thread.start()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "it waits for what was interrupted"
 
 
 def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_interrupted() -> None:
@@ -224,15 +216,10 @@ def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_in
             fetcher.tell_taken()
             consumer._hand_over.renew(boottime_s() + 60)
 
-        before, handler = sys.gettrace(), Handler(number, loop_s, handover.__file__, fetching.__file__)
-        sys.settrace(handler)
-        try:
+        with Interruption(number, Loop(loop_s).wait_for, handover.__file__, fetching.__file__) as interruption:
             while consumer.poll(3, 0.001):
                 pass
-        finally:
-            sys.settrace(before)
-        assert not handler.is_waited_for, f"interrupted at {number}"
-        if handler.left > 0:
+        if not interruption.has_come:
             break
     assert number > 20
 
@@ -248,17 +235,12 @@ def test_nor_for_anything_of_who_reads_a_range() -> None:
         def loop_s(reader: RangeReader = reader) -> None:
             reader._fail(Fenced("another reads"))
 
-        before, handler = sys.gettrace(), Handler(number, loop_s, range_reader.__file__)
-        sys.settrace(handler)
-        try:
+        with Interruption(number, Loop(loop_s).wait_for, range_reader.__file__) as interruption:
             assert reader._next(fetcher) is not None
             with pytest.raises((Fenced, DeadlineOver)):
                 reader._next(fetcher)
-        finally:
-            sys.settrace(before)
-        assert not handler.is_waited_for, f"interrupted at {number}"
         reader.close()
-        if handler.left > 0:
+        if not interruption.has_come:
             break
     assert number > 10
 

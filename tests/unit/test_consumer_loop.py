@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from seriatim.consumer import Subscriber
 from seriatim.consumer import subscriber as subscriber_module
 from seriatim.consumer.loop import LoopThread
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+from tests.interruption import Interruption
 
 WAIT_S = 30.0
 
@@ -84,34 +83,14 @@ def test_who_comes_while_it_is_closed_is_told_so(monkeypatch) -> None:
     assert told == ["it is closed"]
 
 
-class Handler:
-    """Has something done by the loop at the line of this number, as a signal's handler may, in the middle of what waits for the loop already."""
-
-    def __init__(self, thread: LoopThread, number: int) -> None:
-        self._thread = thread
-        self.left = number
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        del frame
-        self.left -= event == "line"
-        if self.left == 0:
-            sys.settrace(None)
-            self._thread.run(asyncio.sleep(0), WAIT_S)
-        return self if self.left > 0 else None
-
-
 def test_a_signal_s_handler_may_wait_for_the_loop_that_it_has_interrupted_somebody_waiting_for() -> None:
     """Who commits each record is mostly there when SIGTERM comes; its handler closes the consumer, on the same thread."""
-    thread, before, number = LoopThread("interrupted"), sys.gettrace(), 0
+    thread, number = LoopThread("interrupted"), 0
     while True:
         number += 1
-        handler = Handler(thread, number)
-        sys.settrace(handler)
-        try:
+        with Interruption(number, lambda: thread.run(asyncio.sleep(0), WAIT_S)) as interruption:
             thread.run(asyncio.sleep(0.001), WAIT_S)
-        finally:
-            sys.settrace(before)
-        if handler.left > 0:
+        if not interruption.has_come:
             break
     assert number > 10
     thread.close()
@@ -134,34 +113,22 @@ class OfSubscriber:
 
 def test_a_signal_s_handler_may_close_the_subscriber_that_it_has_interrupted_somebody_waiting_for() -> None:
     """Its loop waited for a lock that the waiting thread held, and the handler for the loop: one SIGTERM in some thousands was for ever."""
-    left = 0
-    files = subscriber_module.__file__, threading.__file__
 
-    def wait(subscriber: Subscriber) -> None:
-        def interrupt(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left
-            if frame.f_code.co_filename not in files:
-                return None
-            left -= event == "line"
-            if left == 0:
-                sys.settrace(None)
-                subscriber.close()
-            return interrupt if left > 0 else None
-
-        sys.settrace(interrupt)
-        with contextlib.suppress(DeadlineOver):
+    def wait(subscriber: Subscriber, interruption: Interruption) -> None:
+        with interruption, contextlib.suppress(DeadlineOver):
             subscriber.wait_elected(0.001)
-        sys.settrace(None)
 
     number = 0
-    while left <= 0:
+    while True:
         number += 1
         subscriber: Any = Subscriber("127.0.0.1:1", "orders")
         subscriber._thread, subscriber._session = LoopThread("interrupted"), OfSubscriber(subscriber)
-        left = number
-        waiting = threading.Thread(target=wait, args=(subscriber,), daemon=True)
+        interruption = Interruption(number, subscriber.close, subscriber_module.__file__, threading.__file__)
+        waiting = threading.Thread(target=wait, args=(subscriber, interruption), daemon=True)
         waiting.start()
         waiting.join(WAIT_S)
         assert not waiting.is_alive(), f"interrupted at {number}"
         subscriber.close()
+        if not interruption.has_come:
+            break
     assert number > 5
