@@ -15,7 +15,7 @@ from seriatim.protocol.zookeeper import (
     NotUnderstood,
     Paths,
     ZooKeeperSession,
-    understood,
+    read_as,
 )
 
 Reply = TypeVar("Reply")
@@ -38,8 +38,8 @@ class Coordinators:
         for name in sorted(names):
             path = f"{self._paths.coordinators}/{name}"
             with contextlib.suppress(NoNode, NotUnderstood):
-                data, _ = await self._session.get(path)
-                addresses.append(understood(path, data, CoordinatorRegistration.decode).address)
+                registration, _ = await read_as(CoordinatorRegistration.decode, self._session, path)
+                addresses.append(registration.address)
         return addresses
 
     async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:

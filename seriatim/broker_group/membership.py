@@ -38,7 +38,7 @@ from seriatim.protocol.zookeeper import (
     Registration,
     SessionState,
     ZooKeeperSession,
-    understood,
+    read_as,
 )
 
 _log = log.logger("broker.membership")
@@ -135,8 +135,7 @@ class Membership:
             name, other = self._broker.name, None
             with contextlib.suppress(NoNode, WorldError):
                 path = self._paths.member(name.group, name.member)
-                data, _ = await self._session.get(path)
-                other = understood(path, data, Registration.decode)
+                other, _ = await read_as(Registration.decode, self._session, path)
             _log.warning(
                 "not registered: another broker is, as this member; if both are to run, give one another group or member",
                 member=name,
@@ -226,10 +225,10 @@ class Membership:
         name = self._broker.name
         path = self._paths.member(name.group, name.member)
         try:
-            data, _ = await self._session.get(path)
+            there, _ = await read_as(Registration.decode, self._session, path)
         except NoNode:
             return True  # only the lease's node is left of a session that is ending
-        there, mine = understood(path, data, Registration.decode), self._broker.incarnation
+        mine = self._broker.incarnation
         if there.incarnation == mine:
             return there.address == self._address
         return there.incarnation.disk_id == mine.disk_id and there.incarnation.start < mine.start
@@ -284,8 +283,7 @@ class Membership:
             self._peer_changed.clear()
             try:
                 try:
-                    data, _ = await self._session.get(path, self._peer_changed.set)
-                    registration = understood(path, data, Registration.decode)
+                    registration, _ = await read_as(Registration.decode, self._session, path, self._peer_changed.set)
                     self._broker.peer.register(
                         Registered(registration.incarnation, registration.address, registration.direct)
                     )

@@ -170,7 +170,8 @@ class _Waiting:
     def __init__(self, consumer: Consumer, idle_exit_s: float | None, connect_timeout_s: float) -> None:
         self._consumer = consumer
         self._idle_exit_s = idle_exit_s
-        self._connect_timeout_s = connect_timeout_s
+        # A grant may take a moment, as in a switch.
+        self._ungranted_exit_s = None if idle_exit_s is None else max(idle_exit_s, connect_timeout_s)
         self._ungranted_s = 0.0
         self._idle_s = 0.0
         self._free_s = 0.0
@@ -196,9 +197,9 @@ class _Waiting:
         if not consumer.is_elected:
             self._idle_s = self._free_s = 0.0
             self._ungranted_s = self._ungranted_s + _POLL_S if consumer.is_first_in_line else 0.0
-            if self._idle_exit_s is None or self._ungranted_s < max(self._idle_exit_s, self._connect_timeout_s):
+            if self._ungranted_exit_s is None or self._ungranted_s < self._ungranted_exit_s:
                 return False
-            self.blocked_by, self.blocked_s = reason, max(self._idle_exit_s, self._connect_timeout_s)
+            self.blocked_by, self.blocked_s = reason, self._ungranted_exit_s
             return True
         self._ungranted_s = 0.0
         is_blocked = reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT)

@@ -176,7 +176,7 @@ class Operations:
         Who names its id may ask again, whoever has its name by then.
         """
         name = checked_name(request.queue, "queue")
-        queue_id = QueueId(request.queue_id) or await self._store.queue_id(name)
+        queue_id = await self._store.queue_id(name, request.queue_id)
         try:
             await self.change(queue_id, chain.deleted, "deleted", request.cause_id)
         except UnknownQueue:

@@ -79,8 +79,7 @@ class CoordinatorService(CoordinatorServicer):
     async def AcquireSend(self, request: pb.AcquireSendRequest, context: _Context) -> pb.AcquireSendReply:
         """protocol.md 4."""
         del context
-        # Who knows the id needs no name: the chain of a queue that was deleted says so, or is gone (H16).
-        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
+        queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-send")
         asked = SendRequest(request.election_node, Token(request.token), Epoch(request.failed_epoch))
         if request.failed_epoch:
@@ -114,7 +113,7 @@ class CoordinatorService(CoordinatorServicer):
     async def AcquireRead(self, request: pb.AcquireReadRequest, context: _Context) -> pb.AcquireReadReply:
         """protocol.md 6."""
         del context
-        queue_id = QueueId(request.queue_id) or await self._store.queue_id(request.queue)
+        queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-read")
         asked = ReadRequest(request.subscription, request.election_node, Token(request.token))
         result = await self._execution.run(queue_id, acquire_read.start(asked), acquire_read.step, cause_id)

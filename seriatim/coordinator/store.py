@@ -42,7 +42,7 @@ from seriatim.protocol.zookeeper import (
     ZooKeeperSession,
     queue_id_from,
     queue_ids,
-    understood,
+    read_as,
 )
 
 _log = log.logger("coordinator.store")
@@ -138,18 +138,21 @@ class Store:
 
     # ---- queues
 
-    async def queue_id(self, name: str) -> QueueId:
+    async def queue_id(self, name: str, known: int = 0) -> QueueId:
         """The id of the queue that has this name now. Raises UnknownQueue, NotUnderstood.
 
         This session's ZooKeeper server may be behind, and show the one that had it before, which was deleted (H16).
+        `known`: who knows the id needs no name: the chain of a queue that was deleted says so, or is gone.
         """
+        if known:
+            return QueueId(known)
         path = self.paths.name(checked_name(name, "queue"))
         await self.catch_up()
         try:
-            data, _ = await self.session.get(path)
+            queue_id, _ = await read_as(queue_id_from, self.session, path)
         except NoNode as error:
             raise UnknownQueue(f"there is no queue {name}", queue=name) from error
-        return understood(path, data, queue_id_from)
+        return queue_id
 
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
         """The chain document now. Raises UnknownQueue."""
@@ -301,8 +304,8 @@ class Store:
         path = self.paths.name(name)
         await self.catch_up()
         with contextlib.suppress(NoNode, BadVersion, NotUnderstood):
-            data, version = await self.session.get(path)
-            if understood(path, data, queue_id_from) == queue_id:
+            found, version = await read_as(queue_id_from, self.session, path)
+            if found == queue_id:
                 await self.session.delete(path, version)
 
     async def clear_queue(self, queue_id: QueueId) -> None:
@@ -456,8 +459,7 @@ class Store:
         for name in await self.session.children(self.paths.coordinators):
             path = f"{self.paths.coordinators}/{name}"
             with contextlib.suppress(NoNode, NotUnderstood):
-                data, _ = await self.session.get(path)
-                found[name] = understood(path, data, CoordinatorRegistration.decode)
+                found[name], _ = await read_as(CoordinatorRegistration.decode, self.session, path)
         return found
 
     async def elected_coordinator(self) -> str:
@@ -579,9 +581,8 @@ class Store:
 
     async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
         watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
-        path = self.paths.member(group, place)
-        data, _ = await self.session.get(path, watch)
-        return _member_state(understood(path, data, Registration.decode))
+        registration, _ = await read_as(Registration.decode, self.session, self.paths.member(group, place), watch)
+        return _member_state(registration)
 
     async def _read_again(self, group: str, place: str) -> None:
         """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""
@@ -604,15 +605,16 @@ class Store:
         self.names = kept | {name: queue_id for name, queue_id in found if queue_id is not None}
 
     async def _named(self, name: str) -> QueueId | None:
-        path = self.paths.name(name)
         try:
-            data, _ = await self.session.get(path, self._watch(f"{_NAME}{name}"))
-            return understood(path, data, queue_id_from)
+            queue_id, _ = await read_as(
+                queue_id_from, self.session, self.paths.name(name), self._watch(f"{_NAME}{name}")
+            )
         except NoNode:
             return None
         except NotUnderstood as error:
             _log.error("name left as it was", name=name, reason=error)
             return self.names.get(name)
+        return queue_id
 
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""

@@ -165,10 +165,13 @@ def queue_ids(names: Iterable[str]) -> list[QueueId]:
     return [QueueId(int(name)) for name in names if name.isdecimal()]
 
 
-def understood(path: str, data: bytes, decode: Callable[[bytes], _Result]) -> _Result:
-    """What the node holds. Raises NotUnderstood."""
+async def read_as(
+    decode: Callable[[bytes], _Result], session: ZooKeeperSession, path: str, watch: Watch | None = None
+) -> tuple[_Result, int]:
+    """What a node holds, and its version. Raises NotUnderstood, and as `ZooKeeperSession.get`."""
+    data, version = await session.get(path, watch)
     try:
-        return decode(data)
+        return decode(data), version
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotUnderstood(f"{path} in ZooKeeper holds what can't be read here: {error!r}", path=path) from error
 

@@ -199,7 +199,7 @@ class Laggard:
     async def sync(self, _: str) -> None:
         self.shown = b"8"
 
-    async def get(self, _: str) -> tuple[bytes, int]:
+    async def get(self, *_: object) -> tuple[bytes, int]:
         return self.shown, 0
 
     async def delete(self, path: str, _: int) -> None:
@@ -466,7 +466,9 @@ class UnheardStore:
         self.is_unheard = False
         self.freed: list[tuple[str, int]] = []
 
-    async def queue_id(self, name: str) -> QueueId:
+    async def queue_id(self, name: str, known: int = 0) -> QueueId:
+        if known:
+            return QueueId(known)
         if self.document.is_deleted:
             raise UnknownQueue(f"there is no queue {name}")
         return self.document.queue_id

@@ -102,7 +102,7 @@ def test_a_broker_forgets_where_coordinators_were(closed: list[str]) -> None:
         async def children(self, _: str) -> list[str]:
             return ["one"]
 
-        async def get(self, _: str) -> tuple[bytes, int]:
+        async def get(self, *_: object) -> tuple[bytes, int]:
             return CoordinatorRegistration(self.address).encode(), 0
 
     async def answer(_: object) -> str:
