@@ -431,6 +431,36 @@ class ZooKeeperWithALink(EmptyZooKeeper):
         self.created.append(data)
 
 
+def damage_index(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the first link's index can't be read."""
+    right = broker.store.last_position
+
+    def damaged(link: LinkKey) -> layout.StoredPosition:
+        if link == RECORD.key:
+            raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+        return right(link)
+
+    monkeypatch.setattr(broker.store, "last_position", damaged)
+
+
+class ZooKeeperWithEnds(ZooKeeperWithALink):
+    """The chain with links of these epochs, which are sealed at 50."""
+
+    def __init__(self, *epochs: int, link_hash: bytes) -> None:
+        super().__init__()
+        self._epochs, self._link_hash = epochs, link_hash
+
+    async def children(self, *_: object) -> list[str]:
+        return [str(RECORD.queue_id)]
+
+    async def get(self, *_: Any) -> tuple[bytes, int]:
+        document = chain_json.decode((await super().get())[0])
+        end = Certificate(Index(50), (), Durability.SYNC, True, {}, {}, self._link_hash, None, 0)
+        ended = replace(document.links[0], state=LinkState.SEALED, certificate=end)
+        links = tuple(replace(ended, epoch=Epoch(epoch)) for epoch in self._epochs)
+        return chain_json.encode(replace(document, links=links, next_epoch=Epoch(self._epochs[-1] + 1))), 7
+
+
 def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -678,14 +708,8 @@ def test_a_link_that_can_t_be_read_hides_no_other_from_status(
     """Each link of the queue on that member counted as one with one copy."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        right, here = broker.store.last_position, broker.incarnation
-
-        def damaged(link: LinkKey) -> layout.StoredPosition:
-            if link == RECORD.key:
-                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
-            return right(link)
-
-        monkeypatch.setattr(broker.store, "last_position", damaged)
+        here = broker.incarnation
+        damage_index(broker, monkeypatch)
         fresh = broker_of(broker.store)
         keeper = CursorKeeper(fresh, cast("Coordinators", None))
         to = pb.Incarnation(disk_id=here.disk_id, start=here.start)
@@ -703,16 +727,9 @@ def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
     """Its index lay in a damaged table: all that this disk holds of other links was read, and made two copies again, nowhere."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        right = broker.store.last_position
-
-        def damaged(link: LinkKey) -> layout.StoredPosition:
-            if link == RECORD.key:
-                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
-            return right(link)
-
         for record in (RECORD, OTHER):
             await broker.store.keep_link(replace(record, is_sealed=False, end=None, opened_start=7))
-        monkeypatch.setattr(broker.store, "last_position", damaged)
+        damage_index(broker, monkeypatch)
         fresh, said = broker_of(broker.store), list[str]()
         fresh.found_lacking = said.append
         await fresh.seal_open_links()
@@ -732,44 +749,26 @@ def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
 ) -> None:
     """Its index lay in a damaged table: a disk replaced beside it left the peer's cursors stale, and links behind it with one copy."""
 
-    class ZooKeeperWithBoth(ZooKeeperWithALink):
-        async def children(self, *_: object) -> list[str]:
-            return [str(RECORD.queue_id)]
-
-        async def get(self, *_: object) -> tuple[bytes, int]:
-            document = chain_json.decode((await super().get())[0])
-            end = Certificate(Index(50), (), Durability.SYNC, True, {}, {}, b"", None, 0)
-            ended = replace(document.links[0], state=LinkState.SEALED, certificate=end)
-            links = tuple(replace(ended, epoch=Epoch(epoch)) for epoch in (2, 4))
-            return chain_json.encode(replace(document, links=links, next_epoch=Epoch(5))), 7
-
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        right = broker.store.last_position
-
-        def damaged(link: LinkKey) -> layout.StoredPosition:
-            if link == RECORD.key:
-                raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
-            return right(link)
-
         done: list[object] = []
 
         async def brought_up(_: object) -> None:
             done.append("peer")
 
         fresh = broker_of(broker.store)
-        monkeypatch.setattr(broker.store, "last_position", damaged)
+        damage_index(broker, monkeypatch)
         keeper = CursorKeeper(fresh, cast("Coordinators", None))
         keeper.found_stale(RECORD.key)
         keeper.bring_up_peer = brought_up  # type: ignore[method-assign]
         fresh.peer.connected = Incarnation("other", 1)
-        resyncer = Resyncer(fresh, keeper, cast("ZooKeeperSession", ZooKeeperWithBoth()), Paths("c"))
+        resyncer = Resyncer(fresh, keeper, cast("ZooKeeperSession", ZooKeeperWithEnds(2, 4, link_hash=b"")), Paths("c"))
         await resyncer._pass()
         record = fresh.record((RECORD.queue_id, Epoch(4)))
         assert record is not None
         assert record.end == 50
         assert "epoch 2: the disk can't be read" in resyncer._found
         assert done == ["peer"]
-        document = chain_json.decode((await ZooKeeperWithBoth().get())[0])
+        document = chain_json.decode((await ZooKeeperWithEnds(2, 4, link_hash=b"").get())[0])
         gone = replace(document, dropped=replace(document.dropped, epoch=Epoch(3)))
         assert resync.Drop(*RECORD.key) in resync.plan(fresh.name, {RECORD.queue_id: gone}, await resyncer._held())
 
@@ -1035,20 +1034,11 @@ def test_what_resync_waits_for_is_told_once_for_each_link_and_not_in_each_pass(
 ) -> None:
     """A blank disk lacked 150 links, and the other member was away: 150 lines in each pass."""
 
-    class ZooKeeperWithEnds(ZooKeeperWithALink):
-        async def children(self, *_: object) -> list[str]:
-            return [str(RECORD.queue_id)]
-
-        async def get(self, *_: object) -> tuple[bytes, int]:
-            document = chain_json.decode((await super().get())[0])
-            end = Certificate(Index(50), (), Durability.SYNC, True, {}, {}, bytes(32), None, 0)
-            ended = replace(document.links[0], state=LinkState.SEALED, certificate=end)
-            links = tuple(replace(ended, epoch=Epoch(epoch)) for epoch in (4, 5))
-            return chain_json.encode(replace(document, links=links, next_epoch=Epoch(6))), 7
-
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         keeper = CursorKeeper(broker, cast("Coordinators", None))
-        resyncer = Resyncer(broker, keeper, cast("ZooKeeperSession", ZooKeeperWithEnds()), Paths("c"))
+        resyncer = Resyncer(
+            broker, keeper, cast("ZooKeeperSession", ZooKeeperWithEnds(4, 5, link_hash=bytes(32))), Paths("c")
+        )
         for _ in range(4):  # in the first it hears of the ends
             problem = await resyncer._pass()
         assert "epoch 5: copy: the other member isn't registered" in problem

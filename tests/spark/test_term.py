@@ -158,21 +158,23 @@ seriatim.protocol.errors.Fenced: a newer reader
     assert _last_line("") == "no reason given"
 
 
-def test_ctrl_c_is_not_taken_for_a_java_that_does_not_work(tmp_path, monkeypatch):
-    java = tmp_path / "bin" / "java"
+def a_java(home: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> Path:
+    """The one that is found, which is a shell's script."""
+    java = home / "bin" / "java"
     java.parent.mkdir()
-    java.write_text('#!/bin/sh\n[ "$(ps -o sid= -p $$)" -eq $$ ] && echo \'openjdk version "17"\' >&2\n')
+    java.write_text(f"#!/bin/sh\n{does}\n")
     java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    return java
+
+
+def test_ctrl_c_is_not_taken_for_a_java_that_does_not_work(tmp_path, monkeypatch):
+    a_java(tmp_path, monkeypatch, '[ "$(ps -o sid= -p $$)" -eq $$ ] && echo \'openjdk version "17"\' >&2')
     check_java()  # it is out of reach of what a terminal sends
 
 
 def test_a_java_that_does_not_answer_is_told(tmp_path, monkeypatch):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\nexec sleep 60\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    java = a_java(tmp_path, monkeypatch, "exec sleep 60")
     monkeypatch.setattr(engine, "_ANSWER_S", 0.1)
     with pytest.raises(engine.JavaMissing, match=f"{java} -version didn't answer within 0.1 s"):
         check_java()

@@ -20,6 +20,17 @@ from seriatim.protocol.names import Epoch, Index, MemberName
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
+def viewed(world: World, members: object) -> pb.QueueView:
+    class OneStore:
+        registry = world.registry()
+
+        async def first_in_line(self, *_: object) -> str:
+            return ""
+
+    description = Description(cast("Store", OneStore()), cast("Members", members))
+    return asyncio.run(description.queue(world.document, world.version))
+
+
 @pytest.mark.parametrize(
     ("told", "restarted", "known"),
     [
@@ -69,14 +80,7 @@ def test_a_link_that_lost_copies_is_shown_and_most_of_all_where_it_lost_both(pla
                 raise Unreachable("no answer")
             return {Epoch(1): pb.HeldLink(epoch=1, next_index=1)}
 
-    class OneStore:
-        registry = world.registry()
-
-        async def first_in_line(self, *_: object) -> str:
-            return ""
-
-    description = Description(cast("Store", OneStore()), cast("Members", Answering()))
-    view = asyncio.run(description.queue(world.document, world.version))
+    view = viewed(world, Answering())
     assert [wait.reason for wait in view.waits if wait.what == "link 1"] == said
 
 
@@ -97,14 +101,7 @@ def test_what_a_blank_disk_has_of_a_lost_link_tells_nothing_of_that_link() -> No
         async def describe_links(self, *_: object) -> dict[Epoch, pb.HeldLink]:
             return {Epoch(1): pb.HeldLink(epoch=1)}  # a seal of a link that it never heard of (H11)
 
-    class OneStore:
-        registry = world.registry()
-
-        async def first_in_line(self, *_: object) -> str:
-            return ""
-
-    description = Description(cast("Store", OneStore()), cast("Members", Answering()))
-    view = asyncio.run(description.queue(world.document, world.version))
+    view = viewed(world, Answering())
     link, subscription = view.links[0], view.subscriptions[0]
     assert (link.has_committed, link.copies) == (False, 0)
     assert (subscription.has_cursor, subscription.has_lag) == (False, False)
