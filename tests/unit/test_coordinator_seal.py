@@ -72,7 +72,7 @@ def test_whole_copies_without_a_common_point_decide_nothing():
         }
     )
     assert isinstance(undecided, Undecided)
-    assert undecided.are_diverged
+    assert undecided.reasons == dict.fromkeys("ab", "its copy differs from the other one")
 
 
 def test_a_whole_copy_that_lacks_what_the_other_has_committed_cuts_nothing():
@@ -83,7 +83,7 @@ def test_a_whole_copy_that_lacks_what_the_other_has_committed_cuts_nothing():
         }
     )
     assert isinstance(undecided, Undecided)
-    assert undecided.are_diverged
+    assert undecided.reasons == dict.fromkeys("ab", "its copy differs from the other one")
 
 
 @pytest.mark.parametrize("durability", [Durability.SYNC, Durability.INTERVAL])

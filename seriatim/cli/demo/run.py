@@ -34,7 +34,6 @@ class Measured:
 
     transactions: int
     strikes: tuple[Strike, ...]
-    load_ended_s: float
     lag_s: float
     catch_up_s: float
     end: int
@@ -128,9 +127,7 @@ class Demo:
         self._wait(lambda: self._databases.applied >= end, _SETTLE_TIMEOUT_S, f"west isn't at offset {end:,}")
         caught_up_s = next((at_s for at_s, offset in self._databases.advances if offset >= end), time.monotonic())
         self.view.say("west has everything")
-        return Measured(
-            transactions, tuple(nemesis.strikes), ended_s, lag_s, max(0.0, caught_up_s - ended_s), end
-        )  # fmt: skip
+        return Measured(transactions, tuple(nemesis.strikes), lag_s, max(0.0, caught_up_s - ended_s), end)
 
     def _judged(self, measured: Measured) -> Figures:
         from seriatim.consumer.verification.comparison import compare

@@ -58,10 +58,9 @@ class SealAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """No end can be told from these answers; `reasons` by member. `are_diverged`: two whole copies without a common point."""
+    """No end can be told from these answers; `reasons` by member."""
 
     reasons: Mapping[str, str]
-    are_diverged: bool = False
 
 
 def judged(link: Link, side: ChainMember, answer: SealAnswer) -> SealAnswer:
@@ -103,7 +102,7 @@ def decide(
     if len(whole) == 2:
         common = largest_common(*whole)
         if common is None:
-            return Undecided(dict.fromkeys(known, "its copy differs from the other one"), are_diverged=True)
+            return Undecided(dict.fromkeys(known, "its copy differs from the other one"))
         return _certificate(link, before, common, common.marks, whole, is_whole=True, now_ms=now_ms)
     if len(whole) == 1:
         return _certificate(
