@@ -1,32 +1,24 @@
-"""ZooKeeper, as the coordinator uses it: chain documents by compare-and-set, the registry, names and elections.
-
-Chains and the registry are also remembered, kept fresh by watches, for whoever only looks. A decision never rests on what
-is remembered, except where a compare-and-set, or a member, would refuse it.
-"""
+"""ZooKeeper, as the coordinator uses it: chain documents by compare-and-set, names, elections, seals and groups."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core import removal
-from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.chain import deleted_error
-from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry, unknown_group
+from seriatim.coordinator.core.registry import MEMBERS, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer
-from seriatim.protocol import chain_json, log
+from seriatim.coordinator.remembered import Remembered, side_by_side
+from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
-from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import NoChainDocument, QueueExists, UnknownQueue, Unreachable, Waiting, WorldError
+from seriatim.protocol.errors import QueueExists, UnknownQueue, Unreachable, Waiting
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -35,67 +27,14 @@ from seriatim.protocol.zookeeper import (
     NoNode,
     NotEmpty,
     NotUnderstood,
-    Paths,
-    Registration,
-    SessionState,
-    Watch,
-    ZooKeeperSession,
     queue_id_from,
     queue_ids,
     read_as,
 )
 
-_log = log.logger("coordinator.store")
-_RETRY_S = 0.2
-_GROUP = "group "
-_MEMBER = "member "
-_NAME = "name "
-_AT_ONCE = 16
-"""So many nodes are read side by side."""
-Item = TypeVar("Item")
-Found = TypeVar("Found")
 
-
-def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(items), _AT_ONCE):
-        yield items[start : start + _AT_ONCE]
-
-
-async def _side_by_side(
-    items: Sequence[Item], read: Callable[[Item], Coroutine[Any, Any, Found]]
-) -> list[tuple[Item, Found]]:
-    found: list[tuple[Item, Found]] = []
-    for some in _slices(items):
-        if len(some) == 1:  # as it mostly is: without a task of its own
-            found.append((some[0], await read(some[0])))
-        else:
-            found += zip(some, await asyncio.gather(*map(read, some)), strict=True)
-    return found
-
-
-def _those(stale: Collection[str], kind: str) -> list[str]:
-    """Of what has to be read again, the names of one kind."""
-    return [what.removeprefix(kind) for what in stale if what.startswith(kind)]
-
-
-class Store:
-    """One coordinator's window on ZooKeeper. `start` it, then keep `run` going; `on_change` listeners are called on the loop."""
-
-    def __init__(self, session: ZooKeeperSession, cluster: str) -> None:
-        self.session = session
-        self.cluster = cluster
-        self.paths = Paths(cluster)
-        self.registry = Registry()
-        self.chains: dict[QueueId, SeenChain] = {}
-        self.bare: dict[QueueId, int] = {}
-        """Queues that have nodes and no chain, and since when (milliseconds) that is seen."""
-        self.names: dict[str, QueueId] = {}
-        self._listeners: list[Callable[[], None]] = []
-        self._stale: set[str] = {"groups", "queues", "names"}
-        self._wake = asyncio.Event()
-        self._session_id = 0
-        self._of_earlier_session: set[QueueId] = set()
-        session.on_state(self._session_changed)
+class Store(Remembered):
+    """One coordinator's window on ZooKeeper: what it has seen there, and what is read now and written. `start` it, then keep `run` going."""
 
     async def start(self) -> None:
         """Make the cluster's nodes where they aren't there, and read everything once. Raises Unreachable."""
@@ -115,26 +54,6 @@ class Store:
                 raise
             raise Unreachable(f"ZooKeeper has no such node as {where} names behind the slash: make it first") from error
         await self._refresh()
-
-    async def run(self) -> None:
-        """Follow the watches until cancelled."""
-        told = ""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._refresh()
-                told = ""
-            except (WorldError, NoNode) as error:
-                if told != (told := repr(error)):
-                    _log.warning("can't follow ZooKeeper now", error=told)
-                await asyncio.sleep(_RETRY_S)
-                self._wake.set()
-
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever a chain, a name or the registry has changed. Returns how to stop that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
     # ---- queues
 
@@ -166,7 +85,7 @@ class Store:
         """The chains of all queues, deleted ones among them, none older than now."""
         await self.catch_up()
         there = queue_ids(await self.session.children(self.paths.queues))
-        found = await _side_by_side(there, self._chain_if_any)
+        found = await side_by_side(there, self._chain_if_any)
         return [document for _, document in found if document is not None]
 
     async def _chain_if_any(self, queue_id: QueueId) -> ChainDocument | None:
@@ -367,7 +286,7 @@ class Store:
                     with contextlib.suppress(NoNode, NotEmpty):
                         await self.session.delete(self.paths.readers(queue_id, subscription_id))
 
-    # ---- elections, seals, groups
+    # ---- elections, seals
 
     async def first_in_line(self, queue_id: QueueId, subscription_id: SubscriptionId | None) -> str:
         """The election node of the elected sender, or reader; empty where nobody stands."""
@@ -388,22 +307,7 @@ class Store:
                 answers[place] = messages.seal_answer_from(pb.SealReply.FromString(data))
         return answers
 
-    async def look_up_registry(self, groups: Collection[str] | None = None) -> Registry:
-        """The registry, of these groups (None: of all) read now and not from memory (H10, H15).
-
-        Raises NotUnderstood for one of these groups; of all, those that aren't understood stay as they were seen last.
-        """
-        await self.session.sync(self.paths.groups)
-        if groups is None:
-            found = await self._read_groups(await self.session.children(self.paths.groups), is_watching=False)
-        else:
-            found = await _side_by_side(list(groups), lambda name: self._read_group(name, is_watching=False))
-        for name, state in found:
-            if state != self.registry.groups.get(name):
-                self._stale.add(f"{_GROUP}{name}")  # while this was read, something newer may have been seen
-                self._wake.set()
-            self._remember(name, state)
-        return self.registry
+    # ---- groups and coordinators
 
     async def set_draining(self, group: str, *, is_draining: bool) -> None:
         """Mark a group as drained by an operator, or no longer. Raises UnknownGroup."""
@@ -465,234 +369,3 @@ class Store:
     async def elected_coordinator(self) -> str:
         """The election node of the coordinator that does the background work; empty where there is none."""
         return first_in_line(await self.session.children(self.paths.coordinator_election)) or ""
-
-    # ---- what is remembered
-
-    def _session_changed(self, state: SessionState) -> None:
-        if state is SessionState.CONNECTED:
-            self._stale |= {"groups", "queues", "names", *(str(queue_id) for queue_id in self.chains)}
-            self._wake.set()
-            if self._session_id != self.session.session_id:
-                self._session_id = self.session.session_id
-                self._of_earlier_session |= self.chains.keys()
-                self.registry = replace(self.registry, is_new=True)
-                delay_s = self.session.session_timeout_s
-                asyncio.get_running_loop().call_later(delay_s, self._is_here_for_long, self._session_id)
-        else:
-            self._tell()  # who watches goes to a coordinator that sees what changes
-
-    def _is_here_for_long(self, session_id: int) -> None:
-        """Whoever lives and came to ZooKeeper with this coordinator is registered by now."""
-        if session_id == self._session_id:
-            self.registry = replace(self.registry, is_new=False)
-            self._tell()
-
-    def changed(self, what: str) -> None:
-        """A watch said so: `what` has to be read again."""
-        self._stale.add(what)
-        self._wake.set()
-
-    def _watch(self, what: str) -> Callable[[], None]:
-        return _Changed(self, what)
-
-    async def _refresh(self) -> None:
-        stale, self._stale = self._stale, set()
-        try:
-            if "groups" in stale:
-                stale |= await self._list_groups()
-            groups = _those(stale, _GROUP)
-            for name, state in await self._read_groups(groups, is_watching=True):
-                self._remember(name, state)
-            for group, place in map(str.split, sorted(_those(stale, _MEMBER))):
-                if group not in groups:
-                    await self._read_again(group, place)
-            renamed = _those(stale, _NAME)
-            if renamed or stale & {"names", "list of names"}:
-                known = {} if "names" in stale else {k: v for k, v in self.names.items() if k not in renamed}
-                await self._read_names(known)
-            if "queues" in stale:
-                stale |= await self._read_queues()
-            for some in _slices(queue_ids(stale)):
-                await _side_by_side(some, self._read_seen)
-                self._tell()
-        except BaseException:
-            self._stale |= stale
-            raise
-        self._tell()
-
-    def _tell(self) -> None:
-        for listener in list(self._listeners):
-            listener()
-
-    async def _list_groups(self) -> set[str]:
-        """Forget groups that are gone; returns all that are there, to be read."""
-        there = await self.session.children(self.paths.groups, self._watch("groups"))
-        if gone := self.registry.groups.keys() - set(there):
-            left = {name: one for name, one in self.registry.groups.items() if name not in gone}
-            self.registry = replace(self.registry, groups=left)
-        return {f"{_GROUP}{name}" for name in there}
-
-    def _remember(self, name: str, state: GroupState | None) -> None:
-        """The registry stays the same object where nothing has changed."""
-        if state != self.registry.groups.get(name):
-            groups = {one: known for one, known in self.registry.groups.items() if one != name}
-            if state is not None:
-                groups[name] = state
-            self.registry = replace(self.registry, groups=dict(sorted(groups.items())))
-
-    async def _read_groups(self, names: Collection[str], *, is_watching: bool) -> list[tuple[str, GroupState | None]]:
-        """Those that aren't understood stay as they were seen last: nobody is absent whose node can't be read."""
-
-        async def read(name: str) -> GroupState | None:
-            try:
-                return await self._read_group(name, is_watching=is_watching)
-            except NotUnderstood as error:
-                if is_watching:
-                    _log.error("group left as it was", group=name, reason=error)
-                return self.registry.groups.get(name)
-
-        return await _side_by_side(list(names), read)
-
-    async def _read_group(self, name: str, *, is_watching: bool) -> GroupState | None:
-        """None: it isn't there."""
-        watch = self._watch(f"{_GROUP}{name}") if is_watching else None
-        try:
-            data, _ = await self.session.get(self.paths.group(name), watch)
-        except NoNode:
-            return None
-        is_draining = True  # until an operator resumes it, which writes the node anew
-        try:
-            is_draining = bool(json.loads(data)["is_draining"]) if data else False
-        except (KeyError, TypeError, ValueError) as error:
-            if is_watching:
-                _log.error("group counts as drained, its mark can't be read", group=name, reason=repr(error))
-        state = GroupState(name, is_draining)
-        try:
-            places = [one for one in await self.session.children(self.paths.members(name), watch) if one in MEMBERS]
-        except NoNode:
-            places = []
-            if watch is not None:
-                await self._await_node(self.paths.members(name), watch)
-        members = {}
-        for place in places:
-            with contextlib.suppress(NoNode):
-                members[place] = await self._read_member(name, place, is_watching=is_watching)
-        return replace(state, members=members)
-
-    async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
-        watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
-        registration, _ = await read_as(Registration.decode, self.session, self.paths.member(group, place), watch)
-        return _member_state(registration)
-
-    async def _read_again(self, group: str, place: str) -> None:
-        """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""
-        try:
-            member = await self._read_member(group, place, is_watching=True)
-        except NoNode:
-            return
-        except NotUnderstood as error:
-            _log.error("member left as it was", group=group, member=place, reason=error)
-            return
-        known = self.registry.groups.get(group)
-        if known is not None:
-            self._remember(group, replace(known, members={**known.members, place: member}))
-
-    async def _read_names(self, known: Mapping[str, QueueId]) -> None:
-        """The names that are there; only those that aren't `known` are read."""
-        there = await self.session.children(self.paths.names, self._watch("list of names"))
-        found = await _side_by_side([name for name in there if name not in known], self._named)
-        kept = {name: known[name] for name in there if name in known}
-        self.names = kept | {name: queue_id for name, queue_id in found if queue_id is not None}
-
-    async def _named(self, name: str) -> QueueId | None:
-        try:
-            queue_id, _ = await read_as(
-                queue_id_from, self.session, self.paths.name(name), self._watch(f"{_NAME}{name}")
-            )
-        except NoNode:
-            return None
-        except NotUnderstood as error:
-            _log.error("name left as it was", name=name, reason=error)
-            return self.names.get(name)
-        return queue_id
-
-    async def _read_queues(self) -> set[str]:
-        """Forget queues that are gone; returns those not seen yet."""
-        there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
-        for gone in self.chains.keys() - there:
-            del self.chains[gone]
-        for gone in self.bare.keys() - there:
-            del self.bare[gone]
-        return {str(queue_id) for queue_id in there - self.chains.keys()}
-
-    async def _read_seen(self, queue_id: QueueId) -> None:
-        path, watch = self.paths.chain(queue_id), self._watch(str(queue_id))
-        try:
-            data, version = await self.session.get(path, watch)
-        except NoNode:
-            self.chains.pop(queue_id, None)
-            if await self._await_node(path, watch):
-                self.bare.setdefault(queue_id, now_ms())
-            else:
-                self.bare.pop(queue_id, None)
-            return
-        self.bare.pop(queue_id, None)
-        if self._is_news(queue_id, version):  # what isn't need not be decoded
-            try:
-                self._saw(chain_json.decode(data), ChainVersion(version))
-            except NoChainDocument as error:
-                self.chains.pop(queue_id, None)
-                _log.error("queue left out", path=path, reason=error)
-
-    def _is_news(self, queue_id: QueueId, version: int) -> bool:
-        """Of an earlier session nothing counts: there, the same version may have been another chain's."""
-        seen = self.chains.get(queue_id)
-        return seen is None or seen.version < version or queue_id in self._of_earlier_session
-
-    def _saw(self, document: ChainDocument, version: ChainVersion) -> bool:
-        """Remember it, unless something newer is: of this session, because between two of them ZooKeeper may have been set back."""
-        queue_id = document.queue_id
-        is_news = self._is_news(queue_id, version)
-        self._of_earlier_session.discard(queue_id)
-        if is_news:
-            self.chains[queue_id] = SeenChain(document, version, now_ms())
-        return is_news
-
-    async def _await_node(self, path: str, watch: Watch) -> bool:
-        """Call `watch` once a node that isn't there is, or what it lies in goes: its making is under way, or it was cleared away.
-
-        False: there is nothing that it would lie in.
-        What it lies in is watched: a watch of the node itself would stay for ever where it never comes (H16).
-        """
-        parent, _, name = path.rpartition("/")
-        with contextlib.suppress(NoNode):
-            if name in await self.session.children(parent, watch):
-                watch()
-            return True
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    """Marks `what` as stale. Two of the same are equal, so that a node that is read again has one watch, not two."""
-
-    store: Store
-    what: str
-
-    def __call__(self) -> None:
-        self.store.changed(self.what)
-
-
-def _member_state(registration: Registration) -> MemberState:
-    return MemberState(
-        registration.incarnation,
-        registration.address,
-        registration.peer,
-        registration.is_in_sync,
-        registration.is_accepting,
-        registration.problem,
-        registration.outside,
-        registration.has_compared,
-        registration.set_back,
-        registration.direct,
-    )

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.coordinator import administration, execution, views
-from seriatim.coordinator import store as store_module
+from seriatim.coordinator import administration, execution, remembered, views
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
@@ -721,7 +720,7 @@ def test_what_keeps_a_coordinator_from_following_zookeeper_is_told_once(
         if look is not None:
             raise look
 
-    monkeypatch.setattr(store_module, "_RETRY_S", 0)
+    monkeypatch.setattr(remembered, "_RETRY_S", 0)
     monkeypatch.setattr(Store, "_refresh", refresh)
     watched = Store(cast("ZooKeeperSession", SimpleNamespace(on_state=lambda _: None)), "c")
     watched.changed("a test")
