@@ -397,8 +397,9 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
             # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
             stream.cancel()
             raise ConnectionRefusedError("nobody listens there")
-    except (OSError, TimeoutError, RuntimeError) as error:
+    except (OSError, TimeoutError, RuntimeError, UnicodeError) as error:
         # RuntimeError: once Python's main thread has returned there is none to look a name up. gRPC does that by itself.
+        # UnicodeError: no name that can be looked up, as a member of an earlier version may be advertised under.
         if address not in _avoided_until_s:  # once: members try ten times a second to reach each other
             _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
         is_silent = type(error) is TimeoutError  # and not the system's, which is an OSError with a number

@@ -56,9 +56,18 @@ def checked_name(name: str, what: str) -> str:
 def checked_address(address: str, what: str, *, least_port: int = 1) -> str:
     """The address, if it is HOST:PORT, an IPv6 host in brackets. Raises InvalidArgument."""
     match = _ADDRESS.fullmatch(address)
-    if match is None or not least_port <= int(match[2]) <= PORT_MAX:
+    if match is None or not least_port <= int(match[2]) <= PORT_MAX or not can_be_looked_up(match[1]):
         raise InvalidArgument(f"{what} has to be HOST:PORT, not {address!r}")
     return address
+
+
+def can_be_looked_up(host: str) -> bool:
+    """Whether Python asks for a host of this name at all: it refuses one with an empty part, as `g1-a..svc`, or one of more than 63 letters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def check_served(listen: str, advertise: str | None) -> None:

@@ -22,7 +22,7 @@ from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, Unreachable, WorldError
-from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId
+from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId, can_be_looked_up
 from seriatim.protocol.zookeeper_threads import Connection, Handler
 
 _Result = TypeVar("_Result")
@@ -51,11 +51,13 @@ class NotEmpty(Exception):
 
 def check_hosts(hosts: str, what: str) -> None:
     """Raises InvalidArgument for what kazoo can't connect to, whoever answers."""
+    wrong = InvalidArgument(f"{what} has to be HOST:PORT[,HOST:PORT…], not {hosts!r}")
     try:
-        for host, _ in collect_hosts(hosts)[0]:
-            host.strip().encode("idna")  # as a look-up does, which ends kazoo's thread with what that raises
+        found = collect_hosts(hosts)[0]
     except ValueError as error:
-        raise InvalidArgument(f"{what} has to be HOST:PORT[,HOST:PORT…], not {hosts!r}") from error
+        raise wrong from error
+    if not all(can_be_looked_up(host) for host, _ in found):  # a look-up that raises ends kazoo's thread
+        raise wrong
 
 
 class SessionExpired(WorldError):

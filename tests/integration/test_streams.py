@@ -667,6 +667,14 @@ def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("host", ["g1-a..svc", "x" * 64, "nowhere.invalid"])
+def test_a_name_that_leads_nowhere_is_as_nobody_there(host: str) -> None:
+    async def scenario() -> None:
+        assert await direct.opened(f"{host}:7101", *APPENDING) is None
+
+    run(scenario())
+
+
 def test_a_member_that_takes_no_fetch_there_is_read_from_by_grpc() -> None:
     """One of an earlier version has a port for what it takes without gRPC."""
 

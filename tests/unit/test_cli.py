@@ -230,6 +230,8 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         ([*BROKER, "--listen", "127.0.0.1:99999"], 2, "listen has to be HOST:PORT, not '127.0.0.1:99999'"),
         ([*BROKER, "--listen", "::1:0"], 2, "listen has to be HOST:PORT"),
         ([*BROKER, "--listen", "[::1]:0", "--advertise", "here"], 2, "advertise has to be HOST:PORT"),
+        ([*BROKER, "--advertise", "g1-a..svc:7100"], 2, "advertise has to be HOST:PORT, not 'g1-a..svc:7100'"),
+        ([*BROKER, "--advertise-outside", f"{'x' * 64}:7100"], 2, "advertise_outside has to be HOST:PORT"),
         ([*BROKER, "--listen", "0.0.0.0:7100"], 2, "who listens on 0.0.0.0:7100 has to be given advertise"),
         ([*BROKER, "--advertise-outside", ":1"], 2, "advertise_outside has to be HOST:PORT"),
         (["coordinator", "--zookeeper", "z:1", "--listen", ":7000"], 2, "listen has to be HOST:PORT"),
