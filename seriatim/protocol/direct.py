@@ -35,6 +35,7 @@ from seriatim.protocol.errors import (
     Unreachable,
 )
 from seriatim.protocol.frames import Data, FrameReader, Kind
+from seriatim.protocol.names import is_every_address
 
 _log = log.logger("direct")
 
@@ -360,6 +361,13 @@ def _end_when_silent(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
+def _on_every_address(port: int) -> socket.socket:
+    """Of both kinds, whichever was written, as gRPC takes it: asyncio would be reached by one only."""
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+
+
 def _bare(host: str) -> str:
     """Of an address of IPv6 without its brackets."""
     return host.removeprefix("[").removesuffix("]")
@@ -438,8 +446,12 @@ class DirectServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Start; `port` 0: any free one. Returns the port. Raises InvalidArgument where it can't be had."""
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._accepted, _bare(host), port)
+            if is_every_address(host):
+                self._server = await loop.create_server(self._accepted, sock=_on_every_address(port))
+            else:
+                self._server = await loop.create_server(self._accepted, _bare(host), port)
         except OSError as error:
             raise InvalidArgument(f"can't listen on {host}:{port}: {error.strerror}") from error
         found: int = self._server.sockets[0].getsockname()[1]

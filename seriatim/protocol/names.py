@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import NewType
@@ -28,7 +29,6 @@ ChainVersion = NewType("ChainVersion", int)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
-_EVERY_ADDRESS = frozenset({"0.0.0.0", "[::]"})  # noqa: S104 - to refuse them
 PORT_MAX = 65_535
 
 SEQ_MAX = 2**64 - 1
@@ -75,8 +75,16 @@ def check_served(listen: str, advertise: str | None) -> None:
     checked_address(listen, "listen", least_port=0)
     if advertise:
         checked_address(advertise, "advertise")
-    elif listen.rpartition(":")[0] in _EVERY_ADDRESS:
+    elif is_every_address(listen.rpartition(":")[0]):
         raise InvalidArgument(f"who listens on {listen} has to be given advertise: HOST:PORT that others reach it by")
+
+
+def is_every_address(host: str) -> bool:
+    """Whether who listens on it is reached by each address of the machine, as `0.0.0.0` and `[::]`."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, order=True)

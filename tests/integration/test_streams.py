@@ -653,11 +653,17 @@ def test_a_connection_to_itself_is_none() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_either_kind_of_address_is_listened_on_and_reached(host: str) -> None:
+@pytest.mark.parametrize(
+    ("listened", "host"),
+    [("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]")]
+    + [(every, host) for every in ("0.0.0.0", "[::]") for host in ("127.0.0.1", "[::1]")],
+)
+def test_either_kind_of_address_is_listened_on_and_reached(listened: str, host: str) -> None:
+    """Who listens on every address is reached by both kinds, whichever he wrote, as at gRPC's port."""
+
     async def scenario() -> None:
         server = batch_streams.direct_server(*[answer_each] * 5)
-        port = await server.listen(host, 0)
+        port = await server.listen(listened, 0)
         call = await opened(port, host=host)
         await write(call, encoded(1, 0))
         assert (await read(call)).next_index == 1

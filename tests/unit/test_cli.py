@@ -233,6 +233,7 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         ([*BROKER, "--advertise", "g1-a..svc:7100"], 2, "advertise has to be HOST:PORT, not 'g1-a..svc:7100'"),
         ([*BROKER, "--advertise-outside", f"{'x' * 64}:7100"], 2, "advertise_outside has to be HOST:PORT"),
         ([*BROKER, "--listen", "0.0.0.0:7100"], 2, "who listens on 0.0.0.0:7100 has to be given advertise"),
+        ([*BROKER, "--listen", "[0:0::0]:7100"], 2, "has to be given advertise"),
         ([*BROKER, "--advertise-outside", ":1"], 2, "advertise_outside has to be HOST:PORT"),
         (["coordinator", "--zookeeper", "z:1", "--listen", ":7000"], 2, "listen has to be HOST:PORT"),
         (["coordinator", "--zookeeper", "z:1", "--advertise", "h:0"], 2, "advertise has to be HOST:PORT"),
