@@ -29,6 +29,9 @@ _Result = TypeVar("_Result")
 
 MILLISECONDS_MAX = 2**31 - 1
 """The longest session time-out that can be asked for."""
+_CONNECT_S, _CONNECT_SHARE = 0.5, 1 / 8
+"""So long, or such a part of its time-out, a session waits for one server of several that doesn't take its connection: two of them cost
+less than what it has left when a lease is over. Each round asks all of them, so that nothing is lost by a packet that is."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 
@@ -282,7 +285,8 @@ class ZooKeeperSession:
         self._stopping = threading.Lock()
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
-        self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=Handler())
+        handler = Handler(max(_CONNECT_S, timeout_s * _CONNECT_SHARE))
+        self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=handler)
         self._client._connection = Connection(self._client, reconnect.copy(), logger=self._client.logger)  # noqa: SLF001
         self._note_negotiated_timeout()
 

@@ -87,11 +87,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
-    """kazoo's, but for how it waits for its sockets and passes on answers."""
+    """kazoo's, but for how it waits for its sockets and passes on answers, and for how long it tries to reach a server, `connect_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect_s: float) -> None:
         super().__init__()
         self.completion_queue = _HandedOver()
+        self._connect_s = connect_s
+
+    def create_connection(self, *, timeout: float, **to: Any) -> Any:
+        """As kazoo's, which would wait a whole session's time-out for a server whose machine is gone, while the others are there."""
+        return super().create_connection(timeout=min(timeout, self._connect_s), **to)
 
     def create_socket_pair(self) -> tuple[_Wakings, _Wakings]:
         """See `_Wakings`: what is read, and what is written."""

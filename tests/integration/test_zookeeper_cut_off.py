@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -98,6 +99,28 @@ def test_what_is_asked_while_no_zookeeper_answers_fails_at_once_and_is_not_done_
             assert session.session_id == session_id
             assert (await session.get("/cut-off"))[0] == b"before"
             await session.delete("/cut-off")
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_machine_is_gone_is_passed_over_long_before_a_session_is_over(zookeeper: str) -> None:
+    """Where the leader's was lost, nobody is let in before there is another one, and meanwhile each comes by the dead one."""
+
+    async def main() -> None:
+        address, slash, folder = zookeeper.partition("/")
+        with socket.socket() as full, socket.socket() as waiting, socket.socket() as unheard:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)  # nobody accepts: what comes beyond the backlog is dropped
+            waiting.connect(full.getsockname())
+            unheard.setblocking(False)
+            unheard.connect_ex(full.getsockname())
+            session = ZooKeeperSession(f"127.0.0.1:{full.getsockname()[1]},{address}{slash}{folder}", 8)
+            session._client.randomize_hosts = False
+            try:
+                async with asyncio.timeout(4):
+                    await session.start()
+            finally:
+                await session.stop()
 
     asyncio.run(main())
 

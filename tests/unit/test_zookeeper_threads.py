@@ -28,25 +28,25 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_sockets_are_told_apart(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
-    assert Handler().select([one, other], [], [], 0) == ([], [], [])
+    assert Handler(1).select([one, other], [], [], 0) == ([], [], [])
     other.send(b"x")
-    assert Handler().select([one, other], [], [], 5) == ([one], [], [])
-    assert Handler().select([one], [one, other], [], 5) == ([one], [one, other], [])
+    assert Handler(1).select([one, other], [], [], 5) == ([one], [], [])
+    assert Handler(1).select([one], [one, other], [], 5) == ([one], [one, other], [])
 
 
 def test_a_time_out_is_waited_for_and_no_shorter(pair: tuple[socket.socket, socket.socket]) -> None:
     began_s = time.monotonic()
-    assert Handler().select([pair[0]], [], [], 0.0503) == ([], [], [])
+    assert Handler(1).select([pair[0]], [], [], 0.0503) == ([], [], [])
     assert time.monotonic() - began_s >= 0.0503
 
 
 def test_what_ended_can_be_read_and_written_so_that_it_says_so(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     other.close()
-    assert Handler().select([one], [one], [], 5) == ([one], [one], [])
+    assert Handler(1).select([one], [one], [], 5) == ([one], [one], [])
     one.close()
     with pytest.raises(ValueError, match="negative"):
-        Handler().select([one], [], [], 5)
+        Handler(1).select([one], [], [], 5)
 
 
 def test_a_descriptor_may_have_any_number(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -57,13 +57,13 @@ def test_a_descriptor_may_have_any_number(pair: tuple[socket.socket, socket.sock
         with socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, HIGH)) as high:
             other.send(b"x")
             assert high.fileno() >= HIGH
-            assert Handler().select([high], [], [], 5) == ([high], [], [])
+            assert Handler(1).select([high], [], [], 5) == ([high], [], [])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_an_answer_is_passed_on_by_the_thread_that_has_it_and_one_that_fails_ends_nothing() -> None:
-    handler = Handler()
+    handler = Handler(1)
     handler.start()
     try:
         passed: list[object] = []
@@ -81,7 +81,7 @@ def test_an_answer_is_passed_on_by_the_thread_that_has_it_and_one_that_fails_end
 
 @pytest.mark.timeout(60)
 def test_who_asks_never_waits_for_kazoo_s_thread_and_each_request_wakes_it_once() -> None:
-    handler = Handler()
+    handler = Handler(1)
     reading, writing = handler.create_socket_pair()
     assert handler.select([reading], [], [], 0) == ([], [], [])
     for _ in range(MANY):
