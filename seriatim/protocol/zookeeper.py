@@ -282,7 +282,8 @@ class ZooKeeperSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[Callable[[SessionState], None]] = []
         self.state = SessionState.LOST
-        self._stopping = threading.Lock()
+        # kazoo can't be stopped amid its start, and lets a second stop close what the first hasn't stopped yet.
+        self._turn = threading.Lock()
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
         handler = Handler(max(_CONNECT_S, timeout_s * _CONNECT_SHARE))
@@ -314,7 +315,8 @@ class ZooKeeperSession:
         is_given_up = threading.Event()
 
         def start() -> bool:
-            is_live = self._client.start_async()
+            with self._turn:
+                is_live = self._client.start_async()
             deadline_s = time.monotonic() + timeout_s
             while not is_live.wait(_LOOK_S) and not is_given_up.is_set():
                 if time.monotonic() >= deadline_s:
@@ -340,7 +342,7 @@ class ZooKeeperSession:
 
     def end(self) -> None:
         """As `stop`, for whoever may wait. Done again it does nothing."""
-        with self._stopping:  # kazoo lets a second one close what the first hasn't stopped yet
+        with self._turn:
             self._client.stop()
             self._client.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -585,6 +586,37 @@ def test_who_is_cancelled_while_it_connects_leaves_no_session_behind(
         assert not client.connected
 
     asyncio.run(scenario())
+
+
+def test_who_is_cancelled_in_the_midst_of_its_start_ends_it_without_a_trace(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        given_up = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
+        client, is_amid, is_stopping = given_up._client, threading.Event(), threading.Event()
+        start, stop = client.handler.start, client.stop
+
+        def started_slowly() -> None:
+            is_amid.set()
+            is_stopping.wait(0.5)
+            start()
+
+        def stopped() -> None:
+            is_stopping.set()
+            stop()
+
+        monkeypatch.setattr(client.handler, "start", started_slowly)
+        monkeypatch.setattr(client, "stop", stopped)
+        starting = asyncio.create_task(given_up.start())
+        await asyncio.to_thread(is_amid.wait)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert not client.connected
+
+    asyncio.run(scenario())
+    gc.collect()  # a future whose error nobody has looked at says so then
+    assert "never retrieved" not in caplog.text
 
 
 def test_who_stands_by_stands_again_where_the_election_was_cleared_away(zookeeper: str) -> None:
