@@ -509,6 +509,35 @@ def test_foreign_keys(new_database, is_superuser) -> None:
             connection.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.parametrize("does", ["ON UPDATE CASCADE", ""])
+def test_what_a_foreign_key_of_the_target_has_done_already_is_told_with_what_mends_it(
+    target, dsn, role_of, does
+) -> None:
+    """Where the role can't switch it off. One without an action, checked at the end, leaves the change to the source."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE parent (id integer PRIMARY KEY)")
+        connection.execute(
+            f"CREATE TABLE child (up integer REFERENCES parent {does or 'DEFERRABLE'}, n integer, PRIMARY KEY (up, n))"
+        )
+        connection.execute("INSERT INTO parent VALUES (1)")
+        connection.execute("INSERT INTO child VALUES (1, 5)")
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, parent, child TO PUBLIC")
+    rows = transaction(0, ("u", {"id": 1}, {"id": 2}), table="parent")[:-1]
+    rows += transaction(1, ("u", {"up": 1, "n": 5}, {"up": 2, "n": 5}), table="child", key=("up", "n"))[1:-1]
+    rows += transaction(1, *[("d", {}, None)] * 2)[-1:]
+    with PostgresTarget(poor, "job") as weak:
+        if does:
+            with pytest.raises(Diverged, match=r"not there in the target.*ON UPDATE.*GRANT SET ON PARAMETER"):
+                weak.apply(QUEUE, planned(weak, rows), 1)
+            assert fetch(dsn, "SELECT up FROM child") == [(1,)]
+            target.apply(QUEUE, planned(target, rows), 1)
+        else:
+            weak.apply(QUEUE, planned(weak, rows), 1)
+    assert fetch(dsn, "SELECT up, n FROM child") == [(2, 5)]
+
+
 @pytest.mark.parametrize("checked", ["", "DEFERRABLE INITIALLY DEFERRED"])
 def test_a_role_for_which_a_snapshot_s_rows_come_too_early_is_told_what_mends_it(target, dsn, role_of, checked) -> None:
     """They come table by table, in the order of names."""

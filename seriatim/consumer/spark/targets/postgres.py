@@ -31,6 +31,7 @@ from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
+    Diverged,
     RivalJob,
     TablesChanged,
     TargetBusy,
@@ -53,8 +54,9 @@ BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
 _NO_REPLICA_ROLE = (
-    "the target's role may not set session_replication_role: triggers of the target fire, tables with foreign keys get their "
-    "changes one by one, and a snapshot is refused where rows come before those that they refer to; mend it with: "
+    "the target's role may not set session_replication_role: triggers of the target fire, and ON DELETE and ON UPDATE of its foreign "
+    "keys, before what they do comes from the source; tables with foreign keys get their changes one by one, and a snapshot is refused "
+    "where rows come before those that they refer to; mend it with: "
     "GRANT SET ON PARAMETER session_replication_role TO ROLE"
 )
 
@@ -259,6 +261,11 @@ class PostgresTarget:
         except RivalJob:
             self.close()  # as in `claim`
             raise
+        except Diverged as error:
+            self._stages.roll_back()
+            if self._may_replicate:
+                raise
+            raise Diverged(f"{error.message}; {_NO_REPLICA_ROLE}", **error.details) from error
         except psycopg.Error as error:
             self._stages.roll_back()
             self._raise_trouble(error)
