@@ -18,7 +18,14 @@ from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.errors import QueueExists, UnknownQueue, Unreachable, Waiting
+from seriatim.protocol.errors import (
+    IncompatibleVersion,
+    NoChainDocument,
+    QueueExists,
+    UnknownQueue,
+    Unreachable,
+    Waiting,
+)
 from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
@@ -74,12 +81,20 @@ class Store(Remembered):
         return queue_id
 
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
-        """The chain document now. Raises UnknownQueue."""
+        """The chain document now. Raises UnknownQueue, NoChainDocument, and Unreachable where a newer version wrote it.
+
+        By such a chain this process ends, as soon as its watch tells; whoever asks is to ask another coordinator.
+        """
         try:
             data, version = await self._found(self.paths.chain(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
-        return chain_json.decode(data), ChainVersion(version)
+        try:
+            return chain_json.decode(data), ChainVersion(version)
+        except NoChainDocument:
+            raise
+        except IncompatibleVersion as error:
+            raise Unreachable(f"this coordinator is too old for queue {queue_id}: {error}") from error
 
     async def read_chains(self) -> list[ChainDocument]:
         """The chains of all queues, deleted ones among them, none older than now."""

@@ -835,6 +835,39 @@ def test_a_chain_of_a_newer_version_ends_an_older_coordinator_in_a_line(zookeepe
     asyncio.run(scenario())
 
 
+def test_who_asks_an_older_coordinator_of_a_newer_chain_is_sent_to_the_next(zookeeper: str) -> None:
+    """Between a newer coordinator's write and the older one's end: senders and readers ended by `incompatible-version`."""
+
+    async def scenario() -> None:
+        process = CoordinatorProcess(CoordinatorSettings(zookeeper, CLUSTER, session_timeout_ms=SESSION_MS))
+        await process.start()  # and not run: it hasn't heard of it yet
+        channel = rpc.channel(process.address)
+        stub: Any = CoordinatorStub(channel)
+        try:
+            queue_id = (await rpc.call(stub.CreateQueue, pb.CreateQueueRequest(queue="orders"), CALL_S)).queue_id
+            async with session(zookeeper) as own:
+                path = Paths(CLUSTER).chain(QueueId(queue_id))
+                data, _ = await own.get(path)
+                await own.set(path, data.replace(b'"settings":{', b'"settings":{"later":1,'))
+            sending = pb.AcquireSendRequest(queue="orders", election_node="n-1")
+            reading = pb.AcquireReadRequest(queue="orders", subscription="s", election_node="n-1")
+            drained = pb.DrainedReport(cluster=CLUSTER, queue_id=queue_id, subscription_id=1, generation=1, epoch=1)
+            for method, request in (
+                (stub.AcquireSend, sending),
+                (stub.AcquireRead, reading),
+                (stub.DescribeQueue, pb.QueueRequest(queue="orders")),
+                (lambda one, timeout: stub.WatchQueue(one, timeout=timeout).read(), pb.QueueRequest(queue="orders")),
+                (stub.ReportDrained, drained),
+            ):
+                with pytest.raises(Unreachable, match="too old"):
+                    await rpc.call(method, request, CALL_S)
+        finally:
+            await channel.close(None)
+            await process.stop()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"\xff", b"\x28\xb5\x2f\xfd"])
 def test_a_node_that_is_no_chain_costs_its_queue_and_no_other(
     zookeeper: str, caplog: pytest.LogCaptureFixture, junk: bytes
