@@ -8,6 +8,7 @@ from typing import Final
 from seriatim.consumer.core.view import ChainView, LinkView, Side, SubscriptionView
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState
+from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 
 KNOWN_LINKS: Final = 1024
@@ -16,7 +17,7 @@ KNOWN_LINK_BYTES: Final = 4096
 
 
 def chain_view(view: pb.QueueView) -> ChainView:
-    """A queue as the core sees it."""
+    """A queue as the core sees it. Raises IncompatibleVersion where a newer coordinator tells what this version doesn't know."""
     return ChainView(
         cluster=view.cluster,
         queue_id=view.queue_id,
@@ -51,12 +52,18 @@ def _known_link(message: bytes) -> LinkView:
 
 
 def _read_link(link: pb.LinkView) -> LinkView:
+    try:
+        state = LinkState(link.state)
+    except ValueError as error:
+        raise IncompatibleVersion(
+            f"link {link.epoch} is {link.state!r}, which this version doesn't know: start the coordinators' version, or a newer one"
+        ) from error
     end = Index(link.end) if link.has_end else None
     if end is None and link.is_abandoned:
         end = Index(0)  # given up whole: there is nothing to read in it
     return LinkView(
         epoch=Epoch(link.epoch),
-        state=LinkState(link.state),
+        state=state,
         base=Offset(link.base) if link.has_base else None,
         end=end,
         master=_side(link.master, link.master_now),

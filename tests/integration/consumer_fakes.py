@@ -67,6 +67,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.links: list[FakeLink] = [FakeLink(1, 0, {})]
         self.dropped_links = 0
         self.nobody_tells = ""
+        self.open_is = "open"
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
         self.fetches: list[tuple[str, int, int]] = []
@@ -211,7 +212,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
                 pb.LinkView(
                     epoch=link.epoch,
                     group="g1",
-                    state="sealed" if link.is_sealed else "open",
+                    state="sealed" if link.is_sealed else self.open_is,
                     has_base=True,
                     base=link.base,
                     has_end=link.is_sealed,

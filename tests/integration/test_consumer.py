@@ -18,7 +18,7 @@ from seriatim.consumer import Consumer, RangeReader, Subscriber
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import rpc
-from seriatim.protocol.errors import InvalidArgument, NotElected, UnknownQueue, Unreachable
+from seriatim.protocol.errors import IncompatibleVersion, InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
 
@@ -281,6 +281,33 @@ def test_a_range_whose_reader_was_closed_does_not_end_as_if_all_were_read(cluste
         left = reader.read(0, 20)
         assert next(left).offset == 0
     left.close()
+
+
+UNKNOWN_STATE = "link 2 is 'mirrored', which this version doesn't know"
+
+
+@pytest.mark.parametrize("is_range", [False, True])
+def test_what_a_newer_coordinator_tells_of_a_link_and_is_not_known_ends_a_reader_in_a_line(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, *, is_range: bool
+) -> None:
+    """It stood still without a word (a range, until its time-out), or ended with a trace, as by a defect of its own."""
+    cluster.append(numbered(0, 10), 0)
+    if is_range:
+        with RangeReader(cluster.coordinator, "q", timeout_s=WAIT_S) as reader:
+            records = reader.read(0, 20)
+            assert [next(records).value for _ in range(10)] == numbered(0, 10)
+            cluster.open_is = "mirrored"
+            cluster.switch()
+            with pytest.raises(IncompatibleVersion, match=UNKNOWN_STATE):
+                next(records)
+    else:
+        with new(cluster) as consumer:
+            taken(consumer, 10)
+            cluster.open_is = "mirrored"
+            cluster.switch()
+            with pytest.raises(IncompatibleVersion, match=UNKNOWN_STATE):
+                consumer.poll(1, WAIT_S)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_range_reader_may_be_closed_twice(cluster: FakeCluster) -> None:
