@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from seriatim.consumer import range_reader
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.datasource import OffsetRange, SeriatimDataSource, TooMuchAtOnce
+from seriatim.consumer.spark.options import SourceOptions, read_options
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 
@@ -70,6 +72,17 @@ def test_a_task_ends_before_it_hands_out_more_than_who_collects_it_has_room_for(
                 next(batches)
         else:
             assert list(batches) == []
+
+
+def test_a_task_reads_for_a_driver_of_an_earlier_version_that_tells_of_fewer_options(queue, stream):
+    """Spark's workers were upgraded first: each task failed, and with them a replay, until its own turn came."""
+    queue.append_values([b"x"] * 10, 0)
+    options = read_options({"coordinators": queue.address, "queue": "orders"}, is_stream=True)
+    earlier = SourceOptions.__new__(SourceOptions)
+    earlier.__setstate__(options.__getstate__()[:-1])
+    reader = copy.copy(stream)
+    reader._options = earlier
+    assert handed_out(reader, [OffsetRange(0, 4), OffsetRange(4, 10)]) == [*range(10)]
 
 
 def test_a_time_that_spark_can_not_hold_is_null_and_keeps_nothing_from_being_read(queue, stream):

@@ -129,7 +129,7 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def _check_size(options: SourceOptions, size_bytes: int) -> None:
-    limit_bytes = options.max_task_bytes
+    limit_bytes: int = getattr(options, "max_task_bytes", 0)
     if 0 < limit_bytes < size_bytes:
         raise TooMuchAtOnce(
             f"the records are more than {limit_bytes:,} bytes, which is as much as may come to the driver at once "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from seriatim.protocol.errors import InvalidArgument
@@ -32,7 +32,8 @@ class SourceOptions:
             or are passed over.
         subscription_id, generation, token: ``subscriptionId``, ``generation``, ``token``: in whose name to read. Members
             refuse a reader once they know of a newer token. 0: in nobody's.
-        max_task_bytes: ``maxBytesPerTask``: a task that reads more fails, for who collects all of it in one place; 0: no limit.
+        max_task_bytes: ``maxBytesPerTask``: a task that reads more fails, for who collects all of it in one place; 0: no limit. A driver
+            of an earlier version doesn't tell it: neither does its pickle hold it, nor may what is made of that be compared by it.
     """
 
     coordinators: str
@@ -45,7 +46,7 @@ class SourceOptions:
     subscription_id: int
     generation: int
     token: int
-    max_task_bytes: int
+    max_task_bytes: int = field(compare=False)
 
 
 NAMES = {
