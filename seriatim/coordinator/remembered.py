@@ -307,9 +307,10 @@ class Remembered:
         """Remember it, unless something newer is: of this session, because between two of them ZooKeeper may have been set back."""
         queue_id = document.queue_id
         is_news = self._is_news(queue_id, version)
+        before = None if queue_id in self._of_earlier_session else self.chains.get(queue_id)
         self._of_earlier_session.discard(queue_id)
         if is_news:
-            self.chains[queue_id] = SeenChain(document, version, now_ms())
+            self.chains[queue_id] = SeenChain.after(before, document, version, now_ms())
         return is_news
 
     async def _await_node(self, path: str, watch: Watch) -> bool:

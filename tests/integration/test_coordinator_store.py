@@ -528,6 +528,42 @@ def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_chain_is_quiet_though_somebody_else_is_elected_all_the_time(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that come and go each second would else keep the queue from being rotated, and its links from being let go, for good."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            store = Store(own, CLUSTER)
+            await store.start()
+            queue_id = await store.new_queue_id()
+            await store.create_queue(replace(new_document("quiet", queue_id), send_list=("g1",)))
+            clock_ms = 1000
+            monkeypatch.setattr("seriatim.coordinator.remembered.now_ms", lambda: clock_ms)
+
+            async def change(to: Callable[[ChainDocument], ChainDocument]) -> int:
+                nonlocal clock_ms
+                clock_ms += 900
+                document, version = await store.read_chain(queue_id)
+                assert await store.write_chain(to(document), version) == version + 1
+                assert store.chains[queue_id].version == version + 1
+                return store.chains[queue_id].since_ms
+
+            run = asyncio.create_task(store.run())
+            await until(lambda: queue_id in store.chains, "the queue is seen")
+            assert store.chains[queue_id].since_ms == 1000
+            for number in range(3):
+                assert await change(lambda before, number=number: chain.with_sender(before, f"n{number}")) == 1000
+            assert await change(lambda before: chain.without_group(before, "g1")) == clock_ms
+            assert await change(lambda before: chain.with_sender(before, "n")) == clock_ms - 900
+            assert await change(chain.deleted) == clock_ms
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str) -> None:
     """What this coordinator remembers would be written over what others have made of the older chain since."""
 

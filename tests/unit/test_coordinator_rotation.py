@@ -13,6 +13,7 @@ from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
 from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.subscriptions import with_reader
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
@@ -147,6 +148,18 @@ def test_the_elected_coordinator_does_it_behind_everything_else_in_a_quiet_chain
     world.document = replace(world.document, send_list=("g1", "g2"))
     world.restart(("g1", "b"))
     assert Rotate not in map(type, planned(old_ms)), "it is closed because a member is gone"
+
+
+def test_readers_that_come_and_go_keep_no_queue_from_being_rotated() -> None:
+    """As a job that is started each second, and reads what has come: each of them is elected."""
+    world = sending_world()
+    seen, made_ms = None, created_ms(world)
+    for second in range(5):
+        world.document = with_reader(world.document, world.document.subscriptions[0].name, f"n{second}")
+        seen = background.SeenChain.after(seen, world.document, ChainVersion(second), made_ms + second * 1000)
+    assert seen is not None
+    view = background.View((seen,), world.registry(), {"orders": QueueId(1)}, background.Told())
+    assert list(background.plan(view, made_ms + OLD_MS)) == [Rotate(QueueId(1), Epoch(1))]
 
 
 def test_the_setting_goes_through_messages_and_0_is_not_the_default() -> None:
