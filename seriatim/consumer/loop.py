@@ -37,6 +37,7 @@ class LoopThread:
             # Once more at the end: what was begun meanwhile is waited for as well.
             for last in (_nothing_left, loop.shutdown_asyncgens, loop.shutdown_default_executor, _nothing_left):
                 loop.run_until_complete(last())
+            rpc.forget(loop)
             loop.close()
 
     @property

@@ -145,6 +145,7 @@ class SendingLoop:
             self._run_main()
         finally:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            rpc.forget(self._loop)
             self._loop.close()
             self._buffer.ends.own_thread = None  # another thread may have the same number from now on
 

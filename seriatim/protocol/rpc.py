@@ -262,6 +262,22 @@ def ignore_shared_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any
         loop.default_exception_handler(context)
 
 
+def forget(loop: asyncio.AbstractEventLoop) -> None:
+    """To be called before a loop is closed that isn't its process's only one: gRPC would keep it for as long as anybody uses gRPC here.
+
+    gRPC can't be told that. What it knows of loops is found by how it watches this one; where it isn't, as in another version
+    of gRPC or of another kind of loop, the loop stays, some 5 KB.
+    """
+    selector = getattr(loop, "_selector", None)
+    for watched in [] if selector is None else list(selector.get_map().values()):
+        poller = getattr(getattr(getattr(watched.data[0], "_callback", None), "func", None), "__self__", None)
+        if type(poller).__name__ == _POLLER:
+            loop.remove_reader(watched.fileobj)
+            for known in gc.get_referents(poller):
+                if isinstance(known, dict):
+                    known.pop(loop, None)
+
+
 def answers_errors(
     method: Callable[[Any, Any, Any], Awaitable[Reply]],
 ) -> Callable[[Any, Any, Any], Awaitable[Reply]]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from threading import Thread
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from seriatim.consumer.loop import LoopThread
+from seriatim.producer.client import Producer
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import Unreachable
 
@@ -108,6 +113,42 @@ def test_an_address_where_nobody_answers_is_forgotten_once_it_is_nobody_s(
         assert gone.get_state() is grpc.ChannelConnectivity.SHUTDOWN
         assert set(connections._found) == {alive, known}
         await connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_clients_that_come_and_go_beside_one_that_stays_leave_no_loop_in_memory(
+    server: tuple[subprocess.Popen[str], int],
+) -> None:
+    """gRPC knows each loop that it was used from until nothing uses it any more: some 5 KB for each client that was ever opened."""
+    address = f"127.0.0.1:{server[1]}"
+
+    async def used() -> None:
+        async with rpc.channel(address) as to:
+            await health_pb2_grpc.HealthStub(to).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+
+    def read() -> Any:
+        thread = LoopThread("reads")
+        thread.run(used(), WAIT_S)
+        thread.close()
+        return weakref.ref(thread._loop)
+
+    def send() -> Any:
+        producer = Producer(address, "orders")
+        with pytest.raises(Unreachable):  # no coordinator is there
+            producer.wait_until_elected(0.5)
+        producer.abort()
+        return weakref.ref(producer._loop._loop)
+
+    async def scenario() -> None:
+        async with rpc.channel(address) as stays:
+            check = health_pb2_grpc.HealthStub(stays).Check
+            await check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+            for come_and_go in (read, send):
+                loop = await asyncio.to_thread(come_and_go)
+                gc.collect()
+                assert loop() is None, come_and_go.__name__
+            await check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
 
     asyncio.run(scenario())
 
