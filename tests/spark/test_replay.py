@@ -403,6 +403,43 @@ def test_a_signal_ends_it_while_java_is_still_starting(queue, dsn, tmp_path):
         assert process.events()[-1] == {"event": "stopped", "offset": None, "records": 0, "changes": 0}
 
 
+def test_java_that_does_not_take_a_setting_is_not_taken_for_a_master_that_does_not_answer(queue, dsn, tmp_path):
+    with running(queue, dsn, tmp_path / "heap.log", "--spark-conf", "spark.driver.memory=1000000g") as process:
+        assert process.end() == 3
+    said = (tmp_path / "heap.log").read_text()
+    assert "Spark can't be started: Java has ended (what it printed above" in said
+    assert "heap" in said  # Java's own word for it
+    assert "check --master" not in said
+
+
+@pytest.mark.parametrize("last", ["create", "register"])
+def test_java_that_is_killed_while_spark_starts_is_told(tmp_path, last):
+    """As where memory is short. "Error: Connection refused" was all that was said where it had just been told of the source."""
+    script = f"""
+from pathlib import Path
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from seriatim.consumer.spark import engine
+
+def killed(*arguments):
+    SparkContext._gateway.proc.kill()
+    return real(*arguments)
+
+if {last!r} == "register":
+    real = SparkSession.dataSource.fget
+    SparkSession.dataSource = property(killed)
+else:
+    real = SparkContext._do_init
+    SparkContext._do_init = killed
+try:
+    engine.spark_session("local[1]", Path({str(tmp_path)!r}))
+except engine.JavaEnded as error:
+    print("told:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert "told: Spark can't be started: Java has ended" in done.stdout, done.stderr[-2000:]
+
+
 def test_settings_of_spark_s_are_checked_before_anything_is_started(queue, dsn):
     for given, why in (
         ("spark.master=local[4]", "--master"),

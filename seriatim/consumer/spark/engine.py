@@ -21,6 +21,7 @@ from seriatim.protocol.errors import InvalidArgument, WorldError
 JAVA_VERSION = 17
 """The oldest Java that Spark 4 runs on."""
 _ANSWER_S = 30.0
+_ENDING_S = 1.0
 
 _LOGGING = """\
 status = off
@@ -69,6 +70,12 @@ class SparkNotStarted(WorldError):
     next_step = (
         "check --master: spark://HOST:PORT of a master that can be reached from here and can reach back, or local[N]"
     )
+
+
+class JavaEnded(SparkNotStarted):
+    """Java ended while Spark started."""
+
+    next_step = "what it printed above, if it could, says why: an option or a setting of memory that it doesn't take; else memory is short, and it was killed"
 
 
 def check_java() -> None:
@@ -126,7 +133,7 @@ def spark_session(
     `log_level`: of Spark's own log. A query's failure is told by its exception; Spark's log would tell it again, at length.
     `conf`: settings of the user's (`check_conf`), which go before ours; options of Java's are added to ours.
     `archive_options`: Java's, about its class archive; by default to use the one that there is, if any.
-    Raises SparkNotStarted, where nobody answers at `master` after a minute.
+    Raises SparkNotStarted, where nobody answers at `master` after a minute; JavaEnded.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -157,10 +164,24 @@ def spark_session(
         builder = builder.config(name, value)
     try:
         spark: SparkSession = builder.getOrCreate()
+        spark.dataSource.register(SeriatimDataSource)
     except Exception as error:  # py4j has many, with a Java trace each
+        if _has_java_ended(error):
+            raise JavaEnded("Spark can't be started: Java has ended") from error
         raise SparkNotStarted(f"Spark can't be started at {master}: {_reason(error)}") from error
-    spark.dataSource.register(SeriatimDataSource)
     return spark
+
+
+def _has_java_ended(error: Exception) -> bool:
+    """Its connections go a moment before it does."""
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - no public way
+    if process is None:
+        return "JAVA_GATEWAY_EXITED" in str(error)
+    try:
+        process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:
