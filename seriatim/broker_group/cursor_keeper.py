@@ -85,6 +85,25 @@ class CursorKeeper:
         self._reported.pop(key, None)
         self._unreadable.discard(key)
 
+    async def forget_deleted(self, documents: Mapping[QueueId, ChainDocument]) -> None:
+        """Cursors of subscriptions that were deleted go, unless the disk failed. Raises DiskFailed.
+
+        A link would have one of each that ever read it, and all of them passed on, under its lock, to a peer that missed a commit.
+        """
+        for key, records in list(self._records.items()):
+            document = documents.get(key[0])
+            deleted = set() if document is None else cursors.of_deleted(records, document)
+            if deleted and self._broker.store.failure is None:
+                await self._forget(key, deleted)
+
+    @uninterrupted
+    async def _forget(self, key: LinkKey, deleted: set[SubscriptionId]) -> None:
+        async with self._write_lock(key):
+            await self._broker.store.forget_cursors(key, deleted)
+            records = self._records.get(key, {})
+            for one in deleted:
+                records.pop(one, None)
+
     async def _changed(self, key: LinkKey, subscription_id: SubscriptionId, change: Change) -> CursorRecord:
         """The cursor as `change` makes it of the one here, on disk first. Nothing else is waited for under this lock."""
         async with self._write_lock(key):

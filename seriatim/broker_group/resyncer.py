@@ -141,6 +141,7 @@ class Resyncer:
                     break  # for all the others, too; of a lost file they are as many as its batches
         await self._broker.read_again()
         problem = problem or self._broker.unreadable_problem
+        await self._keeper.forget_deleted(documents)
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)

@@ -22,7 +22,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -199,6 +199,12 @@ class Store:
     async def keep_cursor(self, link: LinkKey, cursor: CursorRecord) -> None:
         """Write a cursor and wait until it is flushed. Raises DiskFailed."""
         await self._wait(((layout.key(b"C", link, cursor.subscription_id), cursors.encode(cursor)),))
+
+    async def forget_cursors(self, link: LinkKey, of: Collection[SubscriptionId]) -> None:
+        """Raises DiskFailed."""
+        keys = [layout.key(b"C", link, one) for one in of]
+        await self._wait((), tuple(Deletion(key, key + b"\0") for key in keys))
+        self._forgotten += len(keys)
 
     def put_chain(self, queue_id: QueueId, version: ChainVersion, data: bytes) -> None:
         """Keep a copy of a queue's chain; nobody waits for it."""

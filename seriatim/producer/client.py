@@ -51,6 +51,8 @@ class Producer:
     InvalidArgument where it would wait for the call that it interrupted (`abort` never does); without the compiled modules
     (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
 
+    Keep it open: each election takes one of 16,777,215 numbers that a queue has for senders whose records have no seqs of their own.
+
     A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing. Nor
     can it have any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
 

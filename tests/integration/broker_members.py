@@ -32,7 +32,7 @@ from seriatim.protocol.chain import (
 )
 from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
-from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, Token
+from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 from seriatim.protocol.streams import read, send, write
 from seriatim.protocol.zookeeper import NoNode, Paths, Registration, ZooKeeperSession
@@ -248,6 +248,7 @@ class Members:
         state: LinkState = LinkState.SEALED,
         readers: tuple[Subscription, ...] = (),
         stale: tuple[StaleCursors, ...] = (),
+        next_subscription_id: int = 1,
     ) -> None:
         """The chain document with one link, as a coordinator would have written it."""
         master, slave = self.chain_members[Epoch(epoch)]
@@ -272,6 +273,7 @@ class Members:
             links=(link,),
             sender_token=Token(100),
             next_epoch=Epoch(max(self.chain_members) + 1),
+            next_subscription_id=SubscriptionId(next_subscription_id),
             subscriptions=readers,
             stale_cursors=stale,
         )

@@ -192,6 +192,36 @@ def test_a_blank_member_gives_no_cursor_until_it_has_taken_them(run: Callable[..
     run(scenario)
 
 
+def test_cursors_go_with_their_subscriptions(run: Callable[..., None]) -> None:
+    """Where each job has a subscription of its own, whoever reads waited until thousands were passed on to a member that came back."""
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        for subscription_id in (1, 2, 3, 4):
+            for member in group.both:
+                await tell(group, member, subscription_id=subscription_id)
+            await commit(group, group.a, 10, subscription_id)
+        await group.b.kill()
+        await commit(group, group.a, 20, subscription_id=2)
+        await commit(group, group.a, 20)
+        # 1 and 2 were deleted; 4 was made since.
+        await group.write_chain(None, state=LinkState.OPEN, readers=reading(1), next_subscription_id=4)
+        group.b.launch()
+        await group.b.ready()
+        await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
+
+        async def cursors(member: Member) -> dict[int, int]:
+            described = pb.DescribeLinkRequest(link=group.name(1, member.incarnation))
+            found = (await call(member.stub.DescribeLink, described, CALL_S)).cursors
+            return {one.subscription_id: one.index for one in found}
+
+        async def have_both() -> bool:
+            return [await cursors(member) for member in group.both] == [{3: 20, 4: 10}] * 2
+
+        await until(have_both)
+
+    run(scenario)
+
+
 def reading(generation: int) -> tuple[Subscription, ...]:
     """A subscription that has yet to read link 1."""
     whose = (SubscriptionId(3), Generation(generation))

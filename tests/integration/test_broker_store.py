@@ -69,6 +69,10 @@ class MemoryStore:
     async def keep_cursor(self, link: LinkKey, cursor: CursorRecord) -> None:
         self._cursors[link, cursor.subscription_id] = cursor
 
+    async def forget_cursors(self, link: LinkKey, of: Any) -> None:
+        for one in of:
+            self._cursors.pop((link, one), None)
+
     async def cut(self, record: LinkRecord, end: Index) -> None:
         self._links[record.key] = record
         self._batches = {key: one for key, one in self._batches.items() if key[0] != record.key or key[1] < end}
@@ -261,6 +265,9 @@ def test_cursors_are_kept_by_link_and_subscription(on_store: Callable[..., None]
         assert store.cursors(RECORD.key) == [one, two]
         assert store.cursor(RECORD.key, SubscriptionId(2)) == two
         assert store.cursor(OTHER.key, SubscriptionId(2)) is None
+        await store.keep_cursor(OTHER.key, one)
+        await store.forget_cursors(RECORD.key, {SubscriptionId(1), SubscriptionId(3)})
+        assert (store.cursors(RECORD.key), store.cursors(OTHER.key)) == ([two], [one])
         await store.drop(RECORD.key)
         assert store.cursors(RECORD.key) == []
 
