@@ -44,6 +44,10 @@ CONNECT_S: Final = 0.1
 """Who isn't connected within that goes through gRPC, which is patient with paths that are long, or swallow what they don't let by."""
 AVOIDED_S: Final = 10.0
 """An address that didn't answer within CONNECT_S isn't tried again for so long: who reads a thousand links there opens a thousand streams."""
+GREETING_S: Final = 1.0
+"""So long may who was never heard before take to answer."""
+STRANGER_S: Final = 60.0
+"""An address at which somebody else answers isn't tried again for so long."""
 OPENING_S: Final = 5.0
 """So long may a connection stand before it says what it is for."""
 SILENCE_S: Final = 5
@@ -390,33 +394,68 @@ def parsed_by(parse: Callable[[Any], Any]) -> Parse:
 
 _avoided_until_s: dict[str, float] = {}
 """By address that couldn't be reached when it was last tried; the clock is that of all loops."""
+_greeted: set[str] = set()
+"""Addresses at which a server of ours answered, and that could be reached since."""
+
+
+class _Stranger(OSError):
+    """Somebody takes the connection, and isn't a server of ours: another program, or a proxy or firewall on the way."""
 
 
 async def opened(address: str, method: str, serialize: Serialize, parse: Parse) -> DirectStream | None:
-    """A stream to `HOST:PORT` for a method; None where nobody can be reached there within CONNECT_S, or could be a moment ago."""
-    host, _, port = address.rpartition(":")
+    """A stream to `HOST:PORT` for a method; None where nobody of ours can be reached there within CONNECT_S, or could be a moment ago."""
     now_s = asyncio.get_running_loop().time()
     if now_s < _avoided_until_s.get(address, 0.0):
         return None
     try:
-        async with asyncio.timeout(CONNECT_S):
-            to, stream = await asyncio.get_running_loop().create_connection(DirectStream, _bare(host), int(port))
-        if to.get_extra_info("sockname") == to.get_extra_info("peername"):
-            # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
-            stream.cancel()
-            raise ConnectionRefusedError("nobody listens there")
+        if address not in _greeted:
+            await _greet(address)
+            _greeted.add(address)
+        stream = await _connected(address)
     except (OSError, TimeoutError, RuntimeError, UnicodeError) as error:
         # RuntimeError: once Python's main thread has returned there is none to look a name up. gRPC does that by itself.
         # UnicodeError: no name that can be looked up, as a member of an earlier version may be advertised under.
         if address not in _avoided_until_s:  # once: members try ten times a second to reach each other
             _log.info("no direct stream, it goes through gRPC", address=address, method=method, reason=repr(error))
+        _greeted.discard(address)
         is_silent = type(error) is TimeoutError  # and not the system's, which is an OSError with a number
-        _avoided_until_s[address] = now_s + AVOIDED_S if is_silent else now_s
+        avoided_s = STRANGER_S if isinstance(error, _Stranger) else AVOIDED_S if is_silent else 0.0
+        _avoided_until_s[address] = now_s + avoided_s
         return None
     _avoided_until_s.pop(address, None)
     stream.serialize, stream.parse = serialize, parse
     stream.open(method)
     return stream
+
+
+async def _connected(address: str) -> DirectStream:
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(CONNECT_S):
+        to, stream = await asyncio.get_running_loop().create_connection(DirectStream, _bare(host), int(port))
+    if to.get_extra_info("sockname") == to.get_extra_info("peername"):
+        # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
+        stream.cancel()
+        raise ConnectionRefusedError("nobody listens there")
+    return stream
+
+
+async def _greet(address: str) -> None:
+    """Returns where a server of ours answers: one of each version knows no method of this name, and says so. Raises _Stranger, and as connecting does.
+
+    Else the first that is told of a stranger is whoever sends, as a failure of the master, of each in turn.
+    """
+    stream = await _connected(address)
+    try:
+        async with asyncio.timeout(GREETING_S):
+            stream.open("Greet")
+            await stream.read()
+    except IncompatibleVersion:
+        return
+    except (SeriatimError, TimeoutError) as error:
+        raise _Stranger(str(error) or "somebody takes the connection, and says nothing") from error
+    finally:
+        stream.cancel()
+    raise _Stranger("somebody takes the connection, and ends it")
 
 
 # ---- serving -------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ async def over_grpc(serve: Serve) -> AsyncIterator[Open]:
 async def over_tcp(serve: Serve) -> AsyncIterator[Open]:
     server = batch_streams.direct_server(*[serve] * 5)
     port = await server.listen("127.0.0.1", 0)
+    direct._greeted.add(f"127.0.0.1:{port}")  # which would be a stream beside those that are meant
     try:
         yield lambda: opened(port)
     finally:
@@ -476,24 +477,69 @@ def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pyte
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Kind.OPEN, b"SRS\x01Append"), frame(Kind.ERROR, b"no JSON")]
-)
-def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> None:
+STRANGERS = [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Kind.OPEN, b"SRS\x01Append"), frame(Kind.ERROR, b"no JSON")]
+
+
+@contextlib.asynccontextmanager
+async def stranger(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
+    """A port at which another program answers, and one for each that came; who is answered nothing is left."""
+    came: list[None] = []
+
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(None)
         await reader.read(1)
         writer.write(answer)
         with contextlib.suppress(ConnectionError):
-            await reader.read()
+            await (reader.read() if answer else asyncio.sleep(0))
         writer.close()
 
+    other = await asyncio.start_server(talk, "127.0.0.1", 0)
+    yield other.sockets[0].getsockname()[1], came
+    other.close()
+
+
+@pytest.mark.parametrize("answer", STRANGERS)
+def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> None:
+    """Where a broker was once: another program has its port."""
+
     async def scenario() -> None:
-        other = await asyncio.start_server(talk, "127.0.0.1", 0)
-        call = await opened(other.sockets[0].getsockname()[1])
-        with pytest.raises(Unreachable, match="makes no sense"):
-            await read(call)
-        call.cancel()
-        other.close()
+        async with stranger(answer) as (port, _):
+            direct._greeted.add(f"127.0.0.1:{port}")
+            call = await opened(port)
+            with pytest.raises(Unreachable, match="makes no sense"):
+                await read(call)
+            call.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("answer", [*STRANGERS, b""])
+def test_where_somebody_else_answers_it_goes_through_grpc(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy or firewall takes every connection, or the number is another program's where a broker is advertised: no link fails by it."""
+    caplog.set_level("INFO", "seriatim")
+
+    async def scenario() -> None:
+        async with stranger(answer) as (port, came), over_grpc(answer_each) as open_call:
+            for _ in range(3):
+                by_grpc = await open_call()
+                assert (
+                    await batch_streams.append(f"127.0.0.1:{port}", lambda by_grpc=by_grpc: _Only(by_grpc)) is by_grpc
+                )
+                by_grpc.cancel()
+            assert len(came) == 1
+            assert caplog.text.count("no direct stream") == 1
+
+    run(scenario())
+
+
+def test_who_takes_a_connection_and_says_nothing_isnt_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "GREETING_S", 0.1)
+
+    async def scenario() -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            assert await direct.opened(f"127.0.0.1:{silent.getsockname()[1]}", *APPENDING) is None
 
     run(scenario())
 
