@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -32,6 +33,8 @@ MILLISECONDS_MAX = 2**31 - 1
 _CONNECT_S, _CONNECT_SHARE = 0.5, 1 / 8
 """So long, or such a part of its time-out, a session waits for one server of several that doesn't take its connection: two of them cost
 less than what it has left when a lease is over. Each round asks all of them, so that nothing is lost by a packet that is."""
+_TURNED_AWAY_S = 5.0
+"""So long it is told that a server took a connection and gave no session: others of the ensemble may not even do that."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 
@@ -282,6 +285,7 @@ class ZooKeeperSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[Callable[[SessionState], None]] = []
         self.state = SessionState.LOST
+        self._turned_away_s = -math.inf
         # kazoo can't be stopped amid its start, and lets a second stop close what the first hasn't stopped yet.
         self._turn = threading.Lock()
         # A quick, endless reconnect: the session lives only a few seconds.
@@ -302,7 +306,12 @@ class ZooKeeperSession:
         asked_s = self._timeout_s
 
         def noting(*arguments: Any) -> Any:
-            read_timeout_ms, connect_timeout_ms = connect(*arguments)
+            try:
+                read_timeout_ms, connect_timeout_ms = connect(*arguments)
+            except Exception:
+                if connection._socket is not None:  # noqa: SLF001 - somebody took the connection
+                    self._turned_away_s = time.monotonic()
+                raise
             self._timeout_s = min(asked_s, read_timeout_ms * 1.5 / 1000)
             return read_timeout_ms, connect_timeout_ms
 
@@ -333,7 +342,7 @@ class ZooKeeperSession:
             raise
         if not is_connected:
             await self.stop()
-            raise Unreachable(f"no ZooKeeper answers at {self.hosts}")
+            raise self._unreached()
         self.state = SessionState.CONNECTED
 
     async def stop(self) -> None:
@@ -413,7 +422,7 @@ class ZooKeeperSession:
         if not self._client.connected:
             # kazoo would keep it until it is connected again, long after who asked has gone; and it tells its thread by a socket
             # that nobody reads before: once that is full, after some hundred times, the loop stands still.
-            raise Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
+            raise self._unreached()
         future: asyncio.Future[Any] = loop.create_future()
 
         def settle(result: Any) -> None:
@@ -430,6 +439,14 @@ class ZooKeeperSession:
 
         ask(*arguments, **keys).rawlink(hand_over)
         return await future
+
+    def _unreached(self) -> Unreachable:
+        if time.monotonic() - self._turned_away_s < _TURNED_AWAY_S:
+            return Unreachable(
+                f"ZooKeeper takes connections at {self.hosts} and gives no session: it may have no majority, too many "
+                "connections from one address (maxClientCnxns), or older data than it had"
+            )
+        return Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -35,6 +35,8 @@ class Path:
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
         self.port = 0
+        self.is_full = False
+        """Whether who comes is turned away."""
         self.spoils = False
         """Whether the next answer to a request is given the number of another one."""
 
@@ -44,6 +46,9 @@ class Path:
         return f"127.0.0.1:{self.port}{self._folder}"
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_full:
+            writer.close()
+            return
         there, back = await asyncio.open_connection(*self._to)
         self._writers += [writer, back]
         with contextlib.suppress(OSError):
@@ -121,6 +126,26 @@ def test_a_server_whose_machine_is_gone_is_passed_over_long_before_a_session_is_
                     await session.start()
             finally:
                 await session.stop()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_gives_no_session_is_told_as_that_and_not_as_silence(zookeeper: str) -> None:
+    """It runs, and the address is right: it has no majority, or as many connections from there as it takes."""
+
+    async def main() -> None:
+        async with connected(zookeeper) as (path, session):
+            await path.cut()
+            await until(lambda: session.state is SessionState.SUSPENDED, "the cut is noticed")
+            path.is_full = True
+            await path.lay()
+            told = ""
+            async with asyncio.timeout(20):
+                while "gives no session: it may have no majority, too many connections" not in told:
+                    await asyncio.sleep(0.1)
+                    with pytest.raises(Unreachable) as raised:
+                        await session.exists("/")
+                    told = raised.value.message
 
     asyncio.run(main())
 
