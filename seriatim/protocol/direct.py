@@ -45,7 +45,7 @@ CONNECT_S: Final = 0.1
 AVOIDED_S: Final = 10.0
 """An address that didn't answer within CONNECT_S isn't tried again for so long: who reads a thousand links there opens a thousand streams."""
 GREETING_S: Final = 1.0
-"""So long may who was never heard before take to answer."""
+"""So long may who was never heard before take to answer; else as AVOIDED_S says."""
 STRANGER_S: Final = 60.0
 """An address at which somebody else answers isn't tried again for so long."""
 OPENING_S: Final = 5.0
@@ -442,7 +442,8 @@ async def _connected(address: str) -> DirectStream:
 async def _greet(address: str) -> None:
     """Returns where a server of ours answers: one of each version knows no method of this name, and says so. Raises _Stranger, and as connecting does.
 
-    Else the first that is told of a stranger is whoever sends, as a failure of the master, of each in turn.
+    Who says nothing may be one of ours that stands still: TimeoutError, and it is asked again sooner. Were nobody asked, the first that is
+    told of a stranger would be whoever sends, as a failure of the master, of each in turn.
     """
     stream = await _connected(address)
     try:
@@ -451,8 +452,8 @@ async def _greet(address: str) -> None:
             await stream.read()
     except IncompatibleVersion:
         return
-    except (SeriatimError, TimeoutError) as error:
-        raise _Stranger(str(error) or "somebody takes the connection, and says nothing") from error
+    except SeriatimError as error:
+        raise _Stranger(str(error)) from error
     finally:
         stream.cancel()
     raise _Stranger("somebody takes the connection, and ends it")
