@@ -438,6 +438,29 @@ except engine.JavaEnded as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert "told: Spark can't be started: Java has ended" in done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+def test_of_java_that_is_killed_amid_a_call_only_the_replay_s_own_line_is_told(tmp_path):
+    """py4j and pyspark had some sixty lines of traces above it."""
+    script = f"""
+import threading
+from pathlib import Path
+from pyspark import SparkContext
+from seriatim.consumer.spark import engine
+
+spark = engine.spark_session("local[1]", Path({str(tmp_path)!r}))
+spark.sparkContext.parallelize([1]).count()  # the server of accumulators has its connection then
+threading.Timer(1, SparkContext._gateway.proc.kill).start()
+try:
+    spark._jvm.java.lang.Thread.sleep(60000)
+except Exception as error:
+    print("ended:", error)
+    spark.sparkContext._accumulatorServer.shutdown()  # it has met its end of file by then
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert "ended:" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_settings_of_spark_s_are_checked_before_anything_is_started(queue, dsn):
@@ -486,5 +509,7 @@ def test_signal_that_ends_spark_too_is_no_failure_and_a_dead_jvm_is_named(queue,
         (java,) = [child for child in psutil.Process(process.process.pid).children() if child.name() == "java"]
         java.kill()
         assert process.end() == 3, process.log.read_text()[-4000:]
-        assert "Spark has ended" in process.log.read_text()
-        assert "start the replay again" in process.log.read_text()
+        said = process.log.read_text()
+        assert "Spark has ended" in said
+        assert "start the replay again" in said
+        assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark import SparkContext
+from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 
 from seriatim.consumer.spark import class_archive
@@ -137,8 +139,8 @@ def spark_session(
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    logging = directory / "log4j2.properties"
-    logging.write_text(_LOGGING.format(level=log_level))
+    log4j = directory / "log4j2.properties"
+    log4j.write_text(_LOGGING.format(level=log_level))
     wanted = dict(conf or {})
     java_options = wanted.pop(_JAVA_OPTIONS, "")
     if archive_options is None:
@@ -151,11 +153,12 @@ def spark_session(
         **driver_memory(wanted),
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
         # What Java, and libraries in it, make in /tmp goes when they end; where that is by a kill, with the directory.
-        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={logging.as_uri()} -Djava.io.tmpdir={shlex.quote(str(directory))} "
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={shlex.quote(str(directory))} "
         # Without memory a thread of Spark's may end alone, and the query wait for it for ever: better that all end.
         f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError {shlex.join(archive_options)} {java_options}",
         "spark.task.maxFailures": "4",
     }
+    _say_once_that_java_is_gone()
     if master.startswith("local"):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     settings |= wanted | _FIXED
@@ -170,6 +173,14 @@ def spark_session(
             raise JavaEnded("Spark can't be started: Java has ended") from error
         raise SparkNotStarted(f"Spark can't be started at {master}: {_reason(error)}") from error
     return spark
+
+
+def _say_once_that_java_is_gone() -> None:
+    """A replay does, in a line. py4j and pyspark would print a trace for each call that fails then, of theirs and of ours."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # py4j's word goes to the root logger, past its own.
+    logging.getLogger().addFilter(lambda record: record.msg != "Exception while sending command.")
+    AccumulatorTCPServer.handle_error = lambda *_: None  # type: ignore[method-assign]
 
 
 def _has_java_ended(error: Exception) -> bool:
