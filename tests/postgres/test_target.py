@@ -209,8 +209,31 @@ def test_a_refused_change_names_table_key_and_offset(target, dsn, count) -> None
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
 
 
+def test_a_transaction_empties_the_stages_that_it_filled_and_touches_no_others(target, dsn) -> None:
+    """With those of 200 tables in the session, each commit took 0.4 s, whichever table it was about."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE other (id integer PRIMARY KEY)")
+    start = 0
+    for table in ("keyed", "other", "other"):
+        rows = [("c", None, {"id": start + number}) for number in range(BULK_FROM)]
+        start = applied(target, start, *rows, table=table)
+        if table == "keyed":
+            (first,) = _stages(target)
+            target._connection.execute(f"INSERT INTO {first} VALUES (1)")
+    assert {
+        name: target._connection.execute(f"SELECT count(*) FROM {name}").fetchone() for name in _stages(target)
+    } == {
+        first: (1,),
+        "seriatim_stage_2": (0,),
+    }
+
+
+def _stages(target: PostgresTarget) -> list[str]:
+    found = target._connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'seriatim_stage%'").fetchall()
+    return [name for (name,) in found]
+
+
 def test_what_is_refused_leaves_no_stage_behind_in_the_session(target) -> None:
-    """Each commit empties all stages that there are, under a lock each."""
 
     def rows(first: int, code: object) -> list[ChangeRow]:
         return transaction(first, *(("c", None, {"id": first + i, "code": code}) for i in range(BULK_FROM)))
@@ -221,8 +244,7 @@ def test_what_is_refused_leaves_no_stage_behind_in_the_session(target) -> None:
         start += BULK_FROM + 2
         with pytest.raises(ApplyFailed):
             target.apply(QUEUE, planned(target, rows(start, "no number"), start), 1)
-    staged = target._connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'seriatim_stage%'")
-    assert staged.fetchall() == [(1,)]
+    assert len(_stages(target)) == 1
 
 
 @pytest.mark.parametrize(

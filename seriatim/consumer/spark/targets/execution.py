@@ -47,8 +47,8 @@ class _Statement(NamedTuple):
 class Stages:
     """The session's stage tables; they are made once and are empty after each transaction.
 
-    A transaction that is rolled back takes those it made with it, and leaves the others: each commit empties all that there are,
-    so none may be left behind.
+    Each transaction empties those that it filled. PostgreSQL would do it (ON COMMIT DELETE ROWS), but of all that the session has: where
+    it had staged rows of 200 tables, each commit took 0.4 s. A transaction that is rolled back takes those it made with it, and leaves the others.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,12 @@ class Stages:
         """The session is another one."""
         self._names.clear()
         self.begin()
+
+    def empty(self, connection: psycopg.Connection[Any]) -> None:
+        """The transaction is about to be committed."""
+        if self._filled:
+            run(connection, f"TRUNCATE {', '.join(sorted(self._filled))}")
+            self._filled.clear()
 
     def ready(self, connection: psycopg.Connection[Any], shape: TableShape, columns: tuple[str, ...]) -> str:
         """An empty stage with these columns of the table."""

@@ -56,11 +56,8 @@ def truncate(shapes: Iterable[TableShape], *, restart_identity: bool) -> str:
 
 
 def create_stage(stage: str, shape: TableShape, columns: tuple[str, ...]) -> str:
-    """A table of the session's own with these columns of the target table; it is empty after each transaction."""
-    return (
-        f"CREATE TEMPORARY TABLE {stage} ON COMMIT DELETE ROWS AS "
-        f"SELECT {listed(columns)} FROM {table_name(shape.name)} WITH NO DATA"
-    )
+    """A table of the session's own with these columns of the target table."""
+    return f"CREATE TEMPORARY TABLE {stage} AS SELECT {listed(columns)} FROM {table_name(shape.name)} WITH NO DATA"
 
 
 def copy_into(stage: str) -> str:
