@@ -18,7 +18,7 @@ from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, M
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
-from seriatim.consumer.spark.targets import positions, postgres, statements
+from seriatim.consumer.spark.targets import execution, positions, postgres, statements
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
@@ -226,6 +226,35 @@ def test_a_transaction_empties_the_stages_that_it_filled_and_touches_no_others(t
         first: (1,),
         "seriatim_stage_2": (0,),
     }
+
+
+def test_a_stage_that_is_used_no_more_goes_and_keeps_nothing_from_being_frozen(target, dsn, monkeypatch) -> None:
+    """One that stays for months would end with a database that takes no transactions any more."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE other (id integer PRIMARY KEY)")
+
+    def rows(start: int) -> list[tuple]:
+        return [("c", None, {"id": start + number}) for number in range(BULK_FROM)]
+
+    start = applied(target, 0, *rows(0))
+    start = applied(target, start, *rows(start), table="other")
+    first, second = sorted(_stages(target))
+    monkeypatch.setattr(execution, "IDLE_S", -1.0)
+
+    def interrupted(step: str) -> None:
+        if step == "changes carried out":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr(target, "_on_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            applied(target, start, ("c", None, {"id": start}))
+    assert sorted(_stages(target)) == [first, second]
+    for steps, left in (((("c", None, {"id": start}),), [second]), ((), [])):  # the other one has nothing to apply
+        start = applied(target, start, *steps)
+        assert _stages(target) == left
+    start = applied(target, start, *rows(start))
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(2 * BULK_FROM + 1,)]
 
 
 def _stages(target: PostgresTarget) -> list[str]:

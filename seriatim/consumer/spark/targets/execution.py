@@ -7,6 +7,8 @@ statement after the other instead, so that an error names its row: for finding o
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +27,10 @@ from seriatim.protocol.change import Row, Value
 BULK_FROM = 20
 """Changes of one table from which COPY and one statement take no longer than a pipeline of statements: measured on pgbench's
 tables, 2.8 against 3.1 ms for 10 transactions, 3.4 against 3.3 for 20, 7.2 against 4.4 for 100."""
+IDLE_S = 3600.0
+"""A table keeps PostgreSQL from freezing what is newer than its last TRUNCATE, in all of the database, where only its own session may
+vacuum it; after 2**31 transactions the target would take none any more.
+"""
 _PIPELINED = 500
 """Statements sent before their answers are read: bounds what both ends keep."""
 
@@ -45,32 +51,37 @@ class _Statement(NamedTuple):
 
 
 class Stages:
-    """The session's stage tables; they are made once and are empty after each transaction.
+    """The session's stage tables; they are made once, are empty after each transaction, and go when they weren't used for IDLE_S.
 
     Each transaction empties those that it filled. PostgreSQL would do it (ON COMMIT DELETE ROWS), but of all that the session has: where
     it had staged rows of 200 tables, each commit took 0.4 s. A transaction that is rolled back takes those it made with it, and leaves the others.
     """
 
     def __init__(self) -> None:
-        self._names: dict[tuple[object, ...], str] = {}
+        self._known: dict[
+            tuple[object, ...], tuple[str, float]
+        ] = {}  # name, and when it was used last; that longest ago first
         self._made = 0
         self._new: list[tuple[object, ...]] = []
         self._filled: set[str] = set()
+        self._dropped: dict[tuple[object, ...], tuple[str, float]] = {}
 
     def begin(self) -> None:
         """A transaction begins: all stages are empty."""
         self._new.clear()
         self._filled.clear()
+        self._dropped.clear()
 
     def roll_back(self) -> None:
         """The transaction was rolled back."""
+        self._known = self._dropped | self._known
         for wanted in self._new:
-            self._names.pop(wanted, None)
+            self._known.pop(wanted, None)
         self.begin()
 
     def forget(self) -> None:
         """The session is another one."""
-        self._names.clear()
+        self._known.clear()
         self.begin()
 
     def empty(self, connection: psycopg.Connection[Any]) -> None:
@@ -78,19 +89,24 @@ class Stages:
         if self._filled:
             run(connection, f"TRUNCATE {', '.join(sorted(self._filled))}")
             self._filled.clear()
+        wanted, (name, used_s) = next(iter(self._known.items()), ((), ("", math.inf)))
+        if time.monotonic() - used_s > IDLE_S:
+            run(connection, f"DROP TABLE {name}")
+            self._dropped[wanted] = self._known.pop(wanted)
 
     def ready(self, connection: psycopg.Connection[Any], shape: TableShape, columns: tuple[str, ...]) -> str:
         """An empty stage with these columns of the table."""
         wanted = (shape.name, tuple((name, shape.columns[name]) for name in columns))
-        name = self._names.get(wanted)
-        if name is None:
+        name, _ = self._known.get(wanted, ("", 0.0))
+        if not name:
             self._made += 1
             name = f"seriatim_stage_{self._made}"
             run(connection, statements.create_stage(name, shape, columns))
-            self._names[wanted] = name
             self._new.append(wanted)
         elif name in self._filled:
             run(connection, f"TRUNCATE {name}")
+        self._known.pop(wanted, None)  # to be the last
+        self._known[wanted] = name, time.monotonic()
         self._filled.add(name)
         return name
 

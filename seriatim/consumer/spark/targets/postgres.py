@@ -255,7 +255,7 @@ class PostgresTarget:
                     execution.place = (
                         None  # what is refused from here on, by a deferred rule, no statement is to blame for
                     )
-                    self._stages.empty(connection)
+                self._stages.empty(connection)
                 self._on_step("changes carried out")
         except (sql.SerializationFailure, sql.DeadlockDetected):
             raise
