@@ -77,6 +77,7 @@ class SparkNotStarted(WorldError):
 class JavaEnded(SparkNotStarted):
     """Java ended while Spark started."""
 
+    code = "java-ended"
     next_step = "what it printed above, if it could, says why: an option or a setting of memory that it doesn't take; else memory is short, and it was killed"
 
 
