@@ -9,13 +9,17 @@ is no way for an event loop, and the end where it is kazoo's thread itself that 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import queue
+import random
 import select
+import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +30,8 @@ from kazoo.protocol.connection import ConnectionHandler
 _log = logging.getLogger("seriatim.protocol.zookeeper")
 _Waited = list[Any]
 """Sockets, and what `create_socket_pair` gives."""
+LOOK_UP_S = 0.5
+"""So long names are looked up before what is known of them has to do."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
 
@@ -73,11 +79,42 @@ class _Wakings:
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
-    """kazoo's, but for an answer that it can't make sense of: that ends the connection, as with ZooKeeper's own client.
+    """kazoo's, but for how it looks names up, and for an answer that it can't make sense of: that ends the connection, as with ZooKeeper's own client.
 
     There is one after some failures of ZooKeeper's leader (the answer to the second request, and none to the first). It would
     end kazoo's thread, and whoever has the session would wait for the next connection for ever.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._found: dict[tuple[str, int], list[tuple[str, str, int]]] = {}
+
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        """Where all servers are, by what is found at once, or was before.
+
+        kazoo looks one name up after the other, each time: where the first name server of three is gone, that takes 5 s a name, longer than a
+        session has, and with three names longer than a server's start may take.
+        """
+        looked_up: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for host, port in self.client.hosts:
+            threading.Thread(target=self._look_up, args=(host, port, looked_up), daemon=True).start()
+        until_s = time.monotonic() + LOOK_UP_S
+        with contextlib.suppress(queue.Empty):
+            for _ in self.client.hosts:
+                looked_up.get(timeout=max(0.0, until_s - time.monotonic()) if self._found else None)
+        found = [one for each in list(self._found.values()) for one in each]
+        if self.client.randomize_hosts:
+            random.shuffle(found)
+        return found
+
+    def _look_up(self, host: str, port: int, looked_up: queue.SimpleQueue[None]) -> None:
+        try:
+            addresses = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
+        except socket.gaierror as error:
+            self.logger.warning("Cannot resolve %s: %s", host, error)
+        else:
+            self._found[host, port] = [(host, str(address[4][0]), port) for address in addresses]
+        looked_up.put(None)
 
     def _read_socket(self, read_timeout: float) -> Any:
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -126,6 +128,40 @@ def test_a_server_whose_machine_is_gone_is_passed_over_long_before_a_session_is_
                     await session.start()
             finally:
                 await session.stop()
+
+    asyncio.run(main())
+
+
+def test_names_that_can_t_be_looked_up_now_lead_where_they_led_before(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name server may be gone together with a server of ZooKeeper's; one of several that is gone makes each look-up take 5 s."""
+    took_s, look_up = [0.0], socket.getaddrinfo
+
+    def slow(host: str, *how: Any) -> Any:
+        time.sleep(took_s[0] if host.endswith(".test") else 0)
+        return look_up("127.0.0.1" if host.endswith(".test") else host, *how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def main() -> None:
+        path = Path(zookeeper)
+        port, slash, folder = (await path.lay()).removeprefix("127.0.0.1:").partition("/")
+        took_s[0] = 0.3
+        session = ZooKeeperSession(f"a.there.test:{port},b.there.test:{port},there.test:{port}{slash}{folder}", 8)
+        await session.start()
+        try:
+            session_id = session.session_id
+            took_s[0] = 12.0
+            await path.cut()
+            await until(lambda: session.state is SessionState.SUSPENDED, "the cut is noticed")
+            await path.lay()
+            async with asyncio.timeout(8):
+                await until(lambda: session.state is SessionState.CONNECTED, "it is connected again")
+            assert session.session_id == session_id
+        finally:
+            await session.stop()
+            await path.cut()
 
     asyncio.run(main())
 
