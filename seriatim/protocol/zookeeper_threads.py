@@ -97,7 +97,11 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         """
         looked_up: queue.SimpleQueue[None] = queue.SimpleQueue()
         for host, port in self.client.hosts:
-            threading.Thread(target=self._look_up, args=(host, port, looked_up), daemon=True).start()
+            try:
+                threading.Thread(target=self._look_up, args=(host, port, looked_up), daemon=True).start()
+            except RuntimeError:
+                # No thread is given out any more: Python's main thread has returned, or there are too many.
+                self._look_up(host, port, looked_up)
         until_s = time.monotonic() + LOOK_UP_S
         with contextlib.suppress(queue.Empty):
             for _ in self.client.hosts:
@@ -110,11 +114,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
     def _look_up(self, host: str, port: int, looked_up: queue.SimpleQueue[None]) -> None:
         try:
             addresses = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
-        except socket.gaierror as error:
+        except OSError as error:
             self.logger.warning("Cannot resolve %s: %s", host, error)
         else:
             self._found[host, port] = [(host, str(address[4][0]), port) for address in addresses]
-        looked_up.put(None)
+        finally:
+            looked_up.put(None)
 
     def _read_socket(self, read_timeout: float) -> Any:
         try:

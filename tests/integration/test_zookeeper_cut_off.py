@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -139,6 +140,8 @@ def test_names_that_can_t_be_looked_up_now_lead_where_they_led_before(
     took_s, look_up = [0.0], socket.getaddrinfo
 
     def slow(host: str, *how: Any) -> Any:
+        if host == "b.there.test":
+            raise OSError(errno.EMFILE, "Too many open files")
         time.sleep(took_s[0] if host.endswith(".test") else 0)
         return look_up("127.0.0.1" if host.endswith(".test") else host, *how)
 
