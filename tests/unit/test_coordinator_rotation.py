@@ -13,7 +13,7 @@ from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
 from seriatim.coordinator.core.registry import Registry
-from seriatim.coordinator.core.subscriptions import with_reader
+from seriatim.coordinator.core.subscriptions import created, deleted, located, with_reader
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
@@ -151,11 +151,16 @@ def test_the_elected_coordinator_does_it_behind_everything_else_in_a_quiet_chain
 
 
 def test_readers_that_come_and_go_keep_no_queue_from_being_rotated() -> None:
-    """As a job that is started each second, and reads what has come: each of them is elected."""
+    """As a job that is started each second, and reads what has come: each of them is elected, or has a subscription of its own."""
     world = sending_world()
     seen, made_ms = None, created_ms(world)
-    for second in range(5):
-        world.document = with_reader(world.document, world.document.subscriptions[0].name, f"n{second}")
+    for second in range(6):
+        if second < 2:
+            world.document = with_reader(world.document, world.document.subscriptions[0].name, f"n{second}")
+        elif second % 2 == 0:
+            world.document = created(world.document, "own", located(world.document, "earliest", None), second)
+        else:
+            world.document = deleted(world.document, "own")
         seen = background.SeenChain.after(seen, world.document, ChainVersion(second), made_ms + second * 1000)
     assert seen is not None
     view = background.View((seen,), world.registry(), {"orders": QueueId(1)}, background.Told())

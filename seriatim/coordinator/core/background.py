@@ -13,14 +13,14 @@ from typing import Self
 from seriatim.coordinator.core import chain, readmission, retention, rotation
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId, Token
 
 CLOSING_GRACE_MS = 300
 """A closing link is left this long to the call that began to close it."""
 QUIET_MS = 1000
 """What isn't urgent is written only to a chain that nobody changed for this long: it is not to overtake a sender's call, and
-by then a living member has noticed that its peer died. A group that sending waits for is urgent. That somebody else was elected
-is no change: where clients come and go all the time no link would ever be left, or let go.
+by then a living member has noticed that its peer died. A group that sending waits for is urgent. That somebody else was elected,
+or a subscription made or deleted, is no change: where clients come and go all the time no link would ever be left, or let go.
 """
 ROTATION_QUIET_MS = 10_000
 """As `QUIET_MS`, for a rotation that nobody asked for."""
@@ -30,7 +30,7 @@ ORPHAN_AFTER_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class SeenChain:
-    """A chain document as it was last read, and since when (milliseconds) it has been so, whoever was elected."""
+    """A chain document as it was last read, and since when (milliseconds) it has been so, whichever clients came and went."""
 
     document: ChainDocument
     version: ChainVersion
@@ -39,14 +39,31 @@ class SeenChain:
     @classmethod
     def after(cls, before: SeenChain | None, document: ChainDocument, version: ChainVersion, now_ms: int) -> Self:
         """What was just read; `before`: what was seen of the same chain before, where that counts."""
-        if before is None or _without_elected(before.document) != _without_elected(document):
+        if before is None:
             return cls(document, version, now_ms)
-        return cls(document, version, before.since_ms)
+        stayed = _subscription_ids(before.document) & _subscription_ids(document)
+        is_same = _without_clients(before.document, stayed) == _without_clients(document, stayed)
+        return cls(document, version, before.since_ms if is_same else now_ms)
 
 
-def _without_elected(document: ChainDocument) -> ChainDocument:
-    subscriptions = tuple(replace(one, reader_token=Token(0), reader_node="") for one in document.subscriptions)
-    return replace(document, sender_token=Token(0), sender_node="", subscriptions=subscriptions)
+def _subscription_ids(document: ChainDocument) -> AbstractSet[SubscriptionId]:
+    return {one.subscription_id for one in document.subscriptions}
+
+
+def _without_clients(document: ChainDocument, stayed: AbstractSet[SubscriptionId]) -> ChainDocument:
+    """Without who was elected, and with these of the subscriptions."""
+    subscriptions = tuple(
+        replace(one, reader_token=Token(0), reader_node="")
+        for one in document.subscriptions
+        if one.subscription_id in stayed
+    )
+    return replace(
+        document,
+        sender_token=Token(0),
+        sender_node="",
+        subscriptions=subscriptions,
+        next_subscription_id=SubscriptionId(1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
