@@ -777,6 +777,28 @@ def test_what_waits_for_a_lock_is_told_and_can_be_given_up(target, dsn) -> None:
     assert target.apply(QUEUE, made, 1).changes == 1
 
 
+def test_what_waits_for_a_server_that_hangs_can_be_given_up(target, dsn, postgres_server, monkeypatch) -> None:
+    """Its machine answers for its connections. A replay that was to stop took 40 s then, and Java ended with a trace."""
+    monkeypatch.setattr(postgres, "CANCEL_S", 0.5)
+    plan = planned(target, inserts(3))
+    backend = target._connected().info.backend_pid
+    stopped = [postgres_server.supervisor.pid("postgres"), backend]
+    with ThreadPoolExecutor(1) as thread:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            applying = thread.submit(target.apply, QUEUE, plan, 1)
+            with pytest.raises(TimeoutError):
+                applying.result(0.5)
+            target.cancel()
+            with pytest.raises(TargetLost):
+                applying.result(5)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+    assert target.position(QUEUE) == Position(0, 1)
+
+
 def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn) -> None:
     made = planned(target, inserts(2))
     read_only = "default_transaction_read_only"

@@ -111,11 +111,15 @@ class PostgresTarget:
             connection.close()
 
     def cancel(self) -> None:
-        """From any thread: the statement under way, if any, is given up, so that its call raises TargetBusy."""
+        """From any thread: the statement under way, if any, is given up, so that its call raises TargetBusy; TargetLost, where the server hangs."""
         connection = self._connection
         if connection is not None and not connection.closed:
-            with contextlib.suppress(psycopg.Error):  # then the server is away, and nothing waits there
+            try:
                 connection.cancel_safe(timeout=CANCEL_S)
+            except sql.CancellationTimeout:
+                connection.close()
+            except psycopg.Error:
+                return  # the server is away, and nothing waits there
 
     def holder(self) -> str | None:
         """From any thread: who makes the statement under way wait, in a sentence; None for nobody, or where the target can't be asked."""
