@@ -121,7 +121,8 @@ class Peer:
             except (SeriatimError, TimeoutError) as error:
                 if self.connected is not None or not is_told:
                     reason = str(error) or "no answer in time"
-                    _log.warning("peer doesn't answer", peer=incarnation, address=address, reason=reason)
+                    where = {"address": address, "direct": direct}
+                    _log.warning("peer doesn't answer", peer=incarnation, **where, reason=reason)
                 is_told = True
             self._disconnected()
             await asyncio.sleep(RETRY_S)

@@ -92,8 +92,8 @@ def test_a_peer_that_is_registered_where_nobody_reaches_it_is_told_of_once(caplo
         peer, tries = Peer("test", ME), asyncio.Semaphore(0)
         stub = peer.stub
         peer.stub = lambda address: (tries.release(), stub(address))[1]  # type: ignore[method-assign]
-        nowhere = f"127.0.0.1:{free_port()}"
-        peer.register(Registered(OTHER, nowhere, nowhere))
+        nowhere, neither = f"127.0.0.1:{free_port()}", f"localhost:{free_port()}"
+        peer.register(Registered(OTHER, nowhere, neither))
         try:
             async with asyncio.timeout(WAIT_S):
                 for _ in range(4):
@@ -102,7 +102,7 @@ def test_a_peer_that_is_registered_where_nobody_reaches_it_is_told_of_once(caplo
             await peer.close()
         own = [record for record in caplog.records if record.name.startswith("seriatim")]  # not gRPC's to other loops
         assert [record.levelname for record in own] == ["INFO", "WARNING"]
-        assert f"peer doesn't answer peer={OTHER} address={nowhere} reason=" in caplog.text
+        assert f"peer doesn't answer peer={OTHER} address={nowhere} direct={neither} reason=" in caplog.text
 
     asyncio.run(scenario())
 
