@@ -50,6 +50,10 @@ class _Statement(NamedTuple):
     needs_row: bool
 
 
+_Wanted = tuple[object, ...]
+"""A table, and some of its columns with their types."""
+
+
 class Stages:
     """The session's stage tables; they are made once, are empty after each transaction, and go when they weren't used for IDLE_S.
 
@@ -58,13 +62,11 @@ class Stages:
     """
 
     def __init__(self) -> None:
-        self._known: dict[
-            tuple[object, ...], tuple[str, float]
-        ] = {}  # name, and when it was used last; that longest ago first
+        self._known: dict[_Wanted, tuple[str, float]] = {}  # name, and when it was used last; that longest ago first
         self._made = 0
-        self._new: list[tuple[object, ...]] = []
+        self._new: list[_Wanted] = []
         self._filled: set[str] = set()
-        self._dropped: dict[tuple[object, ...], tuple[str, float]] = {}
+        self._dropped: dict[_Wanted, tuple[str, float]] = {}
 
     def begin(self) -> None:
         """A transaction begins: all stages are empty."""
