@@ -28,7 +28,7 @@ from seriatim.coordinator.core.events import Wait
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol import chain_json
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
+from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, QueueId, Token
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 LATER_MS = 10_000
@@ -485,6 +485,20 @@ def test_status_says_what_waits_and_how_many_switches_are_left():
     assert status.waits(world.document, world.registry()) == {"g2": "g2-a not registered"}
     alone = World(groups=("g1",))
     assert "one group only" in status.waits(alone.document, alone.registry())["queue"]
+
+
+def test_status_says_before_a_queue_has_had_all_the_senders_that_it_can_tell_apart():
+    world = sending_world()
+    few = status.FEW_TOKENS
+    for token, said in (
+        (TOKEN_MAX - few, ""),
+        (TOKEN_MAX - few + 1, f"{few - 1:,} more"),
+        (TOKEN_MAX, "0 more"),
+        (TOKEN_MAX + 9, "0 more"),
+    ):
+        waits = status.waits(replace(world.document, sender_token=Token(token)), world.registry())
+        assert waits.get("senders", "")[: len(said)] == said
+        assert bool(waits) == bool(said)
 
 
 def test_a_group_whose_members_don_t_reach_each_other_is_no_switch_that_is_left():

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from seriatim.coordinator.core import chain, readmission
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import ChainDocument, LinkState
+from seriatim.protocol.names import TOKEN_MAX
 
 TOLD = 6
 """So many reasons are in an error's text."""
+FEW_TOKENS = TOKEN_MAX // 10
+"""With so many left, who opens a sender each second has nineteen days."""
 
 
 def told(reasons: Mapping[str, str]) -> str:
@@ -32,6 +35,12 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
             reasons[f"link {link.epoch}"] = f"being closed on {link.group}"
     if len(readmission.candidates(document, registry)) == 1:
         reasons["queue"] = "it has one group only: when that fails, sending waits for it"
+    left = TOKEN_MAX - document.sender_token
+    if left < FEW_TOKENS:
+        reasons["senders"] = (
+            f"{max(0, left):,} more can be elected whose records have no seqs of their own, then that needs another queue: "
+            "keep senders open, each that is opened is an election"
+        )
     return reasons
 
 
