@@ -92,7 +92,7 @@ class CursorKeeper:
         """
         for key, records in list(self._records.items()):
             document = documents.get(key[0])
-            deleted = set() if document is None else cursors.of_deleted(records, document)
+            deleted = set() if document is None else document.deleted_of(records)
             if deleted and self._broker.store.failure is None:
                 await self._forget(key, deleted)
 

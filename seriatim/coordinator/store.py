@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from google.protobuf.message import DecodeError
 
@@ -270,7 +270,7 @@ class Store(Remembered):
             await self.catch_up()
             if await self.session.exists(paths.chain(queue_id)):
                 return False
-            await self._sweep_readers(queue_id, lambda _: True)
+            await self._sweep_readers(queue_id, set)
             for path in (paths.all_readers(queue_id), paths.senders(queue_id), paths.seals(queue_id), queue):
                 with contextlib.suppress(NoNode):
                     await self.session.delete(path)
@@ -280,10 +280,7 @@ class Store(Remembered):
 
     async def sweep_readers(self, document: ChainDocument) -> None:
         """Delete where readers of subscriptions that are gone stood for election; where one still does, it is left."""
-        alive = {one.subscription_id for one in document.subscriptions}
-        await self._sweep_readers(
-            document.queue_id, lambda one: one < document.next_subscription_id and one not in alive
-        )
+        await self._sweep_readers(document.queue_id, document.deleted_of)
 
     async def sweep_seals(self, document: ChainDocument) -> None:
         """Delete what members wrote beside the chain (protocol.md 5.4) of links that it doesn't hold any more."""
@@ -294,12 +291,14 @@ class Store(Remembered):
                 if epoch.isdecimal() and int(epoch) < document.dropped.epoch:
                     await self.session.delete(f"{seals}/{name}")
 
-    async def _sweep_readers(self, queue_id: QueueId, is_gone: Callable[[SubscriptionId], bool]) -> None:
+    async def _sweep_readers(
+        self, queue_id: QueueId, gone_of: Callable[[Collection[SubscriptionId]], set[SubscriptionId]]
+    ) -> None:
         with contextlib.suppress(NoNode):
-            for name in await self.session.children(self.paths.all_readers(queue_id)):
-                if name.isdecimal() and is_gone(subscription_id := SubscriptionId(int(name))):
-                    with contextlib.suppress(NoNode, NotEmpty):
-                        await self.session.delete(self.paths.readers(queue_id, subscription_id))
+            names = await self.session.children(self.paths.all_readers(queue_id))
+            for subscription_id in gone_of([SubscriptionId(int(name)) for name in names if name.isdecimal()]):
+                with contextlib.suppress(NoNode, NotEmpty):
+                    await self.session.delete(self.paths.readers(queue_id, subscription_id))
 
     # ---- elections, seals
 

@@ -35,7 +35,7 @@ from seriatim.protocol.errors import (
     Unreachable,
 )
 from seriatim.protocol.frames import Data, FrameReader, Kind
-from seriatim.protocol.names import is_every_address
+from seriatim.protocol.names import bare, is_every_address
 
 _log = log.logger("direct")
 
@@ -372,11 +372,6 @@ def _on_every_address(port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
 
 
-def _bare(host: str) -> str:
-    """Of an address of IPv6 without its brackets."""
-    return host.removeprefix("[").removesuffix("]")
-
-
 def parsed_by(parse: Callable[[Any], Any]) -> Parse:
     """What gRPC's core does elsewhere: bytes that are no message are the other side's fault. Small messages come as bytes."""
 
@@ -431,7 +426,7 @@ async def opened(address: str, method: str, serialize: Serialize, parse: Parse) 
 async def _connected(address: str) -> DirectStream:
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(CONNECT_S):
-        to, stream = await asyncio.get_running_loop().create_connection(DirectStream, _bare(host), int(port))
+        to, stream = await asyncio.get_running_loop().create_connection(DirectStream, bare(host), int(port))
     if to.get_extra_info("sockname") == to.get_extra_info("peername"):
         # A free port of this machine, where a broker was: the system may give it to this very connection, as its own end.
         stream.cancel()
@@ -491,7 +486,7 @@ class DirectServer:
             if is_every_address(host):
                 self._server = await loop.create_server(self._accepted, sock=_on_every_address(port))
             else:
-                self._server = await loop.create_server(self._accepted, _bare(host), port)
+                self._server = await loop.create_server(self._accepted, bare(host), port)
         except OSError as error:
             raise InvalidArgument(f"can't listen on {host}:{port}: {error.strerror}") from error
         found: int = self._server.sockets[0].getsockname()[1]

@@ -79,10 +79,15 @@ def check_served(listen: str, advertise: str | None) -> None:
         raise InvalidArgument(f"who listens on {listen} has to be given advertise: HOST:PORT that others reach it by")
 
 
+def bare(host: str) -> str:
+    """The host of an address; of IPv6 without its brackets."""
+    return host.removeprefix("[").removesuffix("]")
+
+
 def is_every_address(host: str) -> bool:
     """Whether who listens on it is reached by each address of the machine, as `0.0.0.0` and `[::]`."""
     try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
+        return ipaddress.ip_address(bare(host)).is_unspecified
     except ValueError:
         return False
 

@@ -79,6 +79,15 @@ async def session(zookeeper: str) -> AsyncIterator[ZooKeeperSession]:
 
 
 @asynccontextmanager
+async def started_store(zookeeper: str) -> AsyncIterator[tuple[ZooKeeperSession, Store]]:
+    """With the session that it goes by."""
+    async with session(zookeeper) as own:
+        store = Store(own, CLUSTER)
+        await store.start()
+        yield own, store
+
+
+@asynccontextmanager
 async def coordinator(zookeeper: str) -> AsyncIterator[CoordinatorStub]:
     settings = CoordinatorSettings(
         zookeeper=zookeeper,
@@ -300,9 +309,7 @@ def test_what_members_wrote_beside_the_chain_goes_with_its_links(zookeeper: str)
         pass
 
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (own, store):
             world = World()
             send_call(world).finish()
             for epoch in (Epoch(1), Epoch(2)):
@@ -356,9 +363,7 @@ def test_a_queue_that_is_deleted_while_it_is_recovered_is_unknown(zookeeper: str
     """Raising the version takes seconds, and somebody thinks better of it."""
 
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (_, store):
             document = new_document("orders", await store.new_queue_id())
             assert await store.recover_queue(document, None)
             raising = asyncio.ensure_future(store.raise_version(document.queue_id, ChainVersion(1_000_000)))
@@ -371,9 +376,7 @@ def test_a_queue_that_is_deleted_while_it_is_recovered_is_unknown(zookeeper: str
 
 def test_where_readers_of_a_deleted_subscription_stood_for_election_goes_with_it(zookeeper: str) -> None:
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (own, store):
             document, readers = new_document("orders", await store.new_queue_id()), store.paths.readers
             for name in ("s", "t", "u"):
                 position = subscriptions.located(document, "earliest", None)
@@ -434,9 +437,7 @@ def test_the_giving_of_an_id_that_is_cut_off_leaves_nothing(zookeeper: str, monk
 
     async def scenario() -> None:
         async with session(zookeeper) as other:
-            async with session(zookeeper) as own:
-                store = Store(own, CLUSTER)
-                await store.start()
+            async with started_store(zookeeper) as (own, store):
                 monkeypatch.setattr(own, "delete", cut_off)
                 await refused(store.new_queue_id(), Unreachable)
                 assert len(await other.children(store.paths.ids)) == 1
@@ -451,9 +452,7 @@ def test_the_giving_of_an_id_goes_on_where_the_session_ended_in_between(
     """Whoever made a queue then was told of a defect."""
 
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (own, store):
             delete = own.delete
 
             async def delete_late(path: str) -> None:
@@ -469,9 +468,7 @@ def test_the_giving_of_an_id_goes_on_where_the_session_ended_in_between(
 
 def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (own, store):
             first = await store.new_queue_id()
             await store.create_queue(new_document("orders", first))
             taken = await store.new_queue_id()
@@ -534,9 +531,7 @@ def test_a_chain_is_quiet_though_somebody_else_is_elected_all_the_time(
     """Clients that come and go each second would else keep the queue from being rotated, and its links from being let go, for good."""
 
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (_, store):
             queue_id = await store.new_queue_id()
             await store.create_queue(replace(new_document("quiet", queue_id), send_list=("g1",)))
             clock_ms = 1000
@@ -568,9 +563,7 @@ def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str
     """What this coordinator remembers would be written over what others have made of the older chain since."""
 
     async def scenario() -> None:
-        async with session(zookeeper) as own:
-            store = Store(own, CLUSTER)
-            await store.start()
+        async with started_store(zookeeper) as (_, store):
             run = asyncio.create_task(store.run())
             queue_id = await store.new_queue_id()
             old = new_document("orders", queue_id)

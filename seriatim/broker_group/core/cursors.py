@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from seriatim.protocol.chain import ChainDocument, Whose
+from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
@@ -91,12 +90,6 @@ def further(one: CursorRecord | None, other: CursorRecord) -> CursorRecord:
 def is_drained(record: CursorRecord, end: Index | None) -> bool:
     """Whether the subscription has done all of a link. A cursor beyond the end counts as the end (H22)."""
     return end is not None and record.index is not None and record.index >= end
-
-
-def of_deleted(known: Iterable[SubscriptionId], document: ChainDocument) -> set[SubscriptionId]:
-    """Those of subscriptions that this chain had, and has no more; their ids are never given again. Of one made since it says nothing."""
-    there = {one.subscription_id for one in document.subscriptions}
-    return {one for one in known if one not in there and one < document.next_subscription_id}
 
 
 def encode(record: CursorRecord) -> bytes:

@@ -179,9 +179,13 @@ def spark_session(
 def _say_once_that_java_is_gone() -> None:
     """A replay does, in a line. py4j and pyspark would print a trace for each call that fails then, of theirs and of ours."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # py4j's word goes to the root logger, past its own.
-    logging.getLogger().addFilter(lambda record: record.msg != "Exception while sending command.")
+    logging.getLogger().addFilter(_is_not_py4j_s)
     AccumulatorTCPServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+
+
+def _is_not_py4j_s(record: logging.LogRecord) -> bool:
+    """Its word goes to the root logger, past its own."""
+    return record.msg != "Exception while sending command."
 
 
 def _has_java_ended(error: Exception) -> bool:

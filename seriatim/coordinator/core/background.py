@@ -41,13 +41,9 @@ class SeenChain:
         """What was just read; `before`: what was seen of the same chain before, where that counts."""
         if before is None:
             return cls(document, version, now_ms)
-        stayed = _subscription_ids(before.document) & _subscription_ids(document)
+        stayed = before.document.subscription_ids & document.subscription_ids
         is_same = _without_clients(before.document, stayed) == _without_clients(document, stayed)
         return cls(document, version, before.since_ms if is_same else now_ms)
-
-
-def _subscription_ids(document: ChainDocument) -> AbstractSet[SubscriptionId]:
-    return {one.subscription_id for one in document.subscriptions}
 
 
 def _without_clients(document: ChainDocument, stayed: AbstractSet[SubscriptionId]) -> ChainDocument:

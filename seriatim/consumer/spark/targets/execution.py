@@ -7,7 +7,6 @@ statement after the other instead, so that an error names its row: for finding o
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -91,10 +90,11 @@ class Stages:
         if self._filled:
             run(connection, f"TRUNCATE {', '.join(sorted(self._filled))}")
             self._filled.clear()
-        wanted, (name, used_s) = next(iter(self._known.items()), ((), ("", math.inf)))
-        if time.monotonic() - used_s > IDLE_S:
-            run(connection, f"DROP TABLE {name}")
-            self._dropped[wanted] = self._known.pop(wanted)
+        if self._known:
+            wanted, (name, used_s) = next(iter(self._known.items()))
+            if time.monotonic() - used_s > IDLE_S:
+                run(connection, f"DROP TABLE {name}")
+                self._dropped[wanted] = self._known.pop(wanted)
 
     def ready(self, connection: psycopg.Connection[Any], shape: TableShape, columns: tuple[str, ...]) -> str:
         """An empty stage with these columns of the table."""
