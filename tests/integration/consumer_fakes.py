@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc.aio
 
+from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
@@ -73,24 +73,20 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.fetches: list[tuple[str, int, int]] = []
         self.registered = {"a": True, "b": True}
         self.addresses: dict[str, str] = {}
-        self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
         self._servers: dict[str, grpc.aio.Server] = {}
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = LoopThread("fake cluster")
         self._run(self._start())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.close()
 
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return self._thread.run(coroutine, 60)
 
     async def _start(self) -> None:
         for name in ("coordinator", "a", "b"):
@@ -106,10 +102,6 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
     async def _stop(self) -> None:
         for server in self._servers.values():
             await server.stop(None)
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- what a test does
 

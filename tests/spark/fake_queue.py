@@ -7,11 +7,11 @@ replay kill the replay, not the queue.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
@@ -66,20 +66,16 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.cursors: list[int] = []
         self.tokens: dict[str, int] = {}
         self.fetched_tokens: set[int] = set()
-        self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        self._thread = LoopThread("fake queue")
+        self._thread.run(self._serve(), 10)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.run(self._server.stop(None), 10)
+        self._thread.close()
 
     async def _serve(self) -> None:
         self._server = rpc.server()
