@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from kazoo.client import KazooClient
 
 from seriatim.coordinator.core import acquire_send
 from seriatim.protocol import batch, batch_streams, chain_json
@@ -129,13 +130,15 @@ class Member:
 
 @dataclass
 class Members:
-    """Both members of a group and a session of the test's own."""
+    """Both members of a group and a session of the test's own. `version`: of the chain, as they are told."""
 
+    zookeeper: str
     session: ZooKeeperSession
     paths: Paths
     a: Member
     b: Member
     version: int = 0
+    has_chain: bool = False
     chain_members: dict[Epoch, tuple[pb.LinkMember, pb.LinkMember]] = field(default_factory=dict)
 
     @property
@@ -213,7 +216,11 @@ class Members:
             await asyncio.sleep(acquire_send.OPEN_PAUSE_MS / 1000)
 
     async def seal(self, member: Member, epoch: int = 1, durability: str = "sync") -> pb.SealReply:
-        self.version += 1
+        if self.has_chain:
+            data, _ = await self.session.get(self.paths.chain(QUEUE))
+            self.version = await self.session.set(self.paths.chain(QUEUE), data)
+        else:
+            self.version += 1
         master, slave = self.chain_members.get(Epoch(epoch)) or self.link_members()
         request = pb.SealRequest(
             link=self.name(epoch, member.incarnation), chain_version=self.version, master=master, slave=slave,
@@ -278,13 +285,9 @@ class Members:
             stale_cursors=stale,
         )
         path, data = self.paths.chain(QUEUE), chain_json.encode(document)
-        if not await self.session.exists(path):
-            await self.session.ensure(self.paths.seals(QUEUE))
-            await self.session.create(path, data)
-        # As new as anything that the members were told: else they take ZooKeeper for one that was set back.
-        while (written := await self.session.set(path, data)) < max(self.version, 10):
-            pass
-        self.version = written
+        await self.session.ensure(self.paths.seals(QUEUE))
+        self.version = await asyncio.to_thread(_written, self.zookeeper, path, data, max(self.version, 10))
+        self.has_chain = True
 
     def append(self, member: Member, epoch: int = 1, token: int = 1, next_index: int = 0) -> Appending:
         call = batch_streams.append(member.direct, lambda: member.stub)
@@ -316,6 +319,26 @@ class Members:
             await member.close()
         await self.session.stop()
         assert not logged_defects(member.log_path for member in self.both)
+
+
+def _written(zookeeper: str, path: str, data: bytes, least: int) -> int:
+    """Write a node until its version is at least this, and return that. In one transaction: no member sees a version in between.
+
+    It would take ZooKeeper for one that was set back, if it was told of a newer one before.
+    """
+    client = KazooClient(zookeeper)
+    client.start(timeout=CALL_S)
+    try:
+        stat, transaction = client.exists(path), client.transaction()
+        if stat is None:
+            transaction.create(path, data)
+        for _ in range(max(1, least - (0 if stat is None else stat.version))):
+            transaction.set_data(path, data)
+        version: int = transaction.commit()[-1].version
+        return version
+    finally:
+        client.stop()
+        client.close()
 
 
 def as_generated(message: BatchMessage) -> pb.FetchReply:
@@ -434,6 +457,7 @@ async def members(zookeeper: str, cluster: str, directory: Path, *flags: str) ->
     session = ZooKeeperSession(zookeeper, SESSION_MS / 1000)
     await session.start()
     group = Members(
+        zookeeper,
         session,
         Paths(cluster),
         Member(zookeeper, cluster, "a", directory / "a", "--segment-bytes", "1", *flags),
