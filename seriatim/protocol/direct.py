@@ -61,6 +61,8 @@ REFUSED_AT_ONCE: Final = 16
 """So many, of those for whom there is no room, are told so at a time; the others are cut off."""
 UNREAD_BYTES: Final = 1024 * 1024
 """Beyond so much that nobody has taken, nothing more is read."""
+MESSAGE_BYTES: Final = 64
+"""So much room a message takes that nobody has taken, beside its own bytes: it may have none, and there may be millions."""
 UNSENT_BYTES: Final = 1024 * 1024
 """Beyond so much that the network hasn't taken, who writes waits."""
 
@@ -159,7 +161,7 @@ class DirectStream(asyncio.BufferedProtocol):
         elif kind is Kind.MESSAGE:
             if self._taker is None or not self._handed(self._taker, data):
                 self._unread.append(data)
-                self._unread_bytes += len(data)
+                self._unread_bytes += len(data) + MESSAGE_BYTES
                 self._keep_reading()
                 _wake(self._arrived)
         elif kind is Kind.END:
@@ -250,13 +252,22 @@ class DirectStream(asyncio.BufferedProtocol):
 
     def _next(self) -> Any:
         data = self._unread.popleft()
-        self._unread_bytes -= len(data)
+        self._unread_bytes -= len(data) + MESSAGE_BYTES
         self._keep_reading()
         return self._parsed(data)
 
     async def write(self, message: Any) -> None:
         """Send a message behind those before it; waits where the network is slower. Raises as `read`, and PeerLost where the server is done."""
         self._send(Kind.MESSAGE, *self.serialize(message))
+        await self.drained()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the network has yet to take what was written."""
+        return self._is_full
+
+    async def drained(self) -> None:
+        """When there is room to write, or the stream is over."""
         while self._is_full and self._error is None:
             drained = asyncio.get_running_loop().create_future()
             self._waiting.append(drained)

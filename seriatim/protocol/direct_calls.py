@@ -266,13 +266,16 @@ class CallServer:
                 if (task := running.get(number)) is not None:
                     task.cancel()
                 return True
+            if number in running:
+                raise MalformedFrame("two calls of one number")
             task = asyncio.get_running_loop().create_task(self._answer(stream, number, limit_ms, name, body))
             running[number] = task
             task.add_done_callback(lambda _: running.pop(number, None))
-            return True
+            return not stream.is_full
 
         try:
-            await stream.each(take)
+            while await stream.each(take):
+                await stream.drained()  # who doesn't take answers is given no more: they would fill the memory
         finally:
             for task in list(running.values()):
                 task.cancel()

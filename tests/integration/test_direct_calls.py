@@ -299,6 +299,44 @@ def test_bytes_that_are_no_call_end_the_stream() -> None:
     run(scenario())
 
 
+def test_two_calls_of_one_number_end_the_stream() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            stream = await direct_calls.opened(served.address)
+            assert stream is not None
+            for _ in range(2):
+                request = pb.DescribeLinkRequest(link=pb.LinkName(epoch=2)).SerializeToString()
+                await stream.write((struct.pack("<IIB", 7, 1000, 12), b"DescribeLink", request))
+            with pytest.raises(MalformedFrame, match="of one number"):
+                await stream.read()
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_who_takes_no_answers_is_given_no_more() -> None:
+    async def scenario() -> None:
+        async with serving("direct") as served:
+            stream = await direct_calls.opened(served.address)
+            assert stream is not None
+            stream._transport.pause_reading()
+            request = pb.DescribeLinkRequest(link=pb.LinkName(epoch=9, queue_id=1_000_000)).SerializeToString()
+            for number in range(100):
+                await stream.write((struct.pack("<IIB", number, 60_000, 12), b"DescribeLink", request))
+                await asyncio.sleep(0.001)
+            before = 0
+            while served.servicer.asked != before or not before:  # until nothing goes any more
+                before = served.servicer.asked
+                await asyncio.sleep(0.2)
+            assert before < 50
+            stream._transport.resume_reading()
+            answered = {struct.unpack_from("<I", await stream.read())[0] for _ in range(100)}
+            assert answered == set(range(100))
+            stream.cancel()
+
+    run(scenario())
+
+
 def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
     def reply(request: bytes, index: int) -> tuple[bytes, ...]:
         return request[:4] + b"\0", pb.DescribeLinkReply(next_index=index).SerializeToString()

@@ -270,6 +270,25 @@ def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any) -> None:
     run(scenario())
 
 
+def test_messages_of_no_size_take_no_end_of_room_where_nobody_takes_them() -> None:
+    async def scenario() -> None:
+        async def take_none(_: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with over_tcp(take_none) as open_call:
+            call = await open_call()
+            await asyncio.sleep(0)
+            empty = frame(Kind.MESSAGE, b"") * 200_000
+            for _ in range(60):  # 60 MB, twelve million messages
+                if not call._is_full:
+                    call._transport.write(empty)
+                await asyncio.sleep(0.02)
+            assert call._is_full
+            call.cancel()
+
+    run(scenario())
+
+
 def test_each_message_is_given_until_no_more_is_wanted_and_the_rest_is_kept(over: Any) -> None:
     async def answer_many(call: Any) -> None:
         await read(call)
