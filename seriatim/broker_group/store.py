@@ -531,7 +531,8 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
 
 def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:
     """Where only room is missing nothing is damaged: nobody is to be sent for an empty directory."""
-    kind = DiskFull if os.strerror(errno.ENOSPC) in str(error) else DiskFailed
+    is_full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+    kind = DiskFull if is_full else DiskFailed
     return kind(f"can't open the data in {directory}: {error}")
 
 
