@@ -514,7 +514,9 @@ def test_a_database_without_its_log_is_no_shorter_one(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, DiskFailed)])
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, DiskFailed)]
+)
 def test_whoever_lacks_only_room_is_not_sent_for_an_empty_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: type[SeriatimError]
 ) -> None:
