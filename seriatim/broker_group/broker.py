@@ -63,7 +63,7 @@ class Broker:
 
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
-    chains, since the process was started. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
+    chains, since ZooKeeper was connected last. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
     `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name. `damaged`: batches that are to be
     mended from the peer. `unreadable`: where a read met what can't be read, and can't be mended here.
     """

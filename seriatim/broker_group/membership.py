@@ -100,6 +100,9 @@ class Membership:
             self.is_registered.clear()
         if state is SessionState.CONNECTED:
             self._is_dirty.set()  # what happened to the registration meanwhile wasn't seen
+            self._broker.resync_wanted.set()
+        else:
+            self._broker.has_compared = False  # ZooKeeper may have been set back meanwhile, also within a session
         self._peer_changed.set()
         self._chains_changed.set()
 

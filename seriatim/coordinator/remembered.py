@@ -78,6 +78,8 @@ class Remembered:
         self.bare: dict[QueueId, int] = {}
         """Queues that have nodes and no chain, and since when (milliseconds) that is seen."""
         self.names: dict[str, QueueId] = {}
+        self._newest: dict[QueueId, ChainVersion] = {}
+        """The last version that was seen of each chain that is there, in whatever session."""
         self._listeners: list[Callable[[], None]] = []
         self._stale: set[str] = {"groups", "queues", "names"}
         self._wake = asyncio.Event()
@@ -275,6 +277,8 @@ class Remembered:
         there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
         for gone in self.chains.keys() - there:
             del self.chains[gone]
+            self._newest.pop(gone, None)
+            self._note_outdated(gone, "")
         for gone in self.bare.keys() - there:
             del self.bare[gone]
         return {str(queue_id) for queue_id in there - self.chains.keys()}
@@ -282,9 +286,11 @@ class Remembered:
     async def _read_seen(self, queue_id: QueueId) -> None:
         path, watch = self.paths.chain(queue_id), self._watch(str(queue_id))
         try:
-            data, version = await self.session.get(path, watch)
+            data, version = await self._chain_node(queue_id, watch)
         except NoNode:
             self.chains.pop(queue_id, None)
+            self._newest.pop(queue_id, None)
+            self._note_outdated(queue_id, "")
             if await self._await_node(path, watch):
                 self.bare.setdefault(queue_id, now_ms())
             else:
@@ -297,6 +303,35 @@ class Remembered:
             except NoChainDocument as error:
                 self.chains.pop(queue_id, None)
                 _log.error("queue left out", path=path, reason=error)
+
+    async def _chain_node(self, queue_id: QueueId, watch: Watch | None = None) -> tuple[bytes, int]:
+        """What a chain's node holds, and its version. Raises NoNode.
+
+        One that is older than what was seen before, also behind a `sync`, says that ZooKeeper was set back, whatever sessions outlived
+        that: an ensemble lets its clients in again, as each leader's numbers are higher than all before.
+        """
+        path, newest = self.paths.chain(queue_id), self._newest.get(queue_id, 0)
+        data, version = await self.session.get(path, watch)
+        if version < newest:
+            await self.session.sync(path)
+            data, version = await self.session.get(path, watch)
+        is_older = version < newest
+        seen = f"this coordinator has seen version {newest} of the chain, which is at {version}" if is_older else ""
+        self._note_outdated(queue_id, seen)
+        self._note_version(queue_id, version)
+        return data, version
+
+    def _note_version(self, queue_id: QueueId, version: int) -> None:
+        self._newest[queue_id] = ChainVersion(max(version, self._newest.get(queue_id, 0)))
+
+    def _note_outdated(self, queue_id: QueueId, what: str) -> None:
+        """How a chain is older than what was seen; empty where it isn't."""
+        outdated = self.registry.outdated
+        if outdated.get(queue_id, "") != what:
+            if what and queue_id not in outdated:
+                _log.error("ZooKeeper was set back", queue_id=queue_id, what=what)
+            left = {one: said for one, said in outdated.items() if one != queue_id}
+            self.registry = replace(self.registry, outdated=left | ({queue_id: what} if what else {}))
 
     def _is_news(self, queue_id: QueueId, version: int) -> bool:
         """Of an earlier session nothing counts: there, the same version may have been another chain's."""

@@ -86,7 +86,11 @@ class Store(Remembered):
         By such a chain this process ends, as soon as its watch tells; whoever asks is to ask another coordinator.
         """
         try:
-            data, version = await self._found(self.paths.chain(queue_id))
+            try:
+                data, version = await self._chain_node(queue_id)
+            except NoNode:  # this session's ZooKeeper server may be behind
+                await self.catch_up()
+                data, version = await self._chain_node(queue_id)
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         try:
@@ -132,6 +136,7 @@ class Store(Remembered):
             return None
         except NoNode as error:
             raise deleted_error(document) from error
+        self._note_version(document.queue_id, version)
         if document.queue_id in self.chains and self._saw(document, version):
             self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version

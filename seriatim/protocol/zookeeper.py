@@ -196,7 +196,7 @@ class Registration:
     `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `outside`: the address that reaches it from
     outside of the cluster's network; empty where `address` does. `has_compared`: its disk with the chains,
-    since it was started. `set_back`: queues of which its disk knows more than their chains. `direct`: where it takes batches
+    since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`: where it takes batches
     without gRPC; empty: nowhere.
     """
 

@@ -31,6 +31,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import (
+    ChainSetBack,
     Fenced,
     IncompatibleVersion,
     InvalidArgument,
@@ -584,10 +585,49 @@ def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str
             store._session_changed(SessionState.CONNECTED)
             await until(lambda: store.chains[queue_id].version == 0, "the chain as it is now is seen")
             assert store.chains[queue_id].document == old
-            assert await store.write_chain(chain.with_sender(old, "n"), ChainVersion(0))
-            assert store.chains[queue_id].version == 1
+            with pytest.raises(ChainSetBack, match="has seen version 3 of the chain, which is at 0"):
+                await store.write_chain(chain.with_sender(old, "n"), ChainVersion(0))
+            await store.raise_version(queue_id, ChainVersion(4))  # as where it is recovered
+            await until(lambda: store.chains[queue_id].version == 4, "the chain that is recovered is seen")
+            assert await store.write_chain(chain.with_sender(old, "n"), ChainVersion(4))
+            assert store.chains[queue_id].version == 5
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_done_by_a_chain_that_was_set_back_within_a_session(zookeeper: str) -> None:
+    """An ensemble lets its clients into the sessions that the older copy of its data has, too. Only deleting the queue harms nothing."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store):
+            queue_id = await store.new_queue_id()
+            old = new_document("orders", queue_id)
+            await store.create_queue(old)
+            for version in range(3):
+                assert await store.write_chain(chain.with_sender(old, f"n{version}"), ChainVersion(version))
+            path = store.paths.chain(queue_id)
+            await own.delete(path)
+            await own.create(path, chain_json.encode(old))
+            document, version = await store.read_chain(queue_id)
+            assert version == 0
+            what = "this coordinator has seen version 3 of the chain, which is at 0"
+            assert store.registry.standstill(queue_id) == {"coordinator": what}
+            with pytest.raises(ChainSetBack, match=what):
+                await store.write_chain(chain.with_sender(document, "n"), version)
+            await store.raise_version(queue_id, ChainVersion(2))
+            await store.read_chain(queue_id)
+            assert "which is at 2" in store.registry.standstill(queue_id)["coordinator"]
+            await store.raise_version(queue_id, ChainVersion(3))
+            document, version = await store.read_chain(queue_id)
+            assert store.registry.standstill(queue_id) == {}
+            assert await store.write_chain(chain.with_sender(document, "n"), version)
+
+            await own.delete(path)
+            await own.create(path, chain_json.encode(old))
+            document, version = await store.read_chain(queue_id)
+            assert await store.write_chain(chain.deleted(document), version)
 
     asyncio.run(scenario())
 

@@ -198,6 +198,13 @@ def test_a_seal_waits_for_writes_begun_and_answers_the_same_for_ever() -> None:
     assert refusal(state, Opened(ChainVersion(9), Token(9))) == "sealed"
 
 
+def test_who_goes_by_an_older_chain_doesnt_take_a_sealed_link_for_one_that_cant_be_opened() -> None:
+    """As where ZooKeeper was set back: the link would be closed as one that nobody was let send to, and the next one listed."""
+    state, _ = trace(master(), SealAsked(ChainVersion(6)), SealWritten())
+    assert refusal(state, Opened(ChainVersion(5), Token(9))) == "older-version"
+    assert refusal(state, Opened(ChainVersion(6), Token(9))) == "sealed"
+
+
 def test_nothing_is_acknowledged_behind_a_seal_also_where_both_have_it() -> None:
     one, two = arrived(0), arrived(1)
     state, text = trace(

@@ -353,12 +353,13 @@ def _committed_learnt(state: Replica, index: Index) -> Step:
 def _opened(state: Replica, event: Opened) -> Step:
     record = state.record
     details = {"queue": record.queue, "epoch": record.epoch}
-    if state.phase is not SealPhase.OPEN:
-        return state, (Refuse(Sealed("this link takes no more records", **details)),)
     if event.token < record.token:
         return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **details)),)
+    # Before the seal: who goes by an older chain, as where ZooKeeper was set back, is not to take this for a failure, and go on with the next group.
     if event.chain_version < record.chain_version:
         return state, (Refuse(OlderVersion("the chain has changed", chain_version=record.chain_version, **details)),)
+    if state.phase is not SealPhase.OPEN:
+        return state, (Refuse(Sealed("this link takes no more records", **details)),)
     if event.token == record.token and event.chain_version == record.chain_version:
         return state, ()
     limit_bytes = max(record.max_record_bytes, event.max_record_bytes)

@@ -19,7 +19,7 @@ class MemberState:
 
     `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
     `problem`: for a person; empty where there is none. `outside`: its address for clients outside of the cluster's network.
-    `has_compared`: its disk with the chains, since it was started. `set_back`: queues of which its disk knows more than those.
+    `has_compared`: its disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than those.
     `direct`: where it takes batches without gRPC; empty: nowhere.
     """
 
@@ -69,10 +69,12 @@ class Registry:
     """All groups that ever had a member and weren't removed, by name. A group without members is registered with none.
 
     `is_new`: who looks came to ZooKeeper less than a session's time-out ago, so that a member that lives may not be seen yet.
+    `outdated`: queues of which who looks has seen a newer chain than there is now, and how.
     """
 
     groups: Mapping[str, GroupState] = field(default_factory=dict)
     is_new: bool = False
+    outdated: Mapping[QueueId, str] = field(default_factory=dict)
 
     def group(self, name: str) -> GroupState:
         return self.groups.get(name) or GroupState(name)
@@ -111,8 +113,9 @@ class Registry:
         )
 
     def set_back(self, queue_id: QueueId) -> dict[str, str]:
-        """The members whose disks know more of a queue than its chain, and what they say."""
-        return {
+        """Who knows more of a queue than its chain: members, by their disks, and who looks. What each says."""
+        seen = {"coordinator": self.outdated[queue_id]} if queue_id in self.outdated else {}
+        return seen | {
             f"{group.name}-{place}": state.problem
             for group in self.groups.values()
             for place, state in group.members.items()
@@ -120,7 +123,7 @@ class Registry:
         }
 
     def set_back_error(self, document: ChainDocument) -> ChainSetBack | None:
-        """The error for who would write the chain, where a disk knows more of the queue: its version would soon be that of what is lost."""
+        """The error for who would write the chain, where somebody knows more of the queue: its version would soon be that of what is lost."""
         set_back = self.set_back(document.queue_id)
         if not set_back:
             return None
