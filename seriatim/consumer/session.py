@@ -21,7 +21,7 @@ from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.fetching import Fetcher, Identity
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
-from seriatim.protocol import log
+from seriatim.protocol import ensemble, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
@@ -180,11 +180,12 @@ class ReaderSession:
 
     async def run(self) -> None:
         """Stand for election, and act while elected, until cancelled."""
-        election = self._election
-        if election is None:
+        election, session = self._election, self._zookeeper
+        if election is None or session is None:
             raise Unreachable("the reader isn't connected")
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ensemble.follow(session, self.coordinators))
                 tasks.create_task(self._watch())
                 tasks.create_task(self._renew())
                 tasks.create_task(election.run())

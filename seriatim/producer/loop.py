@@ -16,7 +16,7 @@ from seriatim.producer.core.sender import decide, wake_at_s
 from seriatim.producer.core.sender_state import Phase, SenderSettings, SenderState
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.route import Route
-from seriatim.protocol import log, rpc
+from seriatim.protocol import ensemble, log, rpc
 from seriatim.protocol.batch import encode
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import Election, Standing
@@ -179,6 +179,7 @@ class SendingLoop:
             path = Paths(self._cluster).senders(self._queue_id)
             self._election = Election(session, path, self._settings.name, self._standing_changed)
             self._stand()
+            self._spawn(ensemble.follow(session, self._coordinators))
             await closing
             self._handle(events.Closed())
         except Exception as error:

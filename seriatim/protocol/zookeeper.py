@@ -355,6 +355,12 @@ class ZooKeeperSession:
             self._client.stop()
             self._client.close()
 
+    def go_to(self, hosts: str) -> None:
+        """Where the same ensemble is found from the next try to connect on. Another path is another tree, and nowhere to go."""
+        if hosts.partition("/")[1:] == self.hosts.partition("/")[1:]:
+            self.hosts = hosts
+            self._client.set_hosts(hosts)
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the loop whenever the session's state changes."""
         self._listeners.append(listener)

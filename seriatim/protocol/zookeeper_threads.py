@@ -105,8 +105,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         until_s = time.monotonic() + LOOK_UP_S
         with contextlib.suppress(queue.Empty):
             for _ in self.client.hosts:
-                looked_up.get(timeout=max(0.0, until_s - time.monotonic()) if self._found else None)
-        found = [one for each in list(self._found.values()) for one in each]
+                looked_up.get(
+                    timeout=max(0.0, until_s - time.monotonic())
+                    if self._found.keys() & set(self.client.hosts)
+                    else None
+                )
+        found = [one for host in self.client.hosts for one in self._found.get(host, ())]
         if self.client.randomize_hosts:
             random.shuffle(found)
         return found

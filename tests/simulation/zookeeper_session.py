@@ -110,6 +110,9 @@ class SimulatedSession:
                 raise Unreachable(f"no ZooKeeper answers at {self.hosts}")
             await asyncio.sleep(0.05)
 
+    def go_to(self, hosts: str) -> None:
+        self.hosts = hosts
+
     async def stop(self) -> None:
         """As kazoo's: behind what was asked before, and waited for as long as a silent server isn't given up."""
         if self._is_stopped:
