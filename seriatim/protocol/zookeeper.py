@@ -35,6 +35,8 @@ _CONNECT_S, _CONNECT_SHARE = 0.5, 1 / 8
 less than what it has left when a lease is over. Each round asks all of them, so that nothing is lost by a packet that is."""
 _TURNED_AWAY_S = 5.0
 """So long it is told that a server took a connection and gave no session: others of the ensemble may not even do that."""
+_PROBLEM_CHARACTERS = 100_000
+"""ZooKeeper breaks the connection of who sends it a node of 1 MiB; the names of queues that it lost may be that long."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 
@@ -219,7 +221,9 @@ class Registration:
             "peer": None if self.peer is None else [self.peer.disk_id, self.peer.start],
             "is_in_sync": self.is_in_sync,
             "is_accepting": self.is_accepting,
-            "problem": self.problem,
+            "problem": self.problem
+            if len(self.problem) <= _PROBLEM_CHARACTERS
+            else f"{self.problem[:_PROBLEM_CHARACTERS]}…",
             "outside": self.outside,
             "has_compared": self.has_compared,
             "set_back": self.set_back,

@@ -597,6 +597,24 @@ def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str
     asyncio.run(scenario())
 
 
+def test_a_member_can_register_whatever_it_has_to_say(zookeeper: str) -> None:
+    """Where ZooKeeper lost thousands of queues their names are longer than a node: nobody who keeps their chains could come to it, or be asked."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own:
+            names = ", ".join(f"{number:0128}" for number in range(10_000))
+            problem = f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
+            said = Registration(Incarnation("d", 1), "h:1", None, False, True, problem, set_back=(QueueId(1),))
+            await own.create("/member", said.encode(), ephemeral=True)
+            data, _ = await own.get("/member")
+            read = Registration.decode(data)
+            assert problem.startswith(read.problem.removesuffix("…"))
+            assert names[:50_000] in read.problem
+            assert replace(read, problem=problem) == said
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_done_by_a_chain_that_was_set_back_within_a_session(zookeeper: str) -> None:
     """An ensemble lets its clients into the sessions that the older copy of its data has, too. Only deleting the queue harms nothing."""
 
