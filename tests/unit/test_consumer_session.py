@@ -16,6 +16,7 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import SeriatimError, UnknownQueue, UnknownSubscription
 from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.zookeeper import SessionState
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
@@ -25,9 +26,12 @@ class ZooKeeper:
     """Answers writes until it `is_cut_off` from the leader; the session's state stays what it was: pings are answered."""
 
     session_timeout_s = TIMEOUT_S
-    state = "connected"
+    state = SessionState.CONNECTED
     is_cut_off = False
     written_s = 0.0
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        """It never changes."""
 
     async def set(self, path: str, data: bytes) -> int:
         sent_s = boottime_s()
