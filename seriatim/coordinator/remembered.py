@@ -99,8 +99,24 @@ class Remembered:
             except (WorldError, NoNode) as error:
                 if told != (told := repr(error)):
                     _log.warning("can't follow ZooKeeper now", error=told)
+                if isinstance(error, NoNode):  # somebody deleted what all of the cluster lies in
+                    with contextlib.suppress(WorldError, NoNode):
+                        await self.make_nodes()
                 await asyncio.sleep(_RETRY_S)
                 self._wake.set()
+
+    async def make_nodes(self) -> None:
+        """What all of the cluster lies in, where it isn't there. Raises NoNode where the path behind ZooKeeper's address isn't."""
+        paths = self.paths
+        for path in (
+            paths.groups,
+            paths.coordinators,
+            paths.coordinator_election,
+            paths.names,
+            paths.ids,
+            paths.queues,
+        ):
+            await self.session.ensure(path)
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever a chain, a name or the registry has changed. Returns how to stop that."""

@@ -45,17 +45,8 @@ class Store(Remembered):
 
     async def start(self) -> None:
         """Make the cluster's nodes where they aren't there, and read everything once. Raises Unreachable."""
-        paths = self.paths
         try:
-            for path in (
-                paths.groups,
-                paths.coordinators,
-                paths.coordinator_election,
-                paths.names,
-                paths.ids,
-                paths.queues,
-            ):
-                await self.session.ensure(path)
+            await self.make_nodes()
         except NoNode as error:
             if "/" not in (where := self.session.hosts):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NotEmptyError
 
 from seriatim.cli import exits
 from seriatim.coordinator import background
@@ -591,6 +593,32 @@ def test_a_new_session_believes_zookeeper_where_that_was_set_back(zookeeper: str
             await until(lambda: store.chains[queue_id].version == 4, "the chain that is recovered is seen")
             assert await store.write_chain(chain.with_sender(old, "n"), ChainVersion(4))
             assert store.chains[queue_id].version == 5
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_goes_on_where_all_of_the_cluster_was_deleted_under_it(zookeeper: str) -> None:
+    """What lies on disks can be recovered then; who asked for that, or for a new queue, was answered with a traceback, for good."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store):
+            run = asyncio.create_task(store.run())
+            queue_id = await store.new_queue_id()
+            await store.create_queue(new_document("orders", queue_id))
+            await until(lambda: queue_id in store.chains, "the queue is seen")
+            client = KazooClient(zookeeper)
+            await asyncio.to_thread(client.start)
+            with contextlib.suppress(NotEmptyError):  # what was deleted first is made again meanwhile
+                await asyncio.to_thread(client.delete, "/seriatim", recursive=True)
+            await asyncio.to_thread(client.stop)
+            client.close()
+            await until(lambda: not store.chains, "the queue isn't seen any more")
+            await until(lambda: own.exists(store.paths.ids), "its nodes are made again")
+            again = await store.new_queue_id()
+            await store.create_queue(new_document("orders", again))
+            await until(lambda: store.names == {"orders": again}, "the new one is seen")
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
 
