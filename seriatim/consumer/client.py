@@ -501,9 +501,10 @@ class Consumer:
         """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.
 
         Where this consumer is elected, the next record is that of the new position. Raises InvalidArgument for an
-        offset that isn't kept.
+        offset that isn't kept, UnknownQueue or UnknownSubscription where this one's was deleted.
         """
         thread = self._opened()
+        self._hand_over.check()  # what has its name now is another one's
         if self._session is not None:
             thread.run(self._seek(self._session, str(position), timeout_s), timeout_s + 1)
 

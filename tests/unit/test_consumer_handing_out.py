@@ -550,6 +550,15 @@ def test_who_commits_in_a_queue_that_was_deleted_is_told_so() -> None:
         asyncio.run(consumer._commit(looked_at))
 
 
+def test_who_seeks_in_a_queue_that_was_deleted_is_told_so() -> None:
+    """A coordinator goes by the name: it moved the readers of the queue made under that name since, and this one was told of success."""
+    consumer = elected()
+    consumer._session = Session(object())
+    consumer._hand_over.fail(UnknownQueue("queue 'q' was deleted"))
+    with pytest.raises(UnknownQueue):
+        consumer.seek(0)
+
+
 def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> None:
     """`commit(last.offset + 1)`, as with Kafka: it is the offset of the next link's first record, too."""
     sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
