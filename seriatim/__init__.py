@@ -21,6 +21,13 @@ _HOMES = {
     "Subscriber": "seriatim.consumer",
 }
 
+__all__ = ["Consumer", "Producer", "RangeReader", "Record", "Subscriber"]
+
+
+def __dir__() -> list[str]:
+    """With what is imported on first use."""
+    return sorted({*globals(), *_HOMES})
+
 
 def __getattr__(name: str) -> object:
     """Import on first use, so that a command's help doesn't wait for gRPC."""

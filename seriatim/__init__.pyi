@@ -4,4 +4,5 @@ from seriatim.consumer import Subscriber as Subscriber
 from seriatim.producer import Producer as Producer
 from seriatim.protocol.record import Record as Record
 
+__all__ = ["Consumer", "Producer", "RangeReader", "Record", "Subscriber"]
 __version__: str

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Self
 
 from seriatim.consumer.core.view import START, Place
@@ -22,6 +22,7 @@ from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
 from seriatim.protocol.record import Record
+from seriatim.protocol.timeouts import check_seconds
 
 _log = log.logger("consumer")
 
@@ -42,6 +43,7 @@ class Consumer:
     out and not committed are handed out again, to it or to another. To commit what an earlier term handed out raises
     Fenced.
 
+    `coordinators`: "HOST:PORT,HOST:PORT" or a list; None: the environment's SERIATIM_COORDINATOR.
     A subscription that doesn't exist is made at `start`: "earliest", "latest" or an offset (`create=False`: raises
     UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
@@ -60,7 +62,7 @@ class Consumer:
 
     def __init__(
         self,
-        coordinators: str | Sequence[str],
+        coordinators: str | Iterable[str] | None,
         queue: str,
         subscription: str = "default",
         *,
@@ -76,8 +78,10 @@ class Consumer:
         name: str = "",
     ) -> None:
         values.make_faster()
-        if prefetch_bytes < 1 or session_timeout_s <= 0 or (auto_commit_ms is not None and auto_commit_ms < 1):
-            raise InvalidArgument("prefetch_bytes, session_timeout_s and auto_commit_ms must be above 0")
+        if prefetch_bytes < 1 or (auto_commit_ms is not None and auto_commit_ms < 1):
+            raise InvalidArgument("prefetch_bytes and auto_commit_ms must be above 0")
+        if idle_timeout_s is not None:
+            check_seconds("idle_timeout_s", idle_timeout_s, may_be_zero=True)
         self.queue = queue
         self.subscription = subscription
         self.blocked: Blocked | None = None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -89,7 +89,7 @@ class RangeReader:
 
     def __init__(
         self,
-        coordinators: str | Sequence[str],
+        coordinators: str | Iterable[str] | None,
         queue: str,
         token: int = 0,
         subscription_id: int = 0,

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from seriatim.consumer.commits import Commits
@@ -39,6 +39,7 @@ from seriatim.protocol.errors import (
     copied,
 )
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds
 from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionState, ZooKeeperSession
 
 _log = log.logger("consumer")
@@ -62,7 +63,7 @@ class Grant:
 class ReaderSettings:
     """`start`: where a subscription that isn't there yet starts: earliest, latest or an offset. Times in seconds.
 
-    `name`: of this instance in its election; empty: one is made up. Raises InvalidArgument for one that can't be.
+    `name`: of this instance in its election; empty: one is made up. Raises InvalidArgument for what can't be.
     """
 
     queue: str
@@ -76,6 +77,8 @@ class ReaderSettings:
     def __post_init__(self) -> None:
         if self.name:
             check_name(self.name, "reader")
+        check_seconds("session_timeout_s", self.session_timeout_s, most=SESSION_MAX_S)
+        check_seconds("connect_timeout_s", self.connect_timeout_s, may_be_zero=True)
 
     @property
     def instance(self) -> str:
@@ -92,7 +95,7 @@ class ReaderSession:
 
     def __init__(
         self,
-        coordinators: str | Sequence[str],
+        coordinators: str | Iterable[str] | None,
         settings: ReaderSettings,
         *,
         on_grant: Callable[[Grant, Place], object],

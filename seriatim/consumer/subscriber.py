@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -48,7 +48,7 @@ class Subscriber:
 
     def __init__(
         self,
-        coordinators: str | Sequence[str],
+        coordinators: str | Iterable[str] | None,
         queue: str,
         subscription: str = "default",
         *,

@@ -19,19 +19,16 @@ from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
-from seriatim.producer.timeouts import check_seconds, check_timeout
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
+from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
 _log = log.logger("producer")
 
-COORDINATOR_VARIABLE = "SERIATIM_COORDINATOR"
-_SESSION_MAX_S = 2_000_000
-"""ZooKeeper takes milliseconds in 31 bits."""
 AUTOMATIC_SOURCE = "producer"
 """Of records that an application names nothing of. One for all such senders of a queue: their seqs rise with the token."""
 
@@ -93,8 +90,6 @@ class Producer:
         on_deposed: Callable[[str], None] | None = None,
     ) -> None:
         values.make_faster()
-        if coordinators is None:
-            coordinators = os.environ.get(COORDINATOR_VARIABLE, "")
         any_coordinator = Coordinators(coordinators)
         self.queue = queue
         self.name = _default_name() if name is None else name
@@ -102,7 +97,7 @@ class Producer:
         check_seconds("linger_ms", linger_ms, may_be_zero=True)
         check_seconds("max_block_s", max_block_s, may_be_zero=True)
         check_seconds("acknowledgement_deadline_s", acknowledgement_deadline_s)
-        check_seconds("session_timeout_s", session_timeout_s, most=_SESSION_MAX_S)
+        check_seconds("session_timeout_s", session_timeout_s, most=SESSION_MAX_S)
         self._application_on_elected = on_elected
         self._application_on_deposed = on_deposed
         limits, automatic_source = (

@@ -15,10 +15,10 @@ from typing import Any, Final, overload
 
 from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.guard import Guard
-from seriatim.producer.timeouts import check_timeout
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, copied
 from seriatim.protocol.names import Epoch, Index, Offset
+from seriatim.protocol.timeouts import check_timeout
 
 _log = log.logger("producer")
 _CALLBACK_FAILED: Final = "a callback of the application failed"

@@ -11,6 +11,7 @@ first answer's would be overtaken by the second's. There, it is found out first 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
 _log = log.logger("coordinators")
 
+VARIABLE = "SERIATIM_COORDINATOR"
+"""Of the environment: coordinators, where none are named."""
 CALL_TIMEOUT_S = 5.0
 _EACH_S = 2.0
 _PAUSE_S = 0.1
@@ -36,12 +39,14 @@ _REPEATABLE = ("Describe", "List", "Acquire")
 _ACQUIRE = "Acquire"
 
 
-def addresses_of(coordinators: str | Iterable[str]) -> list[str]:
-    """`host:port,host:port`, or a list of such. Raises InvalidArgument where it names none, or something else."""
-    parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
+def addresses_of(coordinators: str | Iterable[str] | None) -> list[str]:
+    """`host:port,host:port`, or a list of such; None: what the environment says. Raises InvalidArgument where it names none, or something else."""
+    if coordinators is None:
+        coordinators = os.environ.get(VARIABLE, "")
+    parts = (coordinators if isinstance(coordinators, str) else ",".join(coordinators)).split(",")
     addresses = [part.strip() for part in parts if part.strip()]
     if not addresses:
-        raise InvalidArgument("name a coordinator: HOST:PORT, or set SERIATIM_COORDINATOR")
+        raise InvalidArgument(f"name a coordinator: HOST:PORT, or set {VARIABLE}")
     for address in addresses:
         host, colon, port = address.rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
@@ -59,10 +64,10 @@ def may_overlap(method: str, request: Any) -> bool:
 class Coordinators:
     """One channel a coordinator; the one that answered last is asked first. For one asyncio loop.
 
-    Raises InvalidArgument for anything else than addresses.
+    Made of what `addresses_of` takes; raises as that.
     """
 
-    def __init__(self, coordinators: str | Iterable[str]) -> None:
+    def __init__(self, coordinators: str | Iterable[str] | None) -> None:
         self._addresses = addresses_of(coordinators)
         self._connections = rpc.Connections(CoordinatorStub)
 

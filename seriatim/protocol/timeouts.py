@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from seriatim.protocol.errors import InvalidArgument
+
+SESSION_MAX_S: Final = 2_000_000
+"""Of a session with ZooKeeper, which takes milliseconds in 31 bits."""
 
 
 def check_timeout(timeout: float | None) -> None:

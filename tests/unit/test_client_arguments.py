@@ -1,0 +1,58 @@
+"""What an application gives its clients: what can't be is refused when it is given, whoever is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seriatim.consumer import Consumer, Subscriber
+from seriatim.protocol.coordinators import VARIABLE, addresses_of
+from seriatim.protocol.errors import InvalidArgument
+
+Reader = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"session_timeout_s": 0},
+        {"session_timeout_s": float("nan")},
+        {"session_timeout_s": 3_000_000},
+        {"session_timeout_s": "5"},
+        {"connect_timeout_s": "5"},
+        {"connect_timeout_s": -1},
+    ],
+)
+@pytest.mark.parametrize("reader", [Consumer, Subscriber])
+def test_a_reader_refuses_times_that_nobody_can_wait(reader: Reader, settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(settings))):
+        reader("h:1", "q", **settings)
+
+
+@pytest.mark.parametrize("idle_timeout_s", [-1, "5"])
+def test_a_consumer_refuses_an_idle_time_that_cannot_be(idle_timeout_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match="idle_timeout_s"):
+        Consumer("h:1", "q", idle_timeout_s=idle_timeout_s)
+
+
+def test_coordinators_are_those_given_or_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses_of(" a:1, b:2,") == addresses_of(["a:1", "b:2"]) == addresses_of(["a:1,b:2"]) == ["a:1", "b:2"]
+    monkeypatch.setenv(VARIABLE, "c:3,d:4")
+    assert addresses_of(None) == ["c:3", "d:4"]
+    monkeypatch.delenv(VARIABLE)
+    for nobody in (None, "", []):
+        with pytest.raises(InvalidArgument, match=VARIABLE):
+            addresses_of(nobody)
+
+
+def test_the_package_shows_its_names_before_they_are_imported() -> None:
+    """In a process of its own: elsewhere they were used before."""
+    asks = "import seriatim; print(*dir(seriatim)); from seriatim import *; print(Producer.__name__, Record.__name__)"
+    said = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True, timeout=60).stdout
+    names, imported = said.splitlines()
+    assert {"Consumer", "Producer", "RangeReader", "Record", "Subscriber"} <= set(names.split())
+    assert imported == "Producer Record"
