@@ -449,12 +449,14 @@ class ReaderSession:
     # ---- seek
 
     async def seek(self, to: str, timeout_s: float) -> Generation:
-        """Move the subscription. Returns the generation that starts there; wait for it with `reach`."""
+        """Move the very subscription that this reader stands for (H16). Returns the generation that starts there; wait for it with `reach`."""
         request = pb.SeekSubscriptionRequest(
             queue=self.settings.queue,
             subscription=self.settings.subscription,
             to=to,
             cause_id=log.new_cause_id("seek"),
+            queue_id=self._queue_id,
+            subscription_id=self._subscription_id,
         )
         moved = await self.coordinators.call_within("SeekSubscription", request, timeout_s)
         generation = Generation(moved.generation)

@@ -348,12 +348,14 @@ class Operations:
         """A new generation of a subscription, at another position."""
         if not request.to:
             raise InvalidArgument("seek needs a position: earliest, latest or an offset")
+        meant = SubscriptionId(request.subscription_id)
         return await self._positioned(
             request.queue,
             request.subscription,
             request.to,
-            lambda document, position: subscriptions.sought(document, request.subscription, position),
+            lambda document, position: subscriptions.sought(document, request.subscription, position, meant),
             request.cause_id,
+            request.queue_id,
         )
 
     async def _positioned(
@@ -363,8 +365,9 @@ class Operations:
         where: str,
         transition: Callable[[ChainDocument, QueuePosition], ChainDocument],
         cause_id: str,
+        known_queue_id: int = 0,
     ) -> pb.SubscriptionView:
-        queue_id = await self._store.queue_id(queue)
+        queue_id = await self._store.queue_id(queue, known_queue_id)
         what = f"subscription {subscription} at {where}"
         made_by = messages.kept_cause(cause_id)
 

@@ -2564,11 +2564,16 @@ class SeekSubscriptionRequest(_message.Message):
     SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     subscription: _builtins.str
     to: _builtins.str
     """earliest, latest, or an offset"""
     cause_id: _builtins.str
+    queue_id: _builtins.int
+    """those that are meant, which may have gone; 0: whichever have the names"""
+    subscription_id: _builtins.int
     def __init__(
         self,
         *,
@@ -2576,10 +2581,12 @@ class SeekSubscriptionRequest(_message.Message):
         subscription: _builtins.str = ...,
         to: _builtins.str = ...,
         cause_id: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        subscription_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "subscription", b"subscription", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "queue", b"queue", "queue_id", b"queue_id", "subscription", b"subscription", "subscription_id", b"subscription_id", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,8 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.open_is = "open"
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
+        self.meant: list[tuple[int, int]] = []
+        """Ids that were named by who sought: 0 for none."""
         self.fetches: list[tuple[str, int, int]] = []
         self.registered = {"a": True, "b": True}
         self.addresses: dict[str, str] = {}
@@ -271,8 +273,9 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
     @rpc.answers_errors
     async def SeekSubscription(self, request, context):
         one = self.subscriptions.get(request.subscription)
-        if one is None:
+        if one is None or request.subscription_id not in (0, one.subscription_id):
             raise UnknownSubscription("no such subscription")
+        self.meant.append((request.queue_id, request.subscription_id))
         offset = 0 if request.to == "earliest" else int(request.to)
         link = next(link for link in reversed(self.links) if link.base <= offset)
         one.generation += 1

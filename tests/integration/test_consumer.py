@@ -178,6 +178,7 @@ def test_seek_starts_again_there(cluster: FakeCluster) -> None:
         assert consumer.poll(1, WAIT_S)[0].offset == 7
         consumer.seek(12)
         assert consumer.poll(1, WAIT_S)[0].offset == 12
+    assert cluster.meant == [(1, 1)] * 2
 
 
 def test_async_iteration(cluster: FakeCluster) -> None:

@@ -538,6 +538,25 @@ def test_a_seek_that_was_done_at_its_first_try_is_not_done_again() -> None:
     assert operated(store, "seek_subscription", request).generation == 5
 
 
+def test_who_names_ids_seeks_in_no_other_queue_and_subscription_of_these_names() -> None:
+    """A reader that wasn't told yet that its own was deleted moved those who read what has the name now (H16)."""
+    store = UnheardStore(World())
+    made = pb.CreateSubscriptionRequest(queue="orders", subscription="s")
+    operated(store, "create_subscription", made)
+    ids = {"queue_id": store.document.queue_id, "subscription_id": 1}
+    request = pb.SeekSubscriptionRequest(queue="orders", subscription="s", to="earliest", **ids)
+    assert operated(store, "seek_subscription", request).generation == 2
+    operated(store, "delete_subscription", pb.SubscriptionRequest(queue="orders", subscription="s"))
+    operated(store, "create_subscription", made)
+    before = store.document
+    with pytest.raises(UnknownSubscription, match="made again"):
+        operated(store, "seek_subscription", request)
+    assert store.document == before
+    operated(store, "delete_queue", pb.QueueRequest(queue="orders"))
+    with pytest.raises(UnknownQueue, match="was deleted"):
+        operated(store, "seek_subscription", request)
+
+
 def test_a_subscription_that_a_call_deleted_at_its_first_try_is_deleted_and_no_other_of_its_name() -> None:
     store = UnheardStore(World())
     with_id = pb.SubscriptionRequest(queue="orders", subscription="s", subscription_id=1)

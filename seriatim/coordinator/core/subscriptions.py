@@ -151,13 +151,19 @@ def created(document: ChainDocument, name: str, position: QueuePosition, now_ms:
     )
 
 
-def sought(document: ChainDocument, name: str, position: QueuePosition) -> ChainDocument:
+def sought(
+    document: ChainDocument, name: str, position: QueuePosition, subscription_id: SubscriptionId = ANY_SUBSCRIPTION
+) -> ChainDocument:
     """A new generation at `position`; nothing said about an older one counts any more (H9).
+
+    `subscription_id`: of the one that is meant. Raises UnknownSubscription, also where another one has its name by now (H16).
 
     Its number is beyond those of readers, too, which a chain that was recovered has far beyond what its copy says: so it is
     new also to members that were told of a seek after that copy.
     """
     subscription = found(document, name)
+    if subscription_id not in (ANY_SUBSCRIPTION, subscription.subscription_id):
+        raise UnknownSubscription(f"subscription {name} was deleted, and made again", subscription=name)
     document = _without_moot_notes(_with(document, replace(subscription, consume_list=())))
     changed = replace(
         subscription,
