@@ -96,7 +96,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         session has, and with three names longer than a server's start may take.
         """
         looked_up: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for host, port in self.client.hosts:
+        hosts = self.client.hosts  # others from one moment to the next, where its session is led elsewhere
+        for host, port in hosts:
             try:
                 threading.Thread(target=self._look_up, args=(host, port, looked_up), daemon=True).start()
             except RuntimeError:
@@ -104,13 +105,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
                 self._look_up(host, port, looked_up)
         until_s = time.monotonic() + LOOK_UP_S
         with contextlib.suppress(queue.Empty):
-            for _ in self.client.hosts:
-                looked_up.get(
-                    timeout=max(0.0, until_s - time.monotonic())
-                    if self._found.keys() & set(self.client.hosts)
-                    else None
-                )
-        found = [one for host in self.client.hosts for one in self._found.get(host, ())]
+            for _ in hosts:
+                is_any_known = any(host in self._found for host in hosts)
+                looked_up.get(timeout=max(0.0, until_s - time.monotonic()) if is_any_known else None)
+        found = [one for host in hosts for one in self._found.get(host, ())]
         if self.client.randomize_hosts:
             random.shuffle(found)
         return found

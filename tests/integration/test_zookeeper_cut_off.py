@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import queue
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -238,3 +240,22 @@ def test_an_answer_that_cant_be_one_ends_the_connection_and_not_the_session(zook
             assert session.session_id == session_id
 
     asyncio.run(main())
+
+
+def test_who_is_led_elsewhere_while_names_are_looked_up_waits_for_no_look_up_that_nobody_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread would have waited for ever, where the ensemble has more servers now."""
+    session, look_up = ZooKeeperSession("a.there.test:1", 8), socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *how: look_up("127.0.0.1", *how))
+
+    class LedElsewhere(list[tuple[str, int]]):
+        def __iter__(self) -> Iterator[tuple[str, int]]:
+            session.go_to("b.there.test:1,c.there.test:1")
+            return super().__iter__()
+
+    session._client.hosts = LedElsewhere(session._client.hosts)
+    ended: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    connection = session._client._connection
+    threading.Thread(target=lambda: ended.put(connection._expand_client_hosts()), daemon=True).start()
+    assert ended.get(timeout=30) == [("a.there.test", "127.0.0.1", 1)]
