@@ -113,7 +113,7 @@ def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytes
     answers = [Waiting("not now"), Waiting("not now"), now]
 
     class OneStore:
-        async def queue_id(self, _: str) -> int:
+        async def queue_id(self, _: str, __: int) -> int:
             return 1
 
         async def read_chain(self, _: int) -> object:

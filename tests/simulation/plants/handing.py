@@ -81,12 +81,11 @@ def _told_further(right: Any, link: Link, shown: pb.LinkView, told: Any) -> None
 
 
 def _with_what_was_left(
-    right: Any, document: ChainDocument, name: str, position: subscriptions.QueuePosition
+    right: Any, document: ChainDocument, name: str, position: subscriptions.QueuePosition, meant: SubscriptionId
 ) -> ChainDocument:
     left = subscriptions.found(document, name).consume_list
-    sought: ChainDocument = right(
-        document, name, replace(position, consume_list=tuple(sorted({*left, *position.consume_list})))
-    )
+    both = replace(position, consume_list=tuple(sorted({*left, *position.consume_list})))
+    sought: ChainDocument = right(document, name, both, meant)
     return sought
 
 
