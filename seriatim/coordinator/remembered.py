@@ -292,9 +292,7 @@ class Remembered:
         """Forget queues that are gone; returns those not seen yet."""
         there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
         for gone in self.chains.keys() - there:
-            del self.chains[gone]
-            self._newest.pop(gone, None)
-            self._note_outdated(gone, "")
+            self._forget_chain(gone)
         for gone in self.bare.keys() - there:
             del self.bare[gone]
         return {str(queue_id) for queue_id in there - self.chains.keys()}
@@ -304,9 +302,7 @@ class Remembered:
         try:
             data, version = await self._chain_node(queue_id, watch)
         except NoNode:
-            self.chains.pop(queue_id, None)
-            self._newest.pop(queue_id, None)
-            self._note_outdated(queue_id, "")
+            self._forget_chain(queue_id)
             if await self._await_node(path, watch):
                 self.bare.setdefault(queue_id, now_ms())
             else:
@@ -319,6 +315,12 @@ class Remembered:
             except NoChainDocument as error:
                 self.chains.pop(queue_id, None)
                 _log.error("queue left out", path=path, reason=error)
+
+    def _forget_chain(self, queue_id: QueueId) -> None:
+        """It isn't there."""
+        self.chains.pop(queue_id, None)
+        self._newest.pop(queue_id, None)
+        self._note_outdated(queue_id, "")
 
     async def _chain_node(self, queue_id: QueueId, watch: Watch | None = None) -> tuple[bytes, int]:
         """What a chain's node holds, and its version. Raises NoNode.

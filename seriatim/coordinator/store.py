@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from google.protobuf.message import DecodeError
 
@@ -77,11 +77,7 @@ class Store(Remembered):
         By such a chain this process ends, as soon as its watch tells; whoever asks is to ask another coordinator.
         """
         try:
-            try:
-                data, version = await self._chain_node(queue_id)
-            except NoNode:  # this session's ZooKeeper server may be behind
-                await self.catch_up()
-                data, version = await self._chain_node(queue_id)
+            data, version = await self._found(lambda: self._chain_node(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         try:
@@ -104,13 +100,13 @@ class Store(Remembered):
             return (await self.read_chain(queue_id))[0]
         return None
 
-    async def _found(self, path: str) -> tuple[bytes, int]:
+    async def _found(self, read: Callable[[], Awaitable[tuple[bytes, int]]]) -> tuple[bytes, int]:
         """A node's data and version. NoNode only where it is so now: this session's ZooKeeper server may be behind."""
         try:
-            return await self.session.get(path)
+            return await read()
         except NoNode:
             await self.catch_up()
-            return await self.session.get(path)
+            return await read()
 
     async def catch_up(self) -> None:
         """Whatever is read after this is as new as now, also where this session's ZooKeeper server was behind."""
@@ -169,7 +165,7 @@ class Store(Remembered):
         """The queue of this name, if it was made by this very call at an earlier try, of which nobody heard."""
         with contextlib.suppress(UnknownQueue, NoNode):
             queue_id = await self.queue_id(name)
-            data, _ = await self._found(self.paths.queue(queue_id))
+            data, _ = await self._found(lambda: self.session.get(self.paths.queue(queue_id)))
             if data and data == messages.kept_cause(cause_id).encode():
                 return queue_id
         return None

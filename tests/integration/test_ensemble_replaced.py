@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from seriatim.consumer import Consumer
-from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.producer import Producer
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from tests.integration.test_coordinator_store import CLUSTER, SESSION_MS, until
+from tests.integration.test_health import coordinator
 from tests.integration.test_zookeeper_cut_off import Path
 
 pytestmark = pytest.mark.timeout(120)
 
 
-@asynccontextmanager
-async def coordinator(zookeeper: str) -> AsyncIterator[CoordinatorProcess]:
-    process = CoordinatorProcess(
-        CoordinatorSettings(zookeeper=zookeeper, cluster=CLUSTER, session_timeout_ms=SESSION_MS)
-    )
-    await process.start()
-    run = asyncio.create_task(process.run())
-    try:
-        yield process
-    finally:
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
-        await process.stop()
-
-
 def test_senders_and_readers_find_the_servers_that_took_the_place_of_those_they_were_told_of(zookeeper: str) -> None:
     async def scenario() -> None:
         old, new = Path(zookeeper), Path(zookeeper)
-        async with coordinator(await new.lay()) as stays:
-            async with coordinator(await old.lay()) as leaves:
+        async with coordinator(await new.lay(), CLUSTER) as stays:
+            async with coordinator(await old.lay(), CLUSTER) as leaves:
                 async with Coordinators(leaves.address) as coordinators:
                     await coordinators.call("CreateQueue", pb.CreateQueueRequest(queue="orders"))
                 producer = Producer(leaves.address, "orders", session_timeout_s=SESSION_MS / 1000)
