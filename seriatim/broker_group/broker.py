@@ -63,9 +63,10 @@ class Broker:
 
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
-    chains, since ZooKeeper was connected last. `set_back`: queues of which the disk knows more than their chains (`core.setback`).
-    `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by name. `damaged`: batches that are to be
-    mended from the peer. `unreadable`: where a read met what can't be read, and can't be mended here.
+    chains, since ZooKeeper was connected last; `disconnections`: how often it was lost. `set_back`: queues of which the disk knows
+    more than their chains (`core.setback`). `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by
+    name. `damaged`: batches that are to be mended from the peer. `unreadable`: where a read met what can't be read, and can't be
+    mended here.
     """
 
     def __init__(self, cluster: str, name: MemberName, store: Store, peer: Peer, reserve_bytes: int) -> None:
@@ -83,6 +84,7 @@ class Broker:
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.unreadable: dict[tuple[LinkKey, Index], Unread] = {}
         self.has_compared = False
+        self.disconnections = 0
         self.set_back: dict[QueueId, str] = {}
         self.unknown_chains: dict[QueueId, str] = {}
         self.found_lacking: Callable[[str], None] = lambda _: None

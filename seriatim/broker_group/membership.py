@@ -102,7 +102,9 @@ class Membership:
             self._is_dirty.set()  # what happened to the registration meanwhile wasn't seen
             self._broker.resync_wanted.set()
         else:
-            self._broker.has_compared = False  # ZooKeeper may have been set back meanwhile, also within a session
+            # ZooKeeper may have been set back meanwhile, also within a session: its leader of then is told.
+            self._broker.has_compared, self._registered_in = False, 0
+            self._broker.disconnections += 1
         self._peer_changed.set()
         self._chains_changed.set()
 

@@ -174,6 +174,8 @@ class Resyncer:
                 broker.resync_wanted.set()  # another pass asks to be told when one of them is made again
 
     async def _chains(self) -> dict[QueueId, SeenChain]:
+        """All there are. Raises Unreachable where they were read on two connections: between those ZooKeeper may have been set back."""
+        disconnections = self._broker.disconnections
         try:
             # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
             await self._session.sync(self._paths.queues)
@@ -190,6 +192,8 @@ class Resyncer:
             found |= zip(some, await asyncio.gather(*map(self._chain, some)), strict=True)
             if start:
                 await asyncio.sleep(min(boottime_s() - began_s, SETTLE_S))  # ZooKeeper, too, has others to serve
+        if self._broker.disconnections != disconnections:
+            raise Unreachable("ZooKeeper's connection was lost while chains were read")
         # One that isn't there is being made, or being removed: nothing is decided about it here.
         return {queue_id: seen for queue_id, seen in found.items() if seen is not None}
 

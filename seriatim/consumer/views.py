@@ -29,6 +29,7 @@ def chain_view(view: pb.QueueView) -> ChainView:
         ahead=_ahead(view),
         created_at_ms=view.created_at_ms,
         first_offset=Offset(view.first_offset),
+        may_be_outdated=view.may_be_outdated,
     )
 
 

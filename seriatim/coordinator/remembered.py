@@ -252,9 +252,13 @@ class Remembered:
         return replace(state, members=members)
 
     async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
+        """What one says of itself. By what it said to an earlier leader of ZooKeeper it may have compared its disk with newer chains."""
+        session, path = self.session, self.paths.member(group, place)
         watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
-        registration, _ = await read_as(Registration.decode, self.session, self.paths.member(group, place), watch)
-        return _member_state(registration)
+        is_said_anew = not self.registry.is_new or await session.leader_of(path) >= session.leader
+        registration, _ = await read_as(Registration.decode, session, path, watch)
+        state = _member_state(registration)
+        return state if is_said_anew else replace(state, has_compared=False)
 
     async def _read_again(self, group: str, place: str) -> None:
         """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""

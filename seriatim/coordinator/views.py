@@ -181,6 +181,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         created_at_ms=document.created_at_ms,
         is_deleted=document.is_deleted,
         first_offset=document.dropped.offset,
+        may_be_outdated=bool(registry.standstill(document.queue_id)),
     )
 
 

@@ -2218,6 +2218,7 @@ class QueueView(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     IS_DELETED_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    MAY_BE_OUTDATED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     queue: _builtins.str
     cluster: _builtins.str
@@ -2230,6 +2231,8 @@ class QueueView(_message.Message):
     is_deleted: _builtins.bool
     first_offset: _builtins.int
     """of what is kept, or where nothing is, of what comes next; a coordinator of an earlier version says 0"""
+    may_be_outdated: _builtins.bool
+    """ZooKeeper may have been set back: records may lie behind the end that this shows"""
     @_builtins.property
     def settings(self) -> Global___QueueSettings: ...
     @_builtins.property
@@ -2264,10 +2267,11 @@ class QueueView(_message.Message):
         created_at_ms: _builtins.int = ...,
         is_deleted: _builtins.bool = ...,
         first_offset: _builtins.int = ...,
+        may_be_outdated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "chain_version", b"chain_version", "cluster", b"cluster", "created_at_ms", b"created_at_ms", "first_offset", b"first_offset", "groups", b"groups", "is_deleted", b"is_deleted", "links", b"links", "queue", b"queue", "queue_id", b"queue_id", "send_list", b"send_list", "sender", b"sender", "sender_token", b"sender_token", "settings", b"settings", "subscriptions", b"subscriptions", "switches_left", b"switches_left", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "chain_version", b"chain_version", "cluster", b"cluster", "created_at_ms", b"created_at_ms", "first_offset", b"first_offset", "groups", b"groups", "is_deleted", b"is_deleted", "links", b"links", "may_be_outdated", b"may_be_outdated", "queue", b"queue", "queue_id", b"queue_id", "send_list", b"send_list", "sender", b"sender", "sender_token", b"sender_token", "settings", b"settings", "subscriptions", b"subscriptions", "switches_left", b"switches_left", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

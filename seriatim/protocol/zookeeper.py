@@ -422,10 +422,22 @@ class ZooKeeperSession:
 
     async def owner(self, path: str) -> int:
         """Session that made an ephemeral node; 0 for another node."""
+        return int((await self._stat(path)).ephemeralOwner)
+
+    async def leader_of(self, path: str) -> int:
+        """The number of ZooKeeper's leader under which a node was written last. Each is higher than those before; a lone server's is always 0."""
+        return _leader((await self._stat(path)).last_modified_transaction_id)
+
+    @property
+    def leader(self) -> int:
+        """The number of the newest leader of whose changes it was answered, its own session's beginning among them."""
+        return _leader(self._client.last_zxid)
+
+    async def _stat(self, path: str) -> Any:
         stat = await self._ask(self._client.exists_async, path)
         if stat is None:
             raise NoNode(path)
-        return int(stat.ephemeralOwner)
+        return stat
 
     async def _ask(self, ask: Callable[..., Any], *arguments: Any, **keys: Any) -> Any:
         loop = self._running_loop()
@@ -502,6 +514,11 @@ def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
         done: asyncio.Future[_Result] = loop.create_future()
         done.set_result(work())
         return done
+
+
+def _leader(zxid: int) -> int:
+    """The upper half of a transaction's number (ZooKeeper's internals, "Zxid")."""
+    return int(zxid) >> 32
 
 
 _REFUSED = kazoo.exceptions.NoAuthError, kazoo.exceptions.AuthFailedError, kazoo.exceptions.InvalidACLError

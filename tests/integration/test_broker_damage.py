@@ -27,7 +27,7 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer, Registered
-from seriatim.broker_group.resyncer import BUSY_S, IDLE_S, REST_S, Resyncer
+from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
@@ -573,6 +573,41 @@ def test_a_copy_of_a_disk_takes_no_place_from_the_other(with_links: Callable[[Sc
 def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
     keeper = CursorKeeper(broker, cast("Coordinators", None))
     return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
+
+
+class LostBetweenTwoChains(EmptyZooKeeper):
+    """The connection is lost, and there again, when the first slice of chains has been read, `times` times."""
+
+    def __init__(self, broker: Broker, times: int) -> None:
+        self._broker = broker
+        self.times = times
+
+    async def children(self, _: str, __: Callable[[], None] | None = None) -> list[str]:
+        return [str(queue_id) for queue_id in range(1, AT_ONCE + 2)]
+
+    async def get(self, path: str) -> tuple[bytes, int]:
+        if self.times and path == Paths("c").chain(QueueId(AT_ONCE + 1)):
+            self.times -= 1
+            self._broker.disconnections += 1
+        raise NoNode(path)
+
+
+def test_a_disk_is_compared_with_chains_that_were_read_on_one_connection(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """Between two of them ZooKeeper may have been set back."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        keeper = CursorKeeper(broker, cast("Coordinators", None))
+        zookeeper = cast("ZooKeeperSession", LostBetweenTwoChains(broker, times=1))
+        resyncer = Resyncer(broker, keeper, zookeeper, Paths("c"))
+        with pytest.raises(Unreachable, match="connection was lost"):
+            await resyncer._pass()
+        assert not broker.has_compared
+        await resyncer._pass()
+        assert broker.has_compared
+
+    with_links(scenario)
 
 
 class BlankSlave:

@@ -6,6 +6,7 @@ than it has, mostly into the very sessions of before.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,6 +25,7 @@ from seriatim.cli.embedded import zookeeper
 from seriatim.cli.embedded.ports import LOCALHOST, free_port
 from seriatim.producer import Handle, Producer
 from seriatim.protocol.errors import OutcomeUnknown, SeriatimError
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 SERVERS = (1, 2, 3)
@@ -40,7 +42,7 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {server: free_port() for server in SERVERS}
         self._voters = {f"server.{one}": f"{LOCALHOST}:{free_port()}:{free_port()}" for one in SERVERS}
-        self._zookeeper = ",".join(f"{LOCALHOST}:{port}" for port in self._ports.values())
+        self.zookeeper = ",".join(f"{LOCALHOST}:{port}" for port in self._ports.values())
         coordinators = {name: f"{LOCALHOST}:{free_port()}" for name in ("c1", "c2")}
         self._coordinators = coordinators
         self.coordinators = list(coordinators.values())
@@ -104,7 +106,7 @@ class Cluster:
 
     def _serve(self, name: str, *arguments: str) -> None:
         self._run(
-            name, (*SERIATIM, *arguments, "--zookeeper", self._zookeeper, "--session-timeout-ms", str(SESSION_S * 1000))
+            name, (*SERIATIM, *arguments, "--zookeeper", self.zookeeper, "--session-timeout-ms", str(SESSION_S * 1000))
         )
 
     def _run(self, name: str, command: tuple[str, ...]) -> None:
@@ -186,6 +188,36 @@ def sending(it: Cluster) -> Iterator[Sending]:
         yield started
     finally:
         started.end()
+
+
+@pytest.mark.slow
+def test_each_leader_of_an_ensemble_has_a_higher_number_than_those_before(tmp_path: Path) -> None:
+    """By these a coordinator tells what was said before ZooKeeper was set back."""
+    it = Cluster(tmp_path)
+
+    async def scenario() -> None:
+        session = ZooKeeperSession(it.zookeeper, SESSION_S)
+        await session.start(60)
+        await session.create("/said", ephemeral=True)
+        first = await session.leader_of("/said")
+        assert first == session.leader > 0
+        it.set_back(it.copied())
+        late = ZooKeeperSession(it.zookeeper, SESSION_S)
+        await late.start(60)
+        assert await late.leader_of("/said") == first < late.leader
+        while session.state is not SessionState.CONNECTED:
+            await asyncio.sleep(0.1)
+        await session.set("/said", b"")
+        await late.sync("/said")
+        assert await late.leader_of("/said") == late.leader == session.leader
+        await session.stop()
+        await late.stop()
+
+    try:
+        it.start_ensemble()
+        asyncio.run(asyncio.wait_for(scenario(), 100))
+    finally:
+        it.end()
 
 
 @pytest.mark.slow

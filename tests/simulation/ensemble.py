@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty
@@ -23,33 +23,38 @@ CUT_OFF_SERVER_S = 2.5, 8.0
 
 @dataclass
 class Node:
+    """`written_under`: the number of who led when it was written last."""
+
     data: bytes
     version: int = 0
     owner: int = 0
-    made: int = 0
+    written_under: int = 0
 
 
 class Tree:
-    """Nodes by path. `apply` a change; nothing is checked here."""
+    """Nodes by path. `apply` a change; nothing is checked here. `leader`: the number of who leads, as far as is known here."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.children: dict[str, dict[str, None]] = {"": {}}
         self.applied = 0
+        self.leader = 1
 
     def apply(self, change: tuple[Any, ...]) -> None:
         match change:
             case ("create", path, data, owner):
-                self.nodes[path] = Node(data, 0, owner)
+                self.nodes[path] = Node(data, 0, owner, self.leader)
                 parent, _, name = path.rpartition("/")
                 self.children.setdefault(parent, {})[name] = None
             case ("set", path, data, version):
                 node = self.nodes[path]
-                node.data, node.version = data, version
+                node.data, node.version, node.written_under = data, version, self.leader
             case ("delete", path):
                 del self.nodes[path]
                 parent, _, name = path.rpartition("/")
                 self.children[parent].pop(name, None)
+            case ("lead", number):
+                self.leader = number
 
 
 class Session(Protocol):
@@ -75,10 +80,11 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a copy of ZooKeeper's data has: of each node without an owner data and version, and the next numbers of sequences."""
+    """What a copy of ZooKeeper's data has: nodes, the next numbers of sequences, and which sessions there were."""
 
-    nodes: dict[str, tuple[bytes, int]]
-    sequences: dict[str, int]
+    nodes: dict[str, Node] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
+    sessions: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -206,6 +212,8 @@ class Ensemble:
 
     def _fire(self, server: Server, change: tuple[Any, ...]) -> None:
         kind, path = change[0], change[1]
+        if kind == "lead":
+            return
         touched = [("data", path)]
         if kind != "set":
             touched += ("children", path.rpartition("/")[0]), ("children", path)
@@ -283,32 +291,51 @@ class Ensemble:
                 session.disconnect()
 
     def go_on(self) -> None:
+        """A leader is elected, and has a higher number than any before."""
         self.is_down = False
+        self.commit(("lead", self.leader.leader + 1))
+        for server in self.servers:
+            self.catch_up(server)
         for session in list(self._live.values()):
             session.heard_of(is_fresh=True)
 
     def copied(self) -> Kept:
-        """What the leader has now, but for the nodes of sessions."""
-        nodes = {path: (node.data, node.version) for path, node in self.leader.nodes.items() if not node.owner}
-        return Kept(nodes, dict(self._sequences))
+        """What the leader has now."""
+        nodes = {path: replace(node) for path, node in self.leader.nodes.items()}
+        return Kept(nodes, dict(self._sequences), frozenset(self._live))
 
     def put_back(self, kept: Kept) -> None:
         """All servers have these data instead of theirs. Every process has to be dead: no session is known any more."""
         self._live.clear()
+        self._have(kept)
+
+    def set_back_under_all(self, kept: Kept) -> None:
+        """As `put_back`, while processes run on: an ensemble lets them in, also into their sessions, where the copy has those, too."""
+        self.stop()
+        for gone in self._live.keys() - kept.sessions:
+            del self._live[gone]
+        self._have(kept)
+        self.go_on()
+
+    def _have(self, kept: Kept) -> None:
+        """Nodes of sessions that aren't live go."""
         self._sequences = dict(kept.sequences)
-        trees = [self._tree_of(kept) for _ in range(SERVERS + 1)]
+        nodes = {path: node for path, node in kept.nodes.items() if not node.owner or node.owner in self._live}
+        before = self.leader
+        trees = [self._tree_of(nodes, before) for _ in range(SERVERS + 1)]
         self.leader = trees.pop()
         for server, server.tree in zip(self.servers, trees, strict=True):
             server.pending.clear()
             server.watches.clear()
             server.held.clear()
 
-    def _tree_of(self, kept: Kept) -> Tree:
+    @staticmethod
+    def _tree_of(nodes: Mapping[str, Node], before: Tree) -> Tree:
         tree = Tree()
-        for path, (data, version) in kept.nodes.items():
-            tree.apply(("create", path, data, 0))
-            tree.apply(("set", path, data, version))
-        tree.applied = self.leader.applied
+        for path, node in nodes.items():
+            tree.apply(("create", path, node.data, node.owner))
+            tree.nodes[path] = replace(node)
+        tree.applied, tree.leader = before.applied, before.leader + 1
         return tree
 
     def heal(self) -> None:

@@ -18,7 +18,7 @@ from seriatim.protocol.chain import ChainDocument, Durability, Link, LinkState
 from seriatim.protocol.errors import RecordTooLarge, SeriatimError
 from seriatim.protocol.marks import merged
 from tests.simulation.disk import KEY, Disk
-from tests.simulation.ensemble import Ensemble
+from tests.simulation.ensemble import Ensemble, Node
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.readings import Readings
@@ -213,15 +213,15 @@ class Oracle:
         self.readings.begin_again()
         self._ledger.begin_again()
 
-    def put_back(self, nodes: Mapping[str, tuple[bytes, int]]) -> None:
+    def put_back(self, nodes: Mapping[str, Node]) -> None:
         """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""
         for path, document in self.documents.items():
             self.lost.setdefault(path, document)  # those from before the first time
         self.documents.clear()
-        for path, (data, _) in nodes.items():
-            if not path.endswith("/chain") or not data:
+        for path, node in nodes.items():
+            if not path.endswith("/chain") or not node.data:
                 continue
-            document = chain_json.decode(data)
+            document = chain_json.decode(node.data)
             if document.is_deleted:
                 continue  # before the queue was made again: nobody begins with that one anew
             self.documents[path] = document

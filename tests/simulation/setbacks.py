@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,15 @@ from tests.simulation.world import CLUSTER, MemberHost
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
 
+_UNAWARE_S = 1.0
+"""So long may a sender go on in the link that it was named, until it hears that it has lost its connection."""
+
 
 def set_zookeeper_back(schedule: Schedule) -> None:
-    """To before a switch or two: nothing is sent, nor cut off, until it has its newest data again."""
-    newest = _set_back(schedule, _switched_from(schedule))
+    """To before a switch or two, with all who run, or none of them: nothing is sent, nor cut off, until it has its newest data again."""
+    older = _switched_from(schedule)
+    living = random.Random(f"living {schedule.seed} {schedule.world.loop.now_s}")
+    newest = _set_back_under_all(schedule, older, living) if living.random() < 0.5 else _set_back(schedule, older)
     _put_back(schedule, newest)
     _start_all(schedule)
     schedule.until_sending_goes_on(SOON_S)
@@ -50,7 +56,7 @@ def recover_queue(schedule: Schedule) -> None:
     """The same, or to nothing at all, and the newest data are gone: the queue goes on from a copy that a member keeps."""
     older = _switched_from(schedule)
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
-    _set_back(schedule, older if schedule.chance.random() < 0.5 else Kept({}, {}))
+    _set_back(schedule, older if schedule.chance.random() < 0.5 else Kept())
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
     _recovered(schedule)
     schedule.until_sending_goes_on(SOON_S)
@@ -74,7 +80,7 @@ def recover_without(schedule: Schedule, others: int = 0) -> None:
     older = _switched_from(schedule)
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
     away = _away(schedule)
-    _put_back(schedule, older if chance.random() < 0.5 else Kept({}, {}))
+    _put_back(schedule, older if chance.random() < 0.5 else Kept())
     world.note(f"away are {away}")
     for name in world.hosts:
         if name not in away:
@@ -164,6 +170,26 @@ def _set_back(schedule: Schedule, older: Kept) -> Kept:
     began_s = world.loop.now_s
     _start_all(schedule)
     world.loop.run(began_s + 8 * schedule.chance.random())
+    if any((one.acknowledged_at_s or 0) > began_s for one in world.ledger.sent.values()):
+        raise Violation("8: sending goes on by a chain that was set back")
+    return newest
+
+
+def _set_back_under_all(schedule: Schedule, older: Kept, chance: random.Random) -> Kept:
+    """As `_set_back`, while everybody runs on, but for coordinators at times."""
+    world = schedule.world
+    newest = world.ensemble.copied()
+    world.note(f"ZooKeeper goes on with a copy of {len(older.nodes)} nodes")
+    world.ensemble.set_back_under_all(older)
+    world.oracle.put_back(older.nodes)
+    for name in world.coordinator_names:
+        if chance.random() < 0.4:
+            world.kill(name, is_power=False)
+            schedule.later(chance.random() * _UNAWARE_S, world.start, name)
+    world.loop.run(world.loop.now_s + _UNAWARE_S)
+    began_s = world.loop.now_s
+    _start_all(schedule)
+    world.loop.run(began_s + 8 * chance.random())
     if any((one.acknowledged_at_s or 0) > began_s for one in world.ledger.sent.values()):
         raise Violation("8: sending goes on by a chain that was set back")
     return newest

@@ -55,11 +55,11 @@ class _Question:
     def _answer(self, result: Any, error: Exception | None = None) -> None:
         session, server = self._session, self._server
         if session.server is server and session.session_id == self._session_id:
-            session.tell(self._settle, result, error, server.tree.applied)
+            session.tell(self._settle, result, error, server.tree.applied, server.tree.leader)
 
-    def _settle(self, result: Any, error: Exception | None, seen: int) -> None:
+    def _settle(self, result: Any, error: Exception | None, seen: int, leader: int) -> None:
         future = self._future
-        self._session.settled(future, seen)
+        self._session.settled(future, seen, leader)
         if future.done():
             return
         if error is None:
@@ -93,6 +93,7 @@ class SimulatedSession:
         self._asked_s = 0.0
         self._wrote_s = 0.0
         self._seen = 0
+        self.leader = 0
         self._is_reconnecting = False
         self.held_requests: list[Callable[[], None]] = []
         self.undecided: set[tuple[str, str]] = set()  # kind and path of writes that are at its server
@@ -291,10 +292,11 @@ class SimulatedSession:
         else:
             callback(*arguments)
 
-    def settled(self, future: asyncio.Future[Any], seen: int) -> None:
-        """An answer has come, of a server that had applied so many changes."""
+    def settled(self, future: asyncio.Future[Any], seen: int, leader: int) -> None:
+        """An answer has come, of a server that had applied so many changes, the last ones of this leader."""
         self._pending.pop(future, None)
         self._seen = max(self._seen, seen)
+        self.leader = leader
 
     async def _ask(self, work: _Work) -> Any:
         """Nothing is asked while it is known that there is no connection. What is asked before waits for the next one, as with kazoo:
@@ -329,7 +331,7 @@ class SimulatedSession:
                 server.watches.setdefault(key, []).append((self, self.session_id, watch))
                 self._watching[watch] = None
             if kind == "exists":
-                answer(None if node is None else node.owner)
+                answer(None if node is None else (node.owner, node.written_under))
             elif node is None:
                 answer(None, NoNode(path))
             elif kind == "get":
@@ -443,10 +445,16 @@ class SimulatedSession:
         await self._ask(work)
 
     async def owner(self, path: str) -> int:
-        found = await self._read("exists", path, None)
+        return (await self._existing(path))[0]
+
+    async def leader_of(self, path: str) -> int:
+        return (await self._existing(path))[1]
+
+    async def _existing(self, path: str) -> tuple[int, int]:
+        found: tuple[int, int] | None = await self._read("exists", path, None)
         if found is None:
             raise NoNode(path)
-        return int(found)
+        return found
 
     def _watch(self, watch: Callable[[], None] | None) -> Callable[[], None] | None:
         """To be called once: by a change, or when the connection is lost."""

@@ -11,7 +11,7 @@ from seriatim.consumer.views import chain_view
 from seriatim.coordinator import views
 from seriatim.coordinator.core import chain, retention
 from seriatim.coordinator.core.chain_point import filled
-from seriatim.coordinator.core.registry import Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import (
     Certificate,
@@ -90,6 +90,16 @@ def test_where_a_queue_ends_is_known_where_its_last_link_is_sealed_or_empty_or_i
     assert followed_by(committed=Index(5)) == (False, 105)
     assert followed_by(committed=Index(5), is_committed_exact=True) == (True, 105)
     assert followed_by(base=None, committed=Index(5), is_committed_exact=True) == (False, 100)
+
+
+def test_where_a_queue_ends_is_not_known_by_a_chain_that_may_be_an_old_one() -> None:
+    document = sealed_once(100)
+    set_back = Registry(outdated={QueueId(1): "seen"})
+    waiting = Registry({"g1": GroupState("g1")}, is_new=True)
+    for registry in (set_back, waiting):
+        seen = chain_view(views.queue_view(document, ChainVersion(8), registry))
+        assert (seen.is_latest_known, seen.latest) == (False, 100)
+    assert chain_view(views.queue_view(document, ChainVersion(8), replace(waiting, is_new=False))).is_latest_known
 
 
 def test_an_offset_and_a_place_are_the_same_but_in_gaps_and_beyond_an_end() -> None:

@@ -95,6 +95,7 @@ class ChainView:
 
     `created_at_ms`: when the queue was made, by a coordinator's clock; 0 where it isn't told. Ids count from 1 in each cluster, so
     outside of the cluster it takes both to name a queue for good. `first_offset`: what is below was let go; 0 where it isn't told.
+    `may_be_outdated`: somebody may know of more records, by a newer chain than ZooKeeper has.
     """
 
     cluster: str
@@ -107,6 +108,7 @@ class ChainView:
     ahead: tuple[str, ...] = ()
     created_at_ms: int = 0
     first_offset: Offset = Offset(0)
+    may_be_outdated: bool = False
 
     def link(self, epoch: Epoch) -> LinkView | None:
         at = bisect_left(self.links, epoch, key=_epoch_of)
@@ -142,6 +144,8 @@ class ChainView:
     @property
     def is_latest_known(self) -> bool:
         """Whether all that was acknowledged lies below `latest`: else it is as much as somebody knows of, who knows less than the master, or nobody."""
+        if self.may_be_outdated:
+            return False
         for link in self.links:
             if link.base is None:
                 return False

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
+from seriatim.coordinator import views
 from seriatim.coordinator.core import (
     acquire_read,
     acquire_send,
@@ -32,6 +34,20 @@ from seriatim.protocol.chain_json import encode
 from seriatim.protocol.names import ChainVersion, Epoch, Index, Offset, QueueId
 from tests.simulation.plants.plant import Maker, Plant, changed, instead, together
 from tests.simulation.schedule import Shape
+from tests.simulation.zookeeper_session import SimulatedSession
+
+# ---- ZooKeeper that is set back
+
+
+async def _always_new(*_: object) -> int:
+    return 1 << 31
+
+
+def _never_outdated(right: Callable[..., pb.QueueView], *arguments: Any) -> pb.QueueView:
+    view = right(*arguments)
+    view.may_be_outdated = False
+    return view
+
 
 # ---- who comes back
 
@@ -445,5 +461,21 @@ PLANTS: tuple[Plant, ...] = (
         within=100,
         shape=Shape(kinds=("queue recovered",), faults=(2, 3)),
         finds="7:",
+    ),
+    Plant(
+        "said to an earlier leader",
+        "a member that is registered has compared its disk, also where its registration is of before ZooKeeper was set back",
+        instead(SimulatedSession, "leader_of", _always_new),
+        within=60,
+        shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
+        finds="6:",
+    ),
+    Plant(
+        "the end of an old chain",
+        "a queue ends where its chain says, also where somebody knows a newer chain",
+        changed(views, "queue_view", _never_outdated),
+        within=60,
+        shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
+        finds="9:",
     ),
 )
