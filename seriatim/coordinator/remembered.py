@@ -17,7 +17,7 @@ from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState,
 from seriatim.protocol import chain_json, log
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
-from seriatim.protocol.errors import NoChainDocument, WorldError
+from seriatim.protocol.errors import NoChainDocument, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NoNode,
@@ -118,6 +118,13 @@ class Remembered:
         ):
             await self.session.ensure(path)
 
+    async def listed(self, path: str) -> list[str]:
+        """Names of what lies in one of these. Raises Unreachable where that isn't there: somebody deleted it, and it is made again."""
+        try:
+            return await self.session.children(path)
+        except NoNode as error:
+            raise Unreachable(f"ZooKeeper has nothing at {path}: it was emptied, or deleted") from error
+
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever a chain, a name or the registry has changed. Returns how to stop that."""
         self._listeners.append(listener)
@@ -130,7 +137,7 @@ class Remembered:
         """
         await self.session.sync(self.paths.groups)
         if groups is None:
-            found = await self._read_groups(await self.session.children(self.paths.groups), is_watching=False)
+            found = await self._read_groups(await self.listed(self.paths.groups), is_watching=False)
         else:
             found = await side_by_side(list(groups), lambda name: self._read_group(name, is_watching=False))
         for name, state in found:

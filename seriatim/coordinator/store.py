@@ -90,7 +90,7 @@ class Store(Remembered):
     async def read_chains(self) -> list[ChainDocument]:
         """The chains of all queues, deleted ones among them, none older than now."""
         await self.catch_up()
-        there = queue_ids(await self.session.children(self.paths.queues))
+        there = queue_ids(await self.listed(self.paths.queues))
         found = await side_by_side(there, self._chain_if_any)
         return [document for _, document in found if document is not None]
 
@@ -325,7 +325,7 @@ class Store(Remembered):
     async def knows_all_groups(self) -> bool:
         """Whether every group that there is now is in the registry."""
         await self.session.sync(self.paths.groups)
-        return self.registry.groups.keys() >= set(await self.session.children(self.paths.groups))
+        return self.registry.groups.keys() >= set(await self.listed(self.paths.groups))
 
     async def mark_version(self, group: str) -> int:
         """Version of the mark that says whether a group is drained; it changes with each `set_draining`. Raises UnknownGroup."""
@@ -366,7 +366,7 @@ class Store(Remembered):
 
     async def _registered_coordinators(self) -> dict[str, CoordinatorRegistration]:
         found = {}
-        for name in await self.session.children(self.paths.coordinators):
+        for name in await self.listed(self.paths.coordinators):
             path = f"{self.paths.coordinators}/{name}"
             with contextlib.suppress(NoNode, NotUnderstood):
                 found[name], _ = await read_as(CoordinatorRegistration.decode, self.session, path)
@@ -374,4 +374,4 @@ class Store(Remembered):
 
     async def elected_coordinator(self) -> str:
         """The election node of the coordinator that does the background work; empty where there is none."""
-        return first_in_line(await self.session.children(self.paths.coordinator_election)) or ""
+        return first_in_line(await self.listed(self.paths.coordinator_election)) or ""

@@ -625,6 +625,25 @@ def test_a_coordinator_goes_on_where_all_of_the_cluster_was_deleted_under_it(zoo
     asyncio.run(scenario())
 
 
+def test_who_asks_while_all_of_the_cluster_is_gone_may_ask_again(zookeeper: str) -> None:
+    """Readers ended by that as by a defect of ours."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store):
+            for path in (
+                store.paths.coordinators,
+                store.paths.coordinator_election,
+                store.paths.groups,
+                store.paths.queues,
+            ):
+                await own.delete(path)
+            for ask in (store.coordinators, store.elected_coordinator, store.look_up_registry, store.read_chains):
+                with pytest.raises(Unreachable, match="it was emptied"):
+                    await ask()
+
+    asyncio.run(scenario())
+
+
 def test_a_member_can_register_whatever_it_has_to_say(zookeeper: str) -> None:
     """Where ZooKeeper lost thousands of queues their names are longer than a node: nobody who keeps their chains could come to it, or be asked."""
 

@@ -201,12 +201,13 @@ def test_each_leader_of_an_ensemble_has_a_higher_number_than_those_before(tmp_pa
         await session.create("/said", ephemeral=True)
         first = await session.leader_of("/said")
         assert first == session.leader > 0
+        is_back = asyncio.Event()
+        session.on_state(lambda state: is_back.set() if state is SessionState.CONNECTED else is_back.clear())
         it.set_back(it.copied())
         late = ZooKeeperSession(it.zookeeper, SESSION_S)
         await late.start(60)
         assert await late.leader_of("/said") == first < late.leader
-        while session.state is not SessionState.CONNECTED:
-            await asyncio.sleep(0.1)
+        await is_back.wait()
         await session.set("/said", b"")
         await late.sync("/said")
         assert await late.leader_of("/said") == late.leader == session.leader

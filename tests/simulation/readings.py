@@ -51,6 +51,11 @@ class Readings:
     def _document(self, queue_id: int) -> ChainDocument | None:
         return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
 
+    def _newest(self, queue_id: int) -> ChainDocument | None:
+        """Also where ZooKeeper has lost it: the one that members go by, for they do nothing by an older one."""
+        lost = next((one for one in self._lost.values() if one.queue_id == queue_id), None)
+        return lost or self._document(queue_id)
+
     def asked(self, path: str, request: Any) -> Any:
         """What `replied` is to know of how it was when this arrived.
 
@@ -110,10 +115,10 @@ class Readings:
         """What a reader is sent is committed: it lies below the link's end, or both disks have it."""
         header = message.following[-1][0] if message.following else message.header
         end = batch.decode_header(header).end_index
-        document = self._document(name.queue_id)
+        document = self._newest(name.queue_id)
         link = None if document is None else document.link(name.epoch)
         if link is None or link.end is not None:
-            return  # its members see to the end
+            return  # its members see to the end, or, by a newer chain than there is now, have let it go
         position = KEY.pack(b"P", name.queue_id, name.epoch, end)
         for side in (link.master, link.slave):
             disk = self._disks.get(side.incarnation.disk_id)
@@ -130,7 +135,7 @@ class Readings:
     def _check_kept_cursor(self, request: Any) -> None:
         """A commit that is answered is on both disks, or it is noted that the other member may lack it (H7)."""
         name, whose = request.link, (request.subscription_id, request.generation)
-        document = self._document(name.queue_id)
+        document = self._newest(name.queue_id)
         link = None if document is None else document.link(name.epoch)
         if document is None or link is None or whose not in [one.whose for one in document.readers_of(link.epoch)]:
             return  # it was drained, let go, deleted or sought meanwhile

@@ -26,10 +26,7 @@ _UNAWARE_S = 1.0
 
 def set_zookeeper_back(schedule: Schedule) -> None:
     """To before a switch or two, with all who run, or none of them: nothing is sent, nor cut off, until it has its newest data again."""
-    older = _switched_from(schedule)
-    living = random.Random(f"living {schedule.seed} {schedule.world.loop.now_s}")
-    newest = _set_back_under_all(schedule, older, living) if living.random() < 0.5 else _set_back(schedule, older)
-    _put_back(schedule, newest)
+    _put_back(schedule, _set_back(schedule, _switched_from(schedule)))
     _start_all(schedule)
     schedule.until_sending_goes_on(SOON_S)
 
@@ -46,8 +43,7 @@ def set_back_a_seek(schedule: Schedule) -> None:
     if asked(schedule, "SeekSubscription", request) is None:
         return
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
-    newest = _set_back(schedule, older)
-    _put_back(schedule, newest)
+    _put_back(schedule, _set_back(schedule, older))
     _start_all(schedule)
     schedule.until_sending_goes_on(SOON_S)
 
@@ -56,7 +52,10 @@ def recover_queue(schedule: Schedule) -> None:
     """The same, or to nothing at all, and the newest data are gone: the queue goes on from a copy that a member keeps."""
     older = _switched_from(schedule)
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
-    _set_back(schedule, older if schedule.chance.random() < 0.5 else Kept())
+    if schedule.chance.random() < 0.5:
+        _set_back(schedule, older)
+    else:
+        _begin_by(schedule, Kept())  # who reads hears that there is no such queue, and ends
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
     _recovered(schedule)
     schedule.until_sending_goes_on(SOON_S)
@@ -163,36 +162,45 @@ def _switched_from(schedule: Schedule) -> Kept:
 
 
 def _set_back(schedule: Schedule, older: Kept) -> Kept:
-    """ZooKeeper has these data for a while, by which nothing may be sent; its newest."""
+    """ZooKeeper has these data for a while, with all who run, or none of them. By these nothing may be sent. Returns its newest."""
     world = schedule.world
+    living = random.Random(f"living {schedule.seed} {world.loop.now_s}")
     newest = world.ensemble.copied()
-    _put_back(schedule, older)
+    if living.random() < 0.5:
+        _put_back_under_all(schedule, older, living)
+        _nothing_is_sent(schedule)
+    else:
+        _begin_by(schedule, older)
+    return newest
+
+
+def _begin_by(schedule: Schedule, kept: Kept) -> None:
+    """Everybody begins by these data, and nothing is sent."""
+    _put_back(schedule, kept)
+    _nothing_is_sent(schedule)
+
+
+def _nothing_is_sent(schedule: Schedule) -> None:
+    """For a while, with everybody there."""
+    world = schedule.world
     began_s = world.loop.now_s
     _start_all(schedule)
     world.loop.run(began_s + 8 * schedule.chance.random())
     if any((one.acknowledged_at_s or 0) > began_s for one in world.ledger.sent.values()):
         raise Violation("8: sending goes on by a chain that was set back")
-    return newest
 
 
-def _set_back_under_all(schedule: Schedule, older: Kept, chance: random.Random) -> Kept:
-    """As `_set_back`, while everybody runs on, but for coordinators at times."""
+def _put_back_under_all(schedule: Schedule, kept: Kept, chance: random.Random) -> None:
+    """As `_put_back`, while everybody runs on, but for coordinators at times. Returns when no sender goes on unaware."""
     world = schedule.world
-    newest = world.ensemble.copied()
-    world.note(f"ZooKeeper goes on with a copy of {len(older.nodes)} nodes")
-    world.ensemble.set_back_under_all(older)
-    world.oracle.put_back(older.nodes)
+    world.note(f"ZooKeeper goes on with a copy of {len(kept.nodes)} nodes")
+    world.ensemble.set_back_under_all(kept)
+    world.oracle.put_back(kept.nodes)
     for name in world.coordinator_names:
         if chance.random() < 0.4:
             world.kill(name, is_power=False)
             schedule.later(chance.random() * _UNAWARE_S, world.start, name)
     world.loop.run(world.loop.now_s + _UNAWARE_S)
-    began_s = world.loop.now_s
-    _start_all(schedule)
-    world.loop.run(began_s + 8 * chance.random())
-    if any((one.acknowledged_at_s or 0) > began_s for one in world.ledger.sent.values()):
-        raise Violation("8: sending goes on by a chain that was set back")
-    return newest
 
 
 def _start_all(schedule: Schedule) -> None:
