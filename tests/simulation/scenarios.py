@@ -110,14 +110,23 @@ def kill_at_chain_write(schedule: Schedule, number: int = 1) -> None:
     world.note(f"the coordinators die behind write {number} of a chain from now on")
 
     def written() -> None:
-        if number > 1:
-            kill_at_chain_write(schedule, number - 1)
-            return
         for name in world.coordinator_names:
             world.kill(name, is_power=False)
             schedule.later(6.0 * schedule.chance.random() + schedule.some_s(), world.start, name)
 
-    world.at_chain_write = written
+    at_chain_write(schedule, number, written)
+
+
+def at_chain_write(schedule: Schedule, number: int, happens: Callable[[], None]) -> None:
+    """Behind this write of a chain from now on."""
+
+    def written() -> None:
+        if number > 1:
+            at_chain_write(schedule, number - 1, happens)
+        else:
+            happens()
+
+    schedule.world.at_chain_write = written
 
 
 def empty_memory(schedule: Schedule) -> None:

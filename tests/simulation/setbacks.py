@@ -14,7 +14,15 @@ from seriatim.protocol.zookeeper import Paths
 from tests.simulation.applications import QUEUE
 from tests.simulation.ensemble import Kept
 from tests.simulation.ledger import Violation
-from tests.simulation.scenarios import SOON_S, asked, calmed, give_up_lost, kill_at_chain_write, switched
+from tests.simulation.scenarios import (
+    SOON_S,
+    asked,
+    at_chain_write,
+    calmed,
+    give_up_lost,
+    kill_at_chain_write,
+    switched,
+)
 from tests.simulation.world import CLUSTER, MemberHost
 
 if TYPE_CHECKING:
@@ -94,7 +102,7 @@ def recover_without(schedule: Schedule, others: int = 0) -> None:
     if chance.random() < 0.3:
         kill_at_chain_write(schedule, chance.randint(1, 30))
     if others and chance.random() < 0.7:
-        schedule.later(0.2 * chance.random(), schedule.pause_coordinator)
+        at_chain_write(schedule, chance.randint(1, 8), schedule.pause_coordinator)
     _recovered(schedule, others)
     world.loop.run(world.loop.now_s + chance.choice((0.1, 8.0)) * chance.random())
     _start_all(schedule)
