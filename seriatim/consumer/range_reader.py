@@ -39,7 +39,8 @@ class Positions:
     """`earliest`: offset of the first record kept; `end` where none is. `end`: offset up to which records can be read now, exclusive.
 
     `spans`: the offsets that links hold between the two, in order; a link that was given up leaves a wide gap (H21).
-    `is_end_known`: False where the master of the last link didn't tell how far that is written: there is no less than up to `end`.
+    `is_end_known`: False where the master of the last link didn't tell how far that is written, or ZooKeeper may have been set back:
+    there is no less than up to `end`.
     `of`: which queue that is, of all that ever had its name (H16); empty where a coordinator of an earlier version answered.
     """
 
@@ -142,7 +143,8 @@ class RangeReader:
         view = self._thread.run(self._describe())
         while needs_end and not view.is_latest_known:
             if boottime_s() >= deadline_s:
-                raise Unreachable(f"no member tells where queue {self.queue!r} ends")
+                why = "ZooKeeper may have been set back: nobody knows" if view.may_be_outdated else "no member tells"
+                raise Unreachable(f"{why} where queue {self.queue!r} ends")
             time.sleep(_ASKED_AGAIN_S)
             view = self._thread.run(self._describe())
         return Positions.seen(view)

@@ -49,8 +49,9 @@ class Link:
 class FakeQueue(CoordinatorServicer, BrokerServicer):
     """A context manager; `address` is coordinator and member at once.
 
-    `tells_committed`: False: no member answers a coordinator, so that its views lack the committed index of an open link.
-    `slave_lacks`: not None: only the slave answers, which doesn't know that these last records are committed.
+    `may_be_outdated`: what its views say. `tells_committed`: False: no member answers a coordinator, so that its views lack the
+    committed index of an open link. `slave_lacks`: not None: only the slave answers, which doesn't know that these last records
+    are committed.
     """
 
     def __init__(self, name: str, *, zookeeper: str = "", cluster: str = "fake") -> None:
@@ -62,6 +63,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.created_at_ms = 1_700_000_000_000
         self.version = 1
         self.tells_committed = True
+        self.may_be_outdated = False
         self.slave_lacks: int | None = None
         self.cursors: list[int] = []
         self.tokens: dict[str, int] = {}
@@ -155,6 +157,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
             created_at_ms=self.created_at_ms,
             links=links,
             subscriptions=[subscription],
+            may_be_outdated=self.may_be_outdated,
             first_offset=self.links[self.dropped_links].base
             if links
             else self.links[-1].base + self.links[-1].next_index,

@@ -228,6 +228,9 @@ def test_a_latest_offset_that_nobody_tells_is_no_answer(queue, monkeypatch, what
     monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
     with pytest.raises(Unreachable, match="no member tells where queue 'orders' ends"):
         LATEST[what](queue)
+    queue.tells_committed, queue.may_be_outdated = True, True
+    with pytest.raises(Unreachable, match="ZooKeeper may have been set back: nobody knows where queue 'orders' ends"):
+        LATEST[what](queue)
 
 
 def test_a_stream_of_what_is_there_now_does_not_end_where_nobody_tells_the_end(queue, stream, monkeypatch):
