@@ -128,8 +128,8 @@ class Operations:
         registry = await self._store.look_up_registry()
         settings = messages.settings_from(request.settings, frozenset(registry.groups))
         queue_id = await self._store.new_queue_id()
-        while registry.set_back(queue_id):
-            queue_id = await self._store.new_queue_id()  # a queue that ZooKeeper lost had this one (H16)
+        while registry.set_back(queue_id) or queue_id in self._store.chains:
+            queue_id = await self._store.new_queue_id()  # a queue has this one, or one that ZooKeeper lost had it (H16)
         document = chain.created(
             cluster=self._store.cluster,
             queue_id=queue_id,

@@ -129,8 +129,13 @@ class Store(Remembered):
         return version
 
     async def new_queue_id(self) -> QueueId:
-        """A number that no queue had before (H16). Its node goes with the session, where this is cut off."""
-        path = await self.session.create(f"{self.paths.ids}/q-", ephemeral=True, sequential=True)
+        """A number that no queue had before (H16), unless somebody deleted what counts them. Its node goes with the session, where this is cut off."""
+        path = f"{self.paths.ids}/q-"
+        try:
+            path = await self.session.create(path, ephemeral=True, sequential=True)
+        except NoNode:
+            await self.make_nodes()
+            path = await self.session.create(path, ephemeral=True, sequential=True)
         with contextlib.suppress(NoNode):  # so it did, in between
             await self.session.delete(path)
         return QueueId(int(path[-10:]) + 1)
@@ -149,7 +154,10 @@ class Store(Remembered):
         late = Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         try:
             await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
-        except NoNode as error:
+        except (
+            NoNode,
+            NodeExists,
+        ) as error:  # cleared away meanwhile; another queue's, of which this coordinator has yet to hear
             raise late from error
         try:
             await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())

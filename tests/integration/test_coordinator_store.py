@@ -644,6 +644,25 @@ def test_who_asks_while_all_of_the_cluster_is_gone_may_ask_again(zookeeper: str)
     asyncio.run(scenario())
 
 
+def test_queues_are_made_also_where_what_counts_their_ids_was_deleted(zookeeper: str) -> None:
+    """Each ended with a traceback until a coordinator was started again, and then once for each id that a queue has."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as own, coordinator(zookeeper) as stub:
+            made = [await stub.CreateQueue(pb.CreateQueueRequest(queue=name)) for name in ("orders", "bills")]
+
+            async def are_known() -> bool:
+                return len((await stub.ListQueues(pb.ListQueuesRequest())).queues) == len(made)
+
+            await until(are_known, "they are seen")
+            await own.delete(Paths(CLUSTER).ids)
+            made.append(await stub.CreateQueue(pb.CreateQueueRequest(queue="letters")))
+            first = made[0].queue_id
+            assert [one.queue_id for one in made] == [first, first + 1, first + 2]
+
+    asyncio.run(scenario())
+
+
 def test_a_member_can_register_whatever_it_has_to_say(zookeeper: str) -> None:
     """Where ZooKeeper lost thousands of queues their names are longer than a node: nobody who keeps their chains could come to it, or be asked."""
 
