@@ -102,7 +102,7 @@ class Membership:
             self._is_dirty.set()  # what happened to the registration meanwhile wasn't seen
             self._broker.resync_wanted.set()
         else:
-            # ZooKeeper may have been set back meanwhile, also within a session: its leader of then is told.
+            # ZooKeeper may be set back meanwhile, also within a session. Whatever stands there then, its next leader is told anew.
             self._broker.has_compared, self._registered_in = False, 0
             self._broker.disconnections += 1
         self._peer_changed.set()

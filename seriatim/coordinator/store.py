@@ -154,10 +154,7 @@ class Store(Remembered):
         late = Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
         try:
             await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
-        except (
-            NoNode,
-            NodeExists,
-        ) as error:  # cleared away meanwhile; another queue's, of which this coordinator has yet to hear
+        except (NoNode, NodeExists) as error:  # cleared away; or of another queue, not seen here yet
             raise late from error
         try:
             await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())

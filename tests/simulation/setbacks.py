@@ -170,7 +170,7 @@ def _switched_from(schedule: Schedule) -> Kept:
 
 
 def _set_back(schedule: Schedule, older: Kept) -> Kept:
-    """ZooKeeper has these data for a while, with all who run, or none of them. By these nothing may be sent. Returns its newest."""
+    """ZooKeeper has these data for a while, under all who run, or with everybody ended: nothing may be sent. Returns its newest data."""
     world = schedule.world
     living = random.Random(f"living {schedule.seed} {world.loop.now_s}")
     newest = world.ensemble.copied()
@@ -189,7 +189,7 @@ def _begin_by(schedule: Schedule, kept: Kept) -> None:
 
 
 def _nothing_is_sent(schedule: Schedule) -> None:
-    """For a while, with everybody there."""
+    """For a while, with everybody there. Raises Violation."""
     world = schedule.world
     began_s = world.loop.now_s
     _start_all(schedule)
