@@ -19,6 +19,8 @@ from tests.simulation.loop import Process, SimulatedLoop
 SERVERS = 3
 CUT_OFF_SERVER_S = 2.5, 8.0
 """So long a server that hears nothing of the leader still serves its clients' reads, as it is set up (H10)."""
+LEFT_S = 4.0
+"""So long a session lives that nobody is in."""
 
 
 @dataclass
@@ -123,6 +125,8 @@ class Ensemble:
         self._last_session = 100
         self._sequences: dict[str, int] = {}
         self._live: dict[int, Session] = {}
+        self._left: set[int] = set()
+        """Sessions that nobody is in any more, and that a copy has brought back."""
         self._timed_out: set[Process] = set()
 
     def delay_s(self) -> float:
@@ -160,8 +164,9 @@ class Ensemble:
 
     def expire(self, session_id: int) -> None:
         """The leader ends a session: its ephemeral nodes go, in one."""
-        if self._live.pop(session_id, None) is None:
+        if self._live.pop(session_id, None) is None and session_id not in self._left:
             return
+        self._left.discard(session_id)
         for path in [path for path, node in self.leader.nodes.items() if node.owner == session_id]:
             self.commit(("delete", path))
 
@@ -307,20 +312,28 @@ class Ensemble:
     def put_back(self, kept: Kept) -> None:
         """All servers have these data instead of theirs. Every process has to be dead: no session is known any more."""
         self._live.clear()
+        self._left.clear()
         self._have(kept)
 
     def set_back_under_all(self, kept: Kept) -> None:
-        """As `put_back`, while processes run on: an ensemble lets them in, also into their sessions, where the copy has those, too."""
+        """As `put_back`, while processes run on: an ensemble lets them in, also into their sessions, where the copy has those, too.
+
+        Those that have ended since the copy was made are there again, until they time out.
+        """
         self.stop()
         for gone in self._live.keys() - kept.sessions:
             del self._live[gone]
+        self._left = set(kept.sessions - self._live.keys())
         self._have(kept)
+        for session_id in sorted(self._left):
+            self.loop.after(LEFT_S, None, self.expire, session_id)
         self.go_on()
 
     def _have(self, kept: Kept) -> None:
-        """Nodes of sessions that aren't live go."""
+        """Nodes of sessions that aren't there go."""
         self._sequences = dict(kept.sequences)
-        nodes = {path: node for path, node in kept.nodes.items() if not node.owner or node.owner in self._live}
+        there = self._live.keys() | self._left
+        nodes = {path: node for path, node in kept.nodes.items() if not node.owner or node.owner in there}
         before = self.leader
         trees = [self._tree_of(nodes, before) for _ in range(SERVERS + 1)]
         self.leader = trees.pop()
