@@ -22,6 +22,8 @@ from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, Zo
 _log = log.logger("election")
 _NUMBER_DIGITS = 10
 _RETRY_S = 0.2
+_RESIGN_S = 1.0
+"""A server that has lost the leader of ZooKeeper answers pings for seconds more, and no write (H10): who closes doesn't wait for that."""
 MAX_NAME_BYTES: Final = MAX_SOURCE_BYTES
 """A sender's name is also a source's."""
 _NUMBERED = re.compile(r"-[0-9]{10}$")
@@ -173,7 +175,9 @@ class Election:
             self._on_change(standing)
 
     async def _resign(self) -> None:
-        if self._node is not None and self._session.state is SessionState.CONNECTED:
-            with contextlib.suppress(Unreachable, SessionExpired, NoNode):
-                await self._session.delete(f"{self._path}/{self._node}")
-        self._node = None
+        """Give the node back. Where nobody answers for long, it has been asked for, or goes with the session."""
+        node, self._node = self._node, None
+        if node is not None and self._session.state is SessionState.CONNECTED:
+            with contextlib.suppress(Unreachable, SessionExpired, NoNode, TimeoutError):
+                async with asyncio.timeout(_RESIGN_S):
+                    await self._session.delete(f"{self._path}/{node}")

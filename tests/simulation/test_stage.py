@@ -11,6 +11,7 @@ from seriatim.coordinator.core import chain
 from seriatim.protocol import chain_json
 from tests.property.chain_world import World
 from tests.simulation.disk import KEY, Disk
+from tests.simulation.ensemble import Node
 from tests.simulation.oracle import Oracle
 from tests.simulation.scenarios import add_group
 
@@ -35,8 +36,8 @@ def test_a_queue_that_was_deleted_is_not_the_one_that_goes_on_where_zookeeper_is
     oracle = Oracle(*cast("tuple[Any, Any, Any]", (None, {}, None)))
     oracle.put_back(
         {
-            deleted: (chain_json.encode(chain.deleted(document)), 3),
-            again: (chain_json.encode(document), 3),
+            deleted: Node(chain_json.encode(chain.deleted(document)), 3),
+            again: Node(chain_json.encode(document), 3),
         }
     )
     assert oracle.documents == {again: document}

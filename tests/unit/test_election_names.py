@@ -81,3 +81,35 @@ def test_an_instance_does_not_wait_behind_its_own_node():
 
     asyncio.run(stand())
     assert (election.standing, session.nodes) == (Standing.ELECTED, ["app-0000000000"])
+
+
+class SilentToWrites(SlowToCommit):
+    """Its server has lost the leader: it still answers what is read."""
+
+    asked = 0
+
+    async def create(self, path: str, **_: object) -> str:
+        self.nodes.append(f"{path.rsplit('/', 1)[1]}0000000000")
+        return f"{path}0000000000"
+
+    async def delete(self, _: str) -> None:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+
+def test_who_closes_does_not_wait_for_a_zookeeper_that_answers_no_write(monkeypatch):
+    """A close took more than its ten seconds, and raised, where a server kept its clients for eight without a leader."""
+    monkeypatch.setattr("seriatim.protocol.election._RESIGN_S", 0.01)
+    session = SilentToWrites()
+    is_elected = asyncio.Event()
+    election = Election(cast("ZooKeeperSession", session), "/senders", "app", lambda _: is_elected.set())
+
+    async def stand() -> None:
+        run = asyncio.create_task(election.run())
+        await is_elected.wait()
+        run.cancel()
+        await asyncio.wait((run,), timeout=10)
+        assert run.cancelled()
+
+    asyncio.run(stand())
+    assert (election.standing, election.node, session.asked) == (Standing.OUT, "", 1)
