@@ -570,25 +570,23 @@ def test_a_copy_of_a_disk_takes_no_place_from_the_other(with_links: Callable[[Sc
     with_links(scenario)
 
 
-def resyncer_of(broker: Broker) -> tuple[Resyncer, CursorKeeper]:
+def resyncer_of(broker: Broker, zookeeper: EmptyZooKeeper | None = None) -> tuple[Resyncer, CursorKeeper]:
     keeper = CursorKeeper(broker, cast("Coordinators", None))
-    return Resyncer(broker, keeper, cast("ZooKeeperSession", EmptyZooKeeper()), Paths("c")), keeper
+    return Resyncer(broker, keeper, cast("ZooKeeperSession", zookeeper or EmptyZooKeeper()), Paths("c")), keeper
 
 
 class LostBetweenTwoChains(EmptyZooKeeper):
-    """The connection is lost, and there again, when the first slice of chains has been read, `times` times."""
+    """The connection is lost, and there again, when the first slice of chains has been read the first time."""
 
-    def __init__(self, broker: Broker, times: int) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.times = times
 
     async def children(self, _: str, __: Callable[[], None] | None = None) -> list[str]:
         return [str(queue_id) for queue_id in range(1, AT_ONCE + 2)]
 
     async def get(self, path: str) -> tuple[bytes, int]:
-        if self.times and path == Paths("c").chain(QueueId(AT_ONCE + 1)):
-            self.times -= 1
-            self._broker.disconnections += 1
+        if path == Paths("c").chain(QueueId(AT_ONCE + 1)):
+            self._broker.disconnections = 1
         raise NoNode(path)
 
 
@@ -598,9 +596,7 @@ def test_a_disk_is_compared_with_chains_that_were_read_on_one_connection(
     """Between two of them ZooKeeper may have been set back."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        keeper = CursorKeeper(broker, cast("Coordinators", None))
-        zookeeper = cast("ZooKeeperSession", LostBetweenTwoChains(broker, times=1))
-        resyncer = Resyncer(broker, keeper, zookeeper, Paths("c"))
+        resyncer, _keeper = resyncer_of(broker, LostBetweenTwoChains(broker))
         with pytest.raises(Unreachable, match="connection was lost"):
             await resyncer._pass()
         assert not broker.has_compared
@@ -973,9 +969,7 @@ def test_a_chain_that_is_made_again_is_compared_at_once(with_links: Callable[[Sc
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         zookeeper = EmptyZooKeeper()
-        resyncer = Resyncer(
-            broker, CursorKeeper(broker, cast("Coordinators", None)), cast("ZooKeeperSession", zookeeper), Paths("c")
-        )
+        resyncer, _keeper = resyncer_of(broker, zookeeper)
         wanted = broker.resync_wanted
         await resyncer._pass()
         assert zookeeper.watch is None

@@ -63,7 +63,8 @@ def recover_queue(schedule: Schedule) -> None:
     if schedule.chance.random() < 0.5:
         _set_back(schedule, older)
     else:
-        _begin_by(schedule, Kept())  # who reads hears that there is no such queue, and ends
+        _put_back(schedule, Kept())  # with everybody ended: who reads hears that there is no such queue, and ends
+        _nothing_is_sent(schedule)
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
     _recovered(schedule)
     schedule.until_sending_goes_on(SOON_S)
@@ -176,16 +177,10 @@ def _set_back(schedule: Schedule, older: Kept) -> Kept:
     newest = world.ensemble.copied()
     if living.random() < 0.5:
         _put_back_under_all(schedule, older, living)
-        _nothing_is_sent(schedule)
     else:
-        _begin_by(schedule, older)
-    return newest
-
-
-def _begin_by(schedule: Schedule, kept: Kept) -> None:
-    """Everybody begins by these data, and nothing is sent."""
-    _put_back(schedule, kept)
+        _put_back(schedule, older)
     _nothing_is_sent(schedule)
+    return newest
 
 
 def _nothing_is_sent(schedule: Schedule) -> None:
