@@ -70,10 +70,14 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class DiskTrouble:
-    """A member's disk as `disks` can harm it; healed by mending the disk and starting the member again."""
+    """Disks as `disks` can harm them, `filled` and `nearly filled` only members'; healed by mending the disk and starting the server again.
+
+    `slow_ms`: how long a slow flush takes, at least and less than.
+    """
 
     role: Role
     trouble: Literal["write error", "flush error", "slow flush", "full", "filled", "nearly filled"]
+    slow_ms: tuple[int, int] = (20, 150)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,35 @@ def _kinds_of_zookeeper() -> list[Kind]:
             (Cut("zookeeper follower", "zookeepers"),),
             (3.0, 9.0),
         ),
+        *_kinds_of_zookeepers_disks(),
+    ]
+
+
+A_WHILE_MS = 300, 1500
+"""So long one flush takes where a disk all but stands still."""
+
+
+def _kinds_of_zookeepers_disks() -> list[Kind]:
+    """A server that can't write ends itself, and may do so again at each start."""
+
+    def kind(name: str, role: Role, trouble: Literal["write error", "flush error", "full"]) -> Kind:
+        return Kind(name, "zookeeper", (DiskTrouble(role, trouble),), (0.5, 2.0), share=0.5)
+
+    def slow(name: str, role: Role, slow_ms: tuple[int, int] = A_WHILE_MS) -> Kind:
+        return Kind(name, "zookeeper", (DiskTrouble(role, "slow flush", slow_ms),), (1.5, 3.5), share=0.5)
+
+    return [
+        kind("ZooKeeper's leader finds no room", "zookeeper leader", "full"),
+        kind("ZooKeeper's follower finds no room", "zookeeper follower", "full"),
+        kind("ZooKeeper's majority finds no room", "zookeeper majority", "full"),
+        kind("all of ZooKeeper finds no room", "zookeepers", "full"),
+        kind("writes of ZooKeeper's leader fail", "zookeeper leader", "write error"),
+        kind("flushes of ZooKeeper's leader fail", "zookeeper leader", "flush error"),
+        kind("flushes of ZooKeeper's majority fail", "zookeeper majority", "flush error"),
+        slow("flushes of ZooKeeper's leader are slow", "zookeeper leader"),
+        slow("flushes of ZooKeeper's majority are slow", "zookeeper majority", (20, 150)),
+        slow("ZooKeeper's majority's disks all but stand still", "zookeeper majority"),
+        slow("all of ZooKeeper's disks all but stand still", "zookeepers"),
     ]
 
 
@@ -219,6 +252,12 @@ def _kinds_of_disks() -> list[Kind]:
             Kind(f"{role}'s writes fail", "disk", (DiskTrouble(role, "write error"),)),
             Kind(f"{role}'s flushes fail", "disk", (DiskTrouble(role, "flush error"),)),
             Kind(f"{role}'s flushes are slow", "disk", (DiskTrouble(role, "slow flush"),), (0.8, 1.5)),
+            Kind(
+                f"{role}'s disk all but stands still",
+                "disk",
+                (DiskTrouble(role, "slow flush", A_WHILE_MS),),
+                (1.5, 3.5),
+            ),
             Kind(f"{role}'s writes find no room", "disk", (DiskTrouble(role, "full"),)),
             Kind(f"{role}'s disk full to the last byte", "disk", (DiskTrouble(role, "filled"),), (1.0, 1.5)),
             Kind(f"{role}'s disk full up to its reserve", "disk", (DiskTrouble(role, "nearly filled"),), (1.0, 1.5)),
@@ -286,13 +325,13 @@ def pair(chance: random.Random, kinds: Sequence[Kind] = KINDS) -> Kind:
 
 
 _HEADLINE_PART = 0.104
-_PAIRS_PART = 0.12
+_PAIRS_PART = 0.11
 
 
 def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS, *, with_pairs: bool = True) -> list[Kind]:
     """So many faults in random order.
 
-    A tenth and a little more of each headline; of the rest an eighth in twos, then every other kind once before any
+    A tenth and a little more of each headline; of the rest a ninth in twos, then every other kind once before any
     comes again, the likelier ones first. With 500 each headline comes 52 times, and every kind at least once.
     """
     headlines, others = [kind for kind in kinds if kind.is_headline], [kind for kind in kinds if not kind.is_headline]

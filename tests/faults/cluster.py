@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 from seriatim.protocol.zookeeper import Paths
 from tests.faults import ensemble
-from tests.faults.disks import RESERVE_MB, Disk, compile_library
+from tests.faults.disks import RESERVE_MB, Disk, MemberDisk, compile_library
 from tests.faults.network import Network
 
 ROOT = Path(__file__).parents[2]
@@ -57,8 +57,10 @@ class FaultCluster:
     def __init__(self, directory: Path, network: Network) -> None:
         self.network = network
         self.supervisor = Supervisor(directory)
-        library = compile_library(self.supervisor.directory)
-        self.disks = {name: Disk(self.supervisor.directory, name, library) for name in (*MEMBERS, *SPARE_MEMBERS)}
+        folder = self.supervisor.directory
+        library = compile_library(folder)
+        self.disks = {name: MemberDisk(folder, name, library) for name in (*MEMBERS, *SPARE_MEMBERS)}
+        self.ensemble_disks = {name: Disk(folder / name, folder / f"{name}.control", library) for name in ZOOKEEPERS}
         self.expected: set[str] = set()
         """Servers that have to run when nothing is harmed."""
 
@@ -74,8 +76,13 @@ class FaultCluster:
             self.signal(name, signal.SIGCONT)
         self.supervisor.stop_all((*MEMBERS, *SPARE_MEMBERS))
         self.supervisor.close()
-        for disk in self.disks.values():
+        for disk in self.all_disks.values():
             disk.close()
+
+    @property
+    def all_disks(self) -> dict[str, Disk]:
+        """By server."""
+        return {**self.disks, **self.ensemble_disks}
 
     # ------------------------------------------------------------------------------------------------------ addresses
 
@@ -149,14 +156,16 @@ class FaultCluster:
         environment = {"PYTHONPATH": str(ROOT), "SERIATIM_SESSION_TIMEOUT_MS": str(int(SESSION_S * 1000))}
         if name in ZOOKEEPERS:
             addresses = tuple(map(self.network.address, ZOOKEEPERS))
-            command = ensemble.command(self.supervisor.directory / name, ZOOKEEPERS.index(name) + 1, addresses)
+            disk = self.ensemble_disks[name]
+            command = ensemble.command(disk.path, ZOOKEEPERS.index(name) + 1, addresses)
+            environment |= disk.environment
         else:
             common = ("--zookeeper", self.zookeeper, "--cluster", _NAME, "--listen", self.address(name))
             own: tuple[str, ...] = ("coordinator",)
             if name not in COORDINATORS:
-                disk, (group, member) = self.disks[name], name.split("-")
-                own = ("broker", "--group", group, "--member", member, "--dir", str(disk.path))
+                own_disk, (group, member) = self.disks[name], name.split("-")
+                own = ("broker", "--group", group, "--member", member, "--dir", str(own_disk.path))
                 own = (*own, "--reserve-mb", str(RESERVE_MB), "--segment-bytes", str(_SEGMENT_BYTES[member]))
-                environment |= disk.environment
+                environment |= own_disk.environment
             command = (sys.executable, "-m", "seriatim.cli.main", *own, *common)
         return ProcessSpec(name, self.network.entered(name, command), environment=environment)

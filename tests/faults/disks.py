@@ -1,7 +1,8 @@
-"""A member's disk: a real file system of limited size in an image of its own, which can be harmed in every way.
+"""Disks that can be harmed: of any server, what it writes and flushes; a member's in every way.
 
-Full, by real bytes; failing or slow, by the library of `faulty_disk.c` under the broker; damaged, by flipped bits in the
-files of the database and in segment files; blank, by removal.
+Failing, slow or without room, by the library of `faulty_disk.c` under the server. A member's is a real file system of limited
+size besides, in an image of its own: full, by real bytes; damaged, by flipped bits in the files of the database and in
+segment files; blank, by removal.
 """
 
 from __future__ import annotations
@@ -41,25 +42,19 @@ def compile_library(directory: Path) -> Path:
 
 
 class Disk:
-    """One member's. Mounted by this process, in its own mount namespace, which ends with it."""
+    """What one server writes and flushes below `path`."""
 
-    def __init__(self, directory: Path, name: str, library: Path) -> None:
-        self.path = directory / name
-        self.path.mkdir()
-        image = directory / f"{name}.image"
-        with image.open("wb") as file:
-            file.truncate(SIZE_MB * _MIB)
-        subprocess.run(("mkfs.ext4", "-q", "-F", "-m", "0", str(image)), check=True)
-        subprocess.run(("mount", "-o", "loop,noatime", str(image), str(self.path)), check=True)
+    def __init__(self, path: Path, control_path: Path, library: Path) -> None:
+        self.path = path
         self._library = library
-        self._control_path = directory / f"{name}.control"
+        self._control_path = control_path
         self._control_path.write_bytes(bytes(mmap.PAGESIZE))
         with self._control_path.open("r+b") as file:
             self._control = mmap.mmap(file.fileno(), mmap.PAGESIZE)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a broker on this disk is started with."""
+        """What a server on this disk is started with."""
         return {
             "LD_PRELOAD": str(self._library),
             "SERIATIM_DISK_CONTROL": str(self._control_path),
@@ -75,6 +70,30 @@ class Disk:
         """How many calls were harmed since `trouble`."""
         return _CONTROL.unpack(self._control[: _CONTROL.size])[2]
 
+    def mend(self) -> bool:
+        """Obedience again; whether there was any trouble."""
+        had_trouble = _CONTROL.unpack(self._control[: _CONTROL.size])[0] != Trouble.NONE
+        self._control[: _CONTROL.size] = _CONTROL.pack(Trouble.NONE, 0, self.hits)
+        return had_trouble
+
+    def close(self) -> None:
+        """Nothing is asked of it any more."""
+        self._control.close()
+
+
+class MemberDisk(Disk):
+    """One member's. Mounted by this process, in its own mount namespace, which ends with it."""
+
+    def __init__(self, directory: Path, name: str, library: Path) -> None:
+        path = directory / name
+        path.mkdir()
+        image = directory / f"{name}.image"
+        with image.open("wb") as file:
+            file.truncate(SIZE_MB * _MIB)
+        subprocess.run(("mkfs.ext4", "-q", "-F", "-m", "0", str(image)), check=True)
+        subprocess.run(("mount", "-o", "loop,noatime", str(image), str(path)), check=True)
+        super().__init__(path, directory / f"{name}.control", library)
+
     def fill(self, leaving_mb: int) -> None:
         """Take room by a real file, until so much is left; 0: nothing at all."""
         found = os.statvfs(self.path)
@@ -87,15 +106,13 @@ class Disk:
                     os.write(file.fileno(), bytes(4096))
 
     def mend(self) -> bool:
-        """Room and obedience again; whether there was any trouble."""
-        had_trouble = _CONTROL.unpack(self._control[: _CONTROL.size])[0] != Trouble.NONE
-        self._control[: _CONTROL.size] = _CONTROL.pack(Trouble.NONE, 0, self.hits)
+        """Room again, besides."""
         (self.path / "ballast").unlink(missing_ok=True)
-        return had_trouble
+        return super().mend()
 
     def close(self) -> None:
         """Take it out of the tree of files; its image stays."""
-        self._control.close()
+        super().close()
         subprocess.run(("umount", "--lazy", str(self.path)), check=True)
 
     def wipe(self) -> None:

@@ -212,13 +212,13 @@ class Nemesis:
 
     def _trouble(self, harm: DiskTrouble, names: tuple[str, ...]) -> None:
         for name in names:
-            disk = self._cluster.disks[name]
             if harm.trouble == "filled":
-                disk.fill(0)
+                self._cluster.disks[name].fill(0)
             elif harm.trouble == "nearly filled":
-                disk.fill(RESERVE_MB // 2)
+                self._cluster.disks[name].fill(RESERVE_MB // 2)
             else:
-                disk.trouble(_TROUBLES[harm.trouble], delay_ms=self._chance.randrange(20, 150))
+                delay_ms = self._chance.randrange(*harm.slow_ms)
+                self._cluster.all_disks[name].trouble(_TROUBLES[harm.trouble], delay_ms)
             if harm.trouble not in _STAYS_TRUSTED:
                 self._distrusted.add(name)
 
@@ -335,7 +335,7 @@ class Nemesis:
             with contextlib.suppress(StartFailed):
                 cluster.signal(name, signal.SIGCONT)
         self._paused.clear()
-        for name, disk in cluster.disks.items():
+        for name, disk in cluster.all_disks.items():
             hits = disk.hits
             if disk.mend():
                 fault.note += f"{name}: {hits} calls harmed; "
