@@ -118,7 +118,10 @@ class Ensemble:
         self.servers = [Server(number) for number in range(SERVERS)]
         self.is_down = False
         self.lag_s = 0.002
+        self.slow_s = 0.0
+        """By how much at most a write is decided later, where disks are slow."""
         self.late_share = 0.02
+        self.newest_decision_s = 0.0
         self.cut_off_server_s = CUT_OFF_SERVER_S[0]
         self.on_write: Callable[[str, bytes, int], None] = lambda *_: None
         self.on_session: Callable[[int, Process], None] = lambda *_: None
@@ -133,6 +136,14 @@ class Ensemble:
         random = self._random
         delay_s = self.lag_s * (0.2 + random())
         return delay_s + random() * 0.1 if random() < self.late_share else delay_s
+
+    def decided_s(self) -> float:
+        """When the leader has decided what is asked of it now. Who syncs hears of all that was asked before."""
+        decided_s = self.loop.now_s + self.delay_s()
+        if self.slow_s:
+            decided_s += self.slow_s * self._random()
+        self.newest_decision_s = max(self.newest_decision_s, decided_s)
+        return decided_s
 
     # ---- sessions
 
@@ -352,6 +363,7 @@ class Ensemble:
         return tree
 
     def heal(self) -> None:
+        self.slow_s = 0.0
         if self.is_down:
             self.go_on()
         for server in self.servers:

@@ -237,6 +237,29 @@ class Nemesis:
         self.world.ensemble.stop()
         self.later(self.some_s(), self.world.ensemble.go_on)
 
+    def slow_zookeeper(self) -> None:
+        """Its disks take long for each flush: a write is decided late, also after its client was let in by another server and looked.
+
+        What sessions begin with is written, so some of them end meanwhile.
+        """
+        ensemble, chance = self.world.ensemble, self.chance
+        slow_s, seconds = chance.choice((0.1, 0.5, 1.5)), self.some_s()
+        self.world.note(f"ZooKeeper is slow: up to {slow_s} s a write")
+        ensemble.slow_s = slow_s
+        self.later(seconds, setattr, ensemble, "slow_s", 0.0)
+        for name in self.world.hosts:
+            if chance.random() < 0.5:
+                begins_s = seconds * chance.random()
+                if chance.random() < 0.7:
+                    self.later(begins_s, self._expire, name)
+                for _ in range(2):
+                    self.later(begins_s + 0.3 + 2 * slow_s * chance.random(), self._disconnect, name)
+
+    def _disconnect(self, name: str) -> None:
+        for session in self.world.ensemble.sessions_of(self.world.hosts[name].process):
+            self.world.note(f"{session.process} loses its connection to ZooKeeper")
+            session.disconnect()
+
     def blank_disk(self) -> None:
         """Only where the other member's disk is sound, and holds what this one does: else an operator has to abandon it."""
         name = self.any_member()
@@ -387,6 +410,7 @@ KINDS: dict[str, tuple[float, Callable[[Nemesis], None]]] = {
     "expire session": (4, Nemesis.expire_session),
     "cut off a ZooKeeper server": (3, Nemesis.cut_off_server),
     "stop ZooKeeper": (2, Nemesis.stop_zookeeper),
+    "slow ZooKeeper": (2, Nemesis.slow_zookeeper),
     "blank disk": (3, Nemesis.blank_disk),
     "damage": (3, Nemesis.damage),
     "disk fails": (2, Nemesis.disk_fails),

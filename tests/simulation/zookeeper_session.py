@@ -92,6 +92,10 @@ class SimulatedSession:
         self._notified_s = 0.0
         self._asked_s = 0.0
         self._wrote_s = 0.0
+        self._decided_s = 0.0
+        """When the last of its writes is decided: none behind it is earlier."""
+        self._answered_s = 0.0
+        """The same, of this connection: nor is a look behind it."""
         self._seen = 0
         self.leader = 0
         self._is_reconnecting = False
@@ -139,7 +143,7 @@ class SimulatedSession:
                 ensemble.catch_up(server)
                 answer(None)
 
-        ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, ended)
+        ensemble.loop.at(max(self._decided_s, ensemble.decided_s()), None, ended)
 
     def end(self) -> None:
         """Behind `stop` nothing is left to do but to hang up: the leader ends a session that it hears no more of."""
@@ -190,6 +194,7 @@ class SimulatedSession:
         if self.server is not None:
             self.server.sessions.remove(self)
             self.server = None
+        self._answered_s = 0.0
         self.held_requests.clear()
         self._held_replies.clear()
 
@@ -323,7 +328,12 @@ class SimulatedSession:
         ensemble.loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
 
     def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Coroutine[Any, Any, Any]:
+        loop = self.ensemble.loop
+
         def work(server: Server, answer: Callable[..., None]) -> None:
+            if self._answered_s > loop.now_s:
+                loop.at(self._answered_s, None, behind_writes, server, self.session_id, answer)
+                return
             tree = server.tree
             node = tree.nodes.get(path)
             if watch is not None and (node is not None or kind == "exists"):
@@ -338,6 +348,10 @@ class SimulatedSession:
                 answer((node.data, node.version))
             else:
                 answer(list(tree.children.get(path, ())))
+
+        def behind_writes(server: Server, session_id: int, answer: Callable[..., None]) -> None:
+            if self.server is server and self.session_id == session_id:
+                work(server, answer)
 
         return self._ask(work)
 
@@ -385,7 +399,9 @@ class SimulatedSession:
                 ensemble.catch_up(server)
                 answer(result)
 
-            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, commit)
+            # A session's writes are done in their order, on whatever connections they came.
+            self._answered_s = self._decided_s = max(self._decided_s, ensemble.decided_s())
+            ensemble.loop.at(self._decided_s, None, commit)
 
         return self._ask(work)
 
@@ -440,7 +456,8 @@ class SimulatedSession:
                     ensemble.catch_up(server)
                     answer(None)
 
-            ensemble.loop.at(ensemble.loop.now_s + ensemble.delay_s(), None, synced)
+            self._answered_s = max(ensemble.newest_decision_s, ensemble.decided_s())
+            ensemble.loop.at(self._answered_s, None, synced)
 
         await self._ask(work)
 

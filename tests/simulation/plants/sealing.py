@@ -16,9 +16,11 @@ from seriatim.broker_group.writer import Write
 from seriatim.coordinator.core import seal
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate
+from seriatim.protocol.election import Election
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 from tests.simulation.world import World
+from tests.simulation.zookeeper_session import SimulatedSession
 
 # ---- the seal
 
@@ -97,6 +99,16 @@ async def _sealed_after_a_restart_only(right: Any, self: Broker) -> None:
 
 SILENCE = ("cut", "isolate", "cut off a ZooKeeper server")
 ENDINGS = ("rotate", "drain group", "pause", "slow disk")
+
+
+async def _made_anew(self: Election) -> None:
+    del self
+
+
+async def _servers_only(right: Any, session: SimulatedSession, path: str) -> None:
+    if not session.process.host.name.startswith(("sender", "reader", "audit")):
+        await right(session, path)
+
 
 PLANTS = (
     Plant(
@@ -182,5 +194,21 @@ PLANTS = (
         within=100,
         shape=Shape(kinds=("expire session", "pause a coordinator"), coordinators=(1,), faults=(4, 7), pause_s=0.8),
         finds="another session",
+    ),
+    Plant(
+        "stands twice",
+        "who heard nothing of its election node makes another one, and waits behind itself",
+        instead(Election, "_find_own", _made_anew),
+        within=60,
+        shape=Shape(kinds=("slow ZooKeeper",), coordinators=(1,), faults=(2, 4)),
+        finds="12: ",
+    ),
+    Plant(
+        "stands twice, by what its server knows",
+        "who heard nothing of its election node looks for it where it is connected, and doesn't let that server catch up first",
+        changed(SimulatedSession, "sync", _servers_only),
+        within=200,
+        shape=Shape(kinds=("slow ZooKeeper",), groups=(2,), coordinators=(1,), faults=(3, 4)),
+        finds="12: ",
     ),
 )
