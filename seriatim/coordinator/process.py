@@ -185,7 +185,7 @@ class CoordinatorProcess:
             self._register.set()
 
     async def _stay_registered(self) -> None:
-        """Register again whenever a new session took the place of a lost one."""
+        """Register again whenever a new session took the place of a lost one, or somebody deleted the node."""
         while True:
             await self._register.wait()
             self._register.clear()
@@ -206,7 +206,7 @@ class CoordinatorProcess:
         path = f"{self._store.paths.coordinators}/{self.name}"
         data = CoordinatorRegistration(self.address, self._settings.advertise_outside).encode()
         try:
-            await self._session.create(path, data, ephemeral=True)
+            await self._session.create(path, data, ephemeral=True, parents=True)
         except NodeExists:
             owner = 0
             with contextlib.suppress(NoNode):  # it has gone between the two looks
@@ -220,6 +220,10 @@ class CoordinatorProcess:
                 self._name_owner = owner
                 await asyncio.sleep(REGISTER_RETRY_S)
                 self._register.set()
+                return
+        # Clients find coordinators by these nodes.
+        if not await self._session.exists(path, self._register.set):
+            self._register.set()
 
 
 async def serve(settings: CoordinatorSettings) -> None:

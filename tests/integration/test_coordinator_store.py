@@ -1149,6 +1149,39 @@ def test_a_coordinator_whose_name_is_taken_says_so_once(zookeeper: str, caplog: 
     assert caplog.text.count("another session has this name") == 1
 
 
+def test_a_coordinator_whose_node_was_deleted_registers_again(zookeeper: str) -> None:
+    """Until its session ended, which may be never, brokers and clients that came had nobody to ask."""
+
+    def deleted(*paths: str) -> None:
+        """All in one: nothing is made in between."""
+        client = KazooClient(zookeeper)
+        client.start()
+        transaction = client.transaction()
+        for path in paths:
+            transaction.delete(path)
+        assert transaction.commit() == [True] * len(paths)
+        client.stop()
+        client.close()
+
+    async def scenario() -> None:
+        process = CoordinatorProcess(CoordinatorSettings(zookeeper, CLUSTER, name="one", session_timeout_ms=SESSION_MS))
+        await process.start()
+        serving = asyncio.create_task(process.run())
+        folder = Paths(CLUSTER).coordinators
+        node = f"{folder}/one"
+        try:
+            async with session(zookeeper) as own:
+                for paths in ((node,), (node,), (node, folder)):
+                    await asyncio.to_thread(deleted, *paths)
+                    await until(lambda: own.exists(node), f"it is registered again, after {paths} were deleted")
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            await process.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_deleted_queue_goes_and_its_name_is_free_at_once(zookeeper: str) -> None:
     async def scenario() -> None:
         async with coordinator(zookeeper) as stub, session(zookeeper) as own:
