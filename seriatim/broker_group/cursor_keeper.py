@@ -9,7 +9,7 @@ What the other member passes on waits for none of that: it may have a commit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -29,7 +29,6 @@ from seriatim.protocol.chain import ChainDocument, Whose
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
-    OlderGeneration,
     OlderVersion,
     SeriatimError,
     StaleCursor,
@@ -44,6 +43,8 @@ _log = log.logger("broker.cursors")
 RELAY_TIMEOUT_S = 0.5
 NOTE_TIMEOUT_S = 2.0
 REPEAT_S = 1.0
+TOGETHER_S = 0.1
+"""The first that comes to a link's end is reported at once; who comes so soon behind it, together: each report is a write of the chain."""
 
 Change = Callable[[CursorRecord | None], CursorRecord]
 
@@ -346,6 +347,7 @@ class CursorKeeper:
         while True:
             wanted.clear()
             is_done = await self._report_once()
+            await asyncio.sleep(TOGETHER_S)
             try:
                 async with asyncio.timeout(None if is_done else REPEAT_S):
                     await wanted.wait()
@@ -383,37 +385,48 @@ class CursorKeeper:
         record = self._broker.record(key)
         if record is None or record.end is None:
             return True
-        is_done = True
-        # A copy: while a report is on its way, a subscription may commit here for the first time.
-        for cursor in list(self.of_link(key).values()):
-            is_reported = cursor.whose in self._reported.get(key, ())
-            # A member that is still refilling reports nothing.
-            if record.lacks_of(cursor.whose) or is_reported or not cursors.is_drained(cursor, record.end):
-                continue
-            try:
-                await self._report(key, *cursor.whose)
-            except OlderGeneration:
-                pass  # sought meanwhile: nothing is left to say
-            except SeriatimError as error:
-                cause_id = log.new_cause_id("drained")
-                _log.lasting("drained report failed", queue_id=key[0], epoch=key[1], reason=error, cause_id=cause_id)
-                if isinstance(error, (Unreachable, DeadlineOver)):
-                    raise
-                is_done = False
-                continue
-            self._reported.setdefault(key, set()).add(cursor.whose)
+        reported = self._reported.get(key, set())
+        # A member that is still refilling reports nothing.
+        of = [
+            cursor.whose
+            for cursor in self.of_link(key).values()
+            if cursor.whose not in reported
+            and not record.lacks_of(cursor.whose)
+            and cursors.is_drained(cursor, record.end)
+        ]
+        if not of:
+            return True
+        cause_id = log.new_cause_id("drained")
+        try:
+            noted = await self._report(key, of, cause_id)
+        except SeriatimError as error:
+            _log.lasting("drained report failed", queue_id=key[0], epoch=key[1], reason=error, cause_id=cause_id)
+            if isinstance(error, (Unreachable, DeadlineOver)):
+                raise
+            return False
+        self._reported.setdefault(key, set()).update(noted)
+        is_done = noted.issuperset(of)
+        if noted and not is_done:
+            self._broker.look_for_drained(key)  # the others now, not in a second
         return is_done
 
-    async def _report(self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation) -> None:
+    async def _report(self, key: LinkKey, of: Sequence[Whose], cause_id: str) -> frozenset[Whose]:
+        """Those of whom nothing is left to say: an earlier coordinator hears of the first one only, and doesn't say."""
         me = self._broker.incarnation
+        first, *also = (pb.Drained(subscription_id=one, generation=generation) for one, generation in of)
         report = pb.DrainedReport(
             cluster=self._broker.cluster,
             queue_id=key[0],
             epoch=key[1],
-            subscription_id=subscription_id,
-            generation=generation,
-            cause_id=log.new_cause_id("drained"),
+            subscription_id=first.subscription_id,
+            generation=first.generation,
+            also=also,
+            cause_id=cause_id,
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )
-        await self._coordinators.ask(lambda stub: rpc.call(stub.ReportDrained, report, NOTE_TIMEOUT_S))
-        _log.info("drained reported", queue_id=key[0], epoch=key[1], subscription=subscription_id)
+        reply = await self._coordinators.ask(lambda stub: rpc.call(stub.ReportDrained, report, NOTE_TIMEOUT_S))
+        noted = reply.noted or [first]
+        _log.info(
+            "drained reported", queue_id=key[0], epoch=key[1], subscriptions=[one.subscription_id for one in noted]
+        )
+        return frozenset((SubscriptionId(one.subscription_id), Generation(one.generation)) for one in noted)

@@ -26,7 +26,7 @@ from seriatim.coordinator.recovery import Recovery
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.chain import ChainDocument, Whose
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, Unreachable, WrongCluster
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
@@ -188,23 +188,30 @@ class CoordinatorService(CoordinatorServicer):
     # ---- members
 
     @rpc.answers_errors
-    async def ReportDrained(self, request: pb.DrainedReport, context: _Context) -> pb.Done:
-        """A subscription has read a link to its end: the link leaves the head of its consume list."""
+    async def ReportDrained(self, request: pb.DrainedReport, context: _Context) -> pb.DrainedNoted:
+        """Subscriptions have read a link to its end: it leaves the heads of their consume lists, all in one."""
         del context
         self._check_cluster(request.cluster)
+        epoch = Epoch(request.epoch)
+        first = pb.Drained(subscription_id=request.subscription_id, generation=request.generation)
+        of = [(SubscriptionId(one.subscription_id), Generation(one.generation)) for one in (first, *request.also)]
+        noted: tuple[Whose, ...] = ()
+
+        def changed(document: ChainDocument) -> ChainDocument:
+            nonlocal noted
+            document, noted = subscriptions.all_drained(document, epoch, of)
+            return document
+
         await self._execution.give_way_in(QueueId(request.queue_id))
         await self._operations.change(
             QueueId(request.queue_id),
-            lambda document: subscriptions.drained(
-                document,
-                SubscriptionId(request.subscription_id),
-                Generation(request.generation),
-                Epoch(request.epoch),
-            ),
-            f"link {request.epoch} drained by subscription {request.subscription_id}",
+            changed,
+            f"link {epoch} drained by {'subscriptions' if request.also else 'subscription'} {', '.join(str(one) for one, _ in of)}",
             request.cause_id or log.new_cause_id("drained"),
         )
-        return pb.Done()
+        return pb.DrainedNoted(
+            noted=[pb.Drained(subscription_id=one, generation=generation) for one, generation in noted]
+        )
 
     @rpc.answers_errors
     async def NoteStaleCursors(self, request: pb.StaleCursorsNote, context: _Context) -> pb.Done:

@@ -1824,12 +1824,17 @@ class DrainedReport(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     FROM_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     epoch: _builtins.int
     cause_id: _builtins.str
+    @_builtins.property
+    def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drained]:
+        """others who have read the same link; an earlier coordinator passes over them"""
+
     def __init__(
         self,
         *,
@@ -1839,14 +1844,59 @@ class DrainedReport(_message.Message):
         generation: _builtins.int = ...,
         epoch: _builtins.int = ...,
         cause_id: _builtins.str = ...,
+        also: _abc.Iterable[Global___Drained] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainedReport: _TypeAlias = DrainedReport  # noqa: Y015
+
+@_typing.final
+class Drained(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    subscription_id: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        subscription_id: _builtins.int = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "subscription_id", b"subscription_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drained: _TypeAlias = Drained  # noqa: Y015
+
+@_typing.final
+class DrainedNoted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def noted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drained]:
+        """of whom nothing is left to say; of an earlier coordinator none, for the first one"""
+
+    def __init__(
+        self,
+        *,
+        noted: _abc.Iterable[Global___Drained] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["noted", b"noted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainedNoted: _TypeAlias = DrainedNoted  # noqa: Y015
 
 @_typing.final
 class StaleCursorsNote(_message.Message):

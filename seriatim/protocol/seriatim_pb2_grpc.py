@@ -803,7 +803,7 @@ class CoordinatorStub:
         self.ReportDrained = channel.unary_unary(
                 '/seriatim.v1.Coordinator/ReportDrained',
                 request_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DrainedReport.SerializeToString,
-                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.Done.FromString,
+                response_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DrainedNoted.FromString,
                 _registered_method=True)
         self.NoteStaleCursors = channel.unary_unary(
                 '/seriatim.v1.Coordinator/NoteStaleCursors',
@@ -1050,7 +1050,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'ReportDrained': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportDrained,
                     request_deserializer=seriatim_dot_protocol_dot_seriatim__pb2.DrainedReport.FromString,
-                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.Done.SerializeToString,
+                    response_serializer=seriatim_dot_protocol_dot_seriatim__pb2.DrainedNoted.SerializeToString,
             ),
             'NoteStaleCursors': grpc.unary_unary_rpc_method_handler(
                     servicer.NoteStaleCursors,
@@ -1291,7 +1291,7 @@ class Coordinator:
             target,
             '/seriatim.v1.Coordinator/ReportDrained',
             seriatim_dot_protocol_dot_seriatim__pb2.DrainedReport.SerializeToString,
-            seriatim_dot_protocol_dot_seriatim__pb2.Done.FromString,
+            seriatim_dot_protocol_dot_seriatim__pb2.DrainedNoted.FromString,
             options,
             channel_credentials,
             insecure,

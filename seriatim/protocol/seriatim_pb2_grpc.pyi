@@ -255,7 +255,7 @@ class CoordinatorStub:
     """The queue's view now, and again whenever it changes."""
     DescribeQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]
     """The queue's view with what only members know: cursors, committed index."""
-    ReportDrained: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.Done]
+    ReportDrained: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.DrainedNoted]
     """Members."""
     NoteStaleCursors: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.StaleCursorsNote, _seriatim_pb2.Done]
     CreateQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.CreateQueueRequest, _seriatim_pb2.QueueView]
@@ -288,7 +288,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """The queue's view now, and again whenever it changes."""
     DescribeQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
     """The queue's view with what only members know: cursors, committed index."""
-    ReportDrained: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.Done]  # type: ignore[assignment]
+    ReportDrained: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.DrainedNoted]  # type: ignore[assignment]
     """Members."""
     NoteStaleCursors: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.StaleCursorsNote, _seriatim_pb2.Done]  # type: ignore[assignment]
     CreateQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.CreateQueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
@@ -354,7 +354,7 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _seriatim_pb2.DrainedReport,
         context: _ServicerContext,
-    ) -> _typing.Union[_seriatim_pb2.Done, _abc.Awaitable[_seriatim_pb2.Done]]:
+    ) -> _typing.Union[_seriatim_pb2.DrainedNoted, _abc.Awaitable[_seriatim_pb2.DrainedNoted]]:
         """Members."""
 
     @_abc_1.abstractmethod

@@ -24,12 +24,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Listener(CoordinatorServicer):
-    """Notes what members tell it; refuses as long as `is_deaf`."""
+    """Notes what members tell it; refuses as long as `is_deaf`. `hears_of_all`: of an earlier version it hears of one in a report."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, bool]] = []
         self.drained: list[tuple[int, int, int]] = []
         self.is_deaf = False
+        self.hears_of_all = True
         self.refused = 0
         self.asked = 0
         self.may_answer = asyncio.Event()
@@ -47,12 +48,14 @@ class Listener(CoordinatorServicer):
         return pb.Done()
 
     @answers_errors
-    async def ReportDrained(self, request: pb.DrainedReport, context: Any) -> pb.Done:  # noqa: N802 - as in the .proto
+    async def ReportDrained(self, request: pb.DrainedReport, context: Any) -> pb.DrainedNoted:  # noqa: N802 - as in the .proto
         self.asked += 1
         await self.may_answer.wait()
         self._listen()
-        self.drained.append((request.epoch, request.subscription_id, request.generation))
-        return pb.Done()
+        of = (request, *request.also) if self.hears_of_all else (request,)
+        self.drained += [(request.epoch, one.subscription_id, one.generation) for one in of]
+        noted = [pb.Drained(subscription_id=one.subscription_id, generation=one.generation) for one in of]
+        return pb.DrainedNoted(noted=noted if self.hears_of_all else ())
 
 
 @asynccontextmanager
@@ -293,6 +296,30 @@ def test_drained_is_reported_until_it_is_noted(run: Callable[..., None]) -> None
 
         await until(is_noted)
         assert set(listener.drained) == {(1, 3, 1)}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("hears_of_all", [True, False], ids=["", "an earlier version of it"])
+def test_all_who_have_read_a_link_are_reported_at_once(run: Callable[..., None], *, hears_of_all: bool) -> None:
+    """Each by itself was a write of the chain, one after the other: the last of 24 readers read on 0.7 s after the first."""
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        listener.hears_of_all = hears_of_all
+        readers = 3, 4, 5
+        for member in group.both:
+            for one in readers:
+                await tell(group, member, subscription_id=one)
+        end = (await group.seal(group.a)).positions[-1]
+        for one in readers:
+            await commit(group, group.b, 100, subscription_id=one)
+        assert (await group.record_end(group.b, end)).has_it
+
+        async def is_noted() -> bool:
+            return {one for _, one, _ in listener.drained} == set(readers)
+
+        await until(is_noted)
+        assert listener.asked == (1 if hears_of_all else len(readers))
 
     run(scenario)
 

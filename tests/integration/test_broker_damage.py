@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +44,7 @@ from seriatim.protocol.chain import (
     LinkState,
     QueueSettings,
     Subscription,
+    Whose,
 )
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -910,8 +911,8 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
         session = cast("ZooKeeperSession", ZooKeeperWithALink())
         membership = Membership(broker, session, "", lambda: (True, ""))
 
-        async def done(*_: object) -> None:
-            pass
+        async def done(_: object, of: Iterable[Whose], *__: object) -> frozenset[Whose]:
+            return frozenset(of)
 
         async def sealed(_: pb.SealRequest) -> pb.SealReply:
             return pb.SealReply()
@@ -1335,8 +1336,9 @@ def test_what_a_recovered_chain_lacks_is_said_again(with_links: Callable[[Scenar
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
         said: list[object] = []
 
-        async def reported(*what: object) -> None:
-            said.append(what)
+        async def reported(key: object, of: Iterable[Whose], *_: object) -> frozenset[Whose]:
+            said.extend((key, *whose) for whose in of)
+            return frozenset(of)
 
         async def noted(_: LinkKey, whose: object, **__: object) -> None:
             said.append(whose)

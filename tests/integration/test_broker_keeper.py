@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import (
     ChainSetBack,
     DeadlineOver,
@@ -155,9 +156,10 @@ def test_what_is_drained_is_reported_until_that_is_noted(tmp_path: Path, error: 
             await a.commit(3, 50, is_relayed=True)
             answers: list[Exception | None] = [error, None]
 
-            async def reported(*_: object) -> None:
+            async def reported(_: object, of: Iterable[Whose], *__: object) -> frozenset[Whose]:
                 if (answer := answers.pop(0)) is not None:
                     raise answer
+                return frozenset(of)
 
             a.keeper._report = reported  # type: ignore[method-assign]
             assert not await a.keeper._report_once()

@@ -432,6 +432,24 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     # Nor does one that comes twice, or of a subscription that is gone.
     assert subscriptions.drained(drained, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1)) is drained
     assert subscriptions.drained(kept, SubscriptionId(9), generation, Epoch(1)) is kept
+    # Of several each that can be noted is, whatever is to be said of the others.
+    whose = sought.subscriptions[0].whose
+    assert subscriptions.all_drained(kept, Epoch(1), [(SubscriptionId(9), generation), whose]) == (
+        drained,
+        ((SubscriptionId(9), generation), whose),
+    )
+    later = replace(
+        kept,
+        subscriptions=(
+            *kept.subscriptions,
+            replace(kept.subscriptions[0], subscription_id=SubscriptionId(2), consume_list=(Epoch(2), Epoch(1))),
+        ),
+    )
+    waits = later.subscriptions[1].whose
+    changed, noted = subscriptions.all_drained(later, Epoch(1), [waits, whose])
+    assert (changed.subscriptions[0].consume_list, noted) == ((), (whose,))
+    with pytest.raises(Waiting, match="link 1 can't be drained yet"):
+        subscriptions.all_drained(later, Epoch(1), [waits])
 
 
 def exactly(index: int) -> subscriptions.Committed:
@@ -1226,6 +1244,30 @@ def test_h7_stale_cursors_dont_count(world):
     trace.state = asked
     trace.tell(ReaderTold("a", Index(4), is_stale=True), ReaderTold("b", Index(9), is_stale=False))
     assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
+
+
+def test_what_others_read_meanwhile_holds_up_no_reader(world):
+    """Of 24 that came to a link's end at once, each asked both members again with each of the others' writes."""
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "t", position, 0)
+    before = world.document = subscriptions.with_reader(document, "s", "node-1")
+    both = ReaderTold("a", Index(3), is_stale=False), ReaderTold("b", Index(3), is_stale=False)
+
+    def orders(after, *told):
+        world.document = before
+        trace = reading().tell(read(world), SessionsSeen(world.registry())).tell(*(told or both))
+        assert trace.orders == ["read"]
+        return trace.tell(ChainRead(after, ChainVersion(world.version + 1), world.registry())).orders
+
+    others = subscriptions.with_reader(before, "t", "node-2")
+    assert orders(others) == ["grant link=1 index=3 token=1"]
+    assert orders(chain.with_sender(others, "node-3")) == ["grant link=1 index=3 token=1"]
+    assert orders(subscriptions.with_reader(before, "s", "node-3")) == ["read"]
+    assert orders(subscriptions.sought(before, "s", position)) == ["read"]
+    assert orders(subscriptions.deleted(before, "s")) == ["read"]
+    assert orders(chain.deleted(before)) == ["read"]
+    assert orders(chain.closing(before, Epoch(1))) == ["read"]
+    assert orders(subscriptions.with_stale_cursors(others, Epoch(1), "b", None)) == ["read"]
 
 
 def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_there(world):

@@ -8,7 +8,7 @@
     checking   a member couldn't be told: is it still registered?
     passing    the further of two cursors is on its way to the member that has less (H7)
     leaving    the cursor is at the end of the head: it is being taken off the consume list (H22)
-    confirming all is known: is the chain still what it was when it was read?
+    confirming all is known: is what it rests on still in the chain as it was read?
 
 The first read may be that of a ZooKeeper server that is behind, and a note of stale cursors may be made while members are told;
 looking up sessions brings that server up to date, so what is read again after it shows both (H7).
@@ -364,7 +364,27 @@ def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:
 
 
 def _confirmed(state: AcquireRead, again: ChainRead) -> Step:
-    return _granted(state, state.index) if again.version == state.version else _again(state)
+    if again.version != state.version and not _is_as_read(state, again.document):
+        return _again(state)
+    return _granted(replace(state, read=again), state.index)
+
+
+def _is_as_read(state: AcquireRead, now: ChainDocument) -> bool:
+    """Whether what changed in the chain meanwhile is others': many readers come to a link's end at once.
+
+    Only where both members were told, and both have cursors that count: none takes a commit of an earlier reader after that, so
+    what they answered is all that there is, whatever notes came and went (H7). What is compared here never becomes again what it was.
+    """
+    found, link = state.subscription, _head(state)
+    is_told = state.told.keys() == {side.name.member for side in (link.master, link.slave)}
+    if not is_told or any(one.is_stale for one in state.told.values()):
+        return False
+    if any(one.epoch == link.epoch for document in (state.document, now) for one in document.stale_cursors):
+        return False
+    there = next((one for one in now.subscriptions if one.name == found.name), None)
+    if now.is_deleted or there is None or there.consume_list[:1] != (link.epoch,):
+        return False
+    return replace(there, consume_list=found.consume_list) == found and now.link(link.epoch) == link
 
 
 def _granted(state: AcquireRead, index: Index) -> Step:

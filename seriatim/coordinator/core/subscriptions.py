@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core.chain import without_empty
@@ -226,6 +227,22 @@ def drained(
         )
     changed = replace(subscription, consume_list=subscription.consume_list[1:])
     return _without_moot_notes(without_empty(_with(document, changed)))
+
+
+def all_drained(document: ChainDocument, epoch: Epoch, of: Iterable[Whose]) -> tuple[ChainDocument, tuple[Whose, ...]]:
+    """As `drained`, of several; and of whom nothing is left to say. Raises Waiting where that is nobody."""
+    noted: list[Whose] = []
+    refused: Waiting | None = None
+    for subscription_id, generation in of:
+        try:
+            document = drained(document, subscription_id, generation, epoch)
+        except Waiting as waiting:
+            refused = waiting
+        else:
+            noted.append((subscription_id, generation))
+    if refused is not None and not noted:
+        raise refused
+    return document, tuple(noted)
 
 
 def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, whose: Whose | None) -> ChainDocument:

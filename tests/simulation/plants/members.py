@@ -138,17 +138,17 @@ async def _reports_from_the_live_records(_: Any, keeper: CursorKeeper) -> bool:
         if record.end is None or not record.has_cursors:
             continue
         for cursor in keeper.of_link(record.key).values():
-            report = (record.key, cursor.subscription_id, cursor.generation)
-            if report in keeper._reported or not cursors.is_drained(cursor, record.end):
+            reported = keeper._reported.setdefault(record.key, set())
+            if cursor.whose in reported or not cursors.is_drained(cursor, record.end):
                 continue
             try:
-                await keeper._report(*report)
+                await keeper._report(record.key, [cursor.whose], "")
             except SeriatimError as error:
                 if isinstance(error, (Unreachable, DeadlineOver)):
                     return False
                 if error.can_retry:
                     continue
-            keeper._reported.add(report)
+            reported.add(cursor.whose)
     return True
 
 

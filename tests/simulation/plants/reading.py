@@ -170,6 +170,12 @@ def _as_first_read(right: Any, state: Any, again: Any) -> Any:
     return acquire_read._granted(state, state.index)
 
 
+def _of_the_reader_alone(state: Any, now: ChainDocument) -> bool:
+    found = state.subscription
+    there = next((one for one in now.subscriptions if one.name == found.name), None)
+    return there is not None and replace(there, consume_list=found.consume_list) == found
+
+
 def _left_unsealed(right: Any, document: ChainDocument, subscription_id: Any, generation: Any, epoch: Any) -> Any:
     one = next((one for one in document.subscriptions if one.subscription_id == subscription_id), None)
     if one is None or generation != one.generation or one.consume_list[:1] != (epoch,):
@@ -183,7 +189,7 @@ async def _reports_what_is_committed(right: Any, self: CursorKeeper) -> Any:
         if record.end is None and record.is_sealed:
             for cursor in list(self.of_link(record.key).values()):
                 if cursor.index is not None and cursor.index >= runner.state.committed.index:
-                    await self._report(record.key, cursor.subscription_id, cursor.generation)
+                    await self._report(record.key, [cursor.whose], "")
     return await right(self)
 
 
@@ -278,6 +284,14 @@ PLANTS: tuple[Plant, ...] = (
         "a reader is granted by the chain as it was read first, maybe from a server that was behind",
         changed(acquire_read, "_confirmed", _as_first_read),
         within=10,
+        shape=Shape(kinds=("read behind a note",), coordinators=(2,), faults=(1, 2), paces=(1,)),
+        finds="6:",
+    ),
+    Plant(
+        "H7, read for the reader's sake",
+        "a reader is granted where nothing of its own has changed in the chain, whoever was told",
+        instead(acquire_read, "_is_as_read", _of_the_reader_alone),
+        within=60,
         shape=Shape(kinds=("read behind a note",), coordinators=(2,), faults=(1, 2), paces=(1,)),
         finds="6:",
     ),
