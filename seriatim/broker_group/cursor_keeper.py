@@ -25,7 +25,7 @@ from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Whose
+from seriatim.protocol.chain import ChainDocument, Whose, whose_from
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
@@ -429,4 +429,4 @@ class CursorKeeper:
         _log.info(
             "drained reported", queue_id=key[0], epoch=key[1], subscriptions=[one.subscription_id for one in noted]
         )
-        return frozenset((SubscriptionId(one.subscription_id), Generation(one.generation)) for one in noted)
+        return frozenset(whose_from((one.subscription_id, one.generation) for one in noted))

@@ -144,7 +144,7 @@ Whose = tuple[SubscriptionId, Generation]
 
 
 def whose_from(content: Iterable[Iterable[int]]) -> tuple[Whose, ...]:
-    """As JSON brings them: each a list of two."""
+    """As JSON, or a message, brings them: each a pair of numbers."""
     return tuple((SubscriptionId(subscription_id), Generation(generation)) for subscription_id, generation in content)
 
 

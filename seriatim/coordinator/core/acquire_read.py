@@ -381,7 +381,7 @@ def _is_as_read(state: AcquireRead, now: ChainDocument) -> bool:
         return False
     if any(one.epoch == link.epoch for document in (state.document, now) for one in document.stale_cursors):
         return False
-    there = next((one for one in now.subscriptions if one.name == found.name), None)
+    there = now.subscription(found.name)
     if now.is_deleted or there is None or there.consume_list[:1] != (link.epoch,):
         return False
     return replace(there, consume_list=found.consume_list) == found and now.link(link.epoch) == link

@@ -172,7 +172,7 @@ def _as_first_read(right: Any, state: Any, again: Any) -> Any:
 
 def _of_the_reader_alone(state: Any, now: ChainDocument) -> bool:
     found = state.subscription
-    there = next((one for one in now.subscriptions if one.name == found.name), None)
+    there = now.subscription(found.name)
     return there is not None and replace(there, consume_list=found.consume_list) == found
 
 

@@ -97,10 +97,6 @@ async def _sealed_after_a_restart_only(right: Any, self: Broker) -> None:
         await right(self)
 
 
-SILENCE = ("cut", "isolate", "cut off a ZooKeeper server")
-ENDINGS = ("rotate", "drain group", "pause", "slow disk")
-
-
 async def _made_anew(self: Election) -> None:
     del self
 
@@ -109,6 +105,9 @@ async def _servers_only(right: Any, session: SimulatedSession, path: str) -> Non
     if not session.process.host.name.startswith(("sender", "reader", "audit")):
         await right(session, path)
 
+
+SILENCE = ("cut", "isolate", "cut off a ZooKeeper server")
+ENDINGS = ("rotate", "drain group", "pause", "slow disk")
 
 PLANTS = (
     Plant(
