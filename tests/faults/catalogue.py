@@ -53,11 +53,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Lose:
-    """Packets between two roles are lost by chance, both ways: so many of each hundred."""
+    """Packets between two roles are lost by chance, both ways: so many of each hundred that have more bytes than `over_bytes`."""
 
     one: Role
     other: Role
     percent: int
+    over_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,10 @@ def _kinds_of_network() -> list[Kind]:
     return found
 
 
+_SWALLOWED_OVER_BYTES = 500
+"""A ping of anybody's and an acknowledgement are smaller; a batch of some records, a chain and most answers aren't."""
+
+
 def _kinds_of_impaired_network() -> list[Kind]:
     """Neither up nor down."""
     held_s = (1.5, 3.0)
@@ -184,12 +189,27 @@ def _kinds_of_impaired_network() -> list[Kind]:
         for (one, role), (other, to) in combinations(_PLACES.items(), 2)
         for percent in (3, 30)
     ]
+    # As where a tunnel takes less than the hosts believe, and nobody tells them: pings pass, and what matters doesn't.
+    swallowing = [
+        Kind(
+            f"packets over {_SWALLOWED_OVER_BYTES} bytes lost: {one} | {other}",
+            "impaired network",
+            (Lose(role, to, 100, _SWALLOWED_OVER_BYTES),),
+            (3.0, 6.0),
+            share=0.2,
+        )
+        for (one, role), (other, to) in (
+            *combinations(_PLACES.items(), 2),
+            (("elected coordinator", "coordinator"), ("ZooKeeper", "zookeepers")),
+            (("ZooKeeper's leader", "zookeeper leader"), ("the others", "zookeepers")),
+        )
+    ]
     narrow = [
         Kind(f"narrow: {place}, {kbit_s} kbit/s", "impaired network", (Narrow(role, kbit_s),), held_s, share=0.2)
         for place, role in _PLACES.items()
         for kbit_s in (300, 1500)
     ]
-    return lossy + narrow
+    return lossy + swallowing + narrow
 
 
 def _kinds_of_zookeeper() -> list[Kind]:

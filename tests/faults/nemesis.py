@@ -171,7 +171,8 @@ class Nemesis:
                 cut(one, [name for name in other if name not in one])
             case Lose():
                 one, other = players[harm.one], players[harm.other]
-                self._cluster.network.lose(one, [name for name in other if name not in one], harm.percent)
+                others = [name for name in other if name not in one]
+                self._cluster.network.lose(one, others, harm.percent, harm.over_bytes)
             case Narrow():
                 for name in names:
                     self._cluster.network.narrow(name, harm.kbit_s)

@@ -126,12 +126,13 @@ class Network:
                 self._cut_at.add(target)
                 _run(*self.entered(target, ("nft", f"add element inet faults cut {{ {addresses} }}")))
 
-    def lose(self, some: Iterable[str], others: Iterable[str], percent: int) -> None:
-        """So many of each hundred packets between any of some and any of the others are lost, by chance, both ways."""
+    def lose(self, some: Iterable[str], others: Iterable[str], percent: int, over_bytes: int = 0) -> None:
+        """So many of each hundred packets with more bytes than that, between any of some and any of the others, are lost, both ways."""
         some, others = set(some), set(others)
         for sources, targets in ((some, others), (others, some)):
             addresses = ", ".join(self.address(source) for source in sorted(sources))
-            rule = f"add rule inet faults lossy ip saddr {{ {addresses} }} numgen random mod 100 < {percent} drop"
+            chance = f"numgen random mod 100 < {percent} " if percent < 100 else ""
+            rule = f"add rule inet faults lossy ip saddr {{ {addresses} }} meta length > {over_bytes} {chance}drop"
             for target in targets:
                 self._lossy_at.add(target)
                 _run(*self.entered(target, ("nft", rule)))
