@@ -101,7 +101,11 @@ class CoordinatorProcess:
         self._members = Members(self._store, settings.member_timeout_ms / 1000)
         self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000)
         self._election = Election(
-            self._session, self._store.paths.coordinator_election, self.name, self._standing_changed
+            self._session,
+            self._store.paths.coordinator_election,
+            self.name,
+            self._standing_changed,
+            gives_way=True,
         )
         self._description = Description(self._store, self._members)
         self._operations = Operations(self._store, self._members, self._execution, self._description)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
@@ -24,6 +25,11 @@ _NUMBER_DIGITS = 10
 _RETRY_S = 0.2
 _RESIGN_S = 1.0
 """A server that has lost the leader of ZooKeeper answers pings for seconds more, and no write (H10): who closes doesn't wait for that."""
+_BREAKS = 5
+_BREAKS_WITHIN_SESSIONS = 8.0
+"""An instance that gives way does so when its connection broke so often within so many times its session's time-out, while it was
+elected: its session lives, for each connection begins well, and nothing gets done.
+"""
 MAX_NAME_BYTES: Final = MAX_SOURCE_BYTES
 """A sender's name is also a source's."""
 _NUMBERED = re.compile(r"-[0-9]{10}$")
@@ -69,10 +75,18 @@ class Election:
     `on_change(standing)` is called on the loop whenever the standing changes. After ELECTED the caller asks a
     coordinator for its token; after anything else it must already have stopped. `node` is the name of its node while
     it has one. The caller owns the session; `run` is a task of the caller's, which ends when cancelled and then
-    resigns.
+    resigns. `gives_way`: where others stand as well, one whose connection breaks again and again goes behind them.
     """
 
-    def __init__(self, session: ZooKeeperSession, path: str, name: str, on_change: Callable[[Standing], None]) -> None:
+    def __init__(
+        self,
+        session: ZooKeeperSession,
+        path: str,
+        name: str,
+        on_change: Callable[[Standing], None],
+        *,
+        gives_way: bool = False,
+    ) -> None:
         self._session = session
         self._path = path
         self._name = name
@@ -80,6 +94,8 @@ class Election:
         self._wake = asyncio.Event()
         self._node: str | None = None
         self._node_session = 0
+        self._gives_way = gives_way
+        self._broken_at_s: deque[float] = deque(maxlen=_BREAKS)
         self.standing = Standing.OUT
         session.on_state(self._session_changed)
 
@@ -123,8 +139,14 @@ class Election:
         if self._node not in nodes:
             self._node = None
             raise NoNode(self._path)
-        before = [node for node in candidates(nodes) if number_of(node) < own]
+        standing = candidates(nodes)
+        before = [node for node in standing if number_of(node) < own]
         if not before:
+            if self._gives_way and len(standing) > 1 and self._breaks_often():
+                self._broken_at_s.clear()
+                _log.warning("gives way: its connection breaks again and again", path=self._path, node=self._node)
+                await session.delete(f"{self._path}/{self._node}")
+                raise NoNode(self._path)
             if session.state is SessionState.CONNECTED:
                 # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
                 if not await self._watch_end(self._node):
@@ -135,6 +157,11 @@ class Election:
         self._change(Standing.WAITING)
         if not await self._watch_end(max(before, key=number_of)):
             self._wake.set()
+
+    def _breaks_often(self) -> bool:
+        broken_at_s = self._broken_at_s
+        within_s = _BREAKS_WITHIN_SESSIONS * self._session.session_timeout_s
+        return len(broken_at_s) == _BREAKS and asyncio.get_running_loop().time() - broken_at_s[0] < within_s
 
     async def _watch_end(self, node: str) -> bool:
         """Wake when the node goes. False: it is gone.
@@ -163,6 +190,8 @@ class Election:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
+            if self.standing is Standing.ELECTED:
+                self._broken_at_s.append(asyncio.get_running_loop().time())
             if state is SessionState.LOST:
                 self._node = None
             self._change(Standing.UNSURE if self._node else Standing.OUT)

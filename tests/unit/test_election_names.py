@@ -1,17 +1,18 @@
-"""Names in an election, which become names of ZooKeeper's nodes."""
+"""Names in an election, which become names of ZooKeeper's nodes, and who stands first there."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import cast
 
 import pytest
 
 from seriatim.consumer import Consumer, Subscriber
 from seriatim.producer import Producer
-from seriatim.protocol.election import Election, Standing, first_in_line
+from seriatim.protocol.election import Election, Standing, first_in_line, number_of
 from seriatim.protocol.errors import InvalidArgument, Unreachable
-from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NoNode, SessionState, ZooKeeperSession
 
 
 @pytest.mark.parametrize("client", [Consumer, Subscriber, Producer])
@@ -113,3 +114,52 @@ def test_who_closes_does_not_wait_for_a_zookeeper_that_answers_no_write(monkeypa
 
     asyncio.run(stand())
     assert (election.standing, election.node, session.asked) == (Standing.OUT, "", 1)
+
+
+class BreaksAgainAndAgain(SlowToCommit):
+    """Each connection begins well, and ends when something larger than a ping is to pass."""
+
+    session_timeout_s = 4.0
+
+    async def create(self, path: str, **_: object) -> str:
+        made = f"{path}{1 + max((number_of(one) for one in self.nodes), default=-1):010}"
+        self.nodes.append(made.rsplit("/", 1)[1])
+        return made
+
+    async def children(self, path: str, *_: object) -> list[str]:
+        return list(self.nodes) if path == "/coordinators" else []
+
+    async def delete(self, path: str) -> None:
+        self.nodes.remove(path.rsplit("/", 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("gives_way", "others", "first"),
+    [
+        (True, ["b-0000000001"], "b-0000000001"),
+        (False, ["b-0000000001"], "a-0000000000"),  # a sender's records are on their way
+        (True, [], "a-0000000000"),  # nobody to give way to
+    ],
+)
+def test_a_coordinator_whose_connection_breaks_again_and_again_gives_way(
+    gives_way: bool, others: list[str], first: str
+) -> None:
+    """Behind a path that lets only pings through it stayed elected, and nobody did what it was elected for."""
+    session = BreaksAgainAndAgain()
+
+    async def stand() -> None:
+        election = Election(
+            cast("ZooKeeperSession", session), "/coordinators", "a", lambda _: None, gives_way=gives_way
+        )
+        await election._look()
+        session.nodes += others
+        for _ in range(4):
+            election._session_changed(SessionState.SUSPENDED)
+            await election._look()
+            assert election.standing is Standing.ELECTED  # it happens to anybody
+        election._session_changed(SessionState.SUSPENDED)
+        with contextlib.suppress(NoNode):
+            await election._look()
+
+    asyncio.run(stand())
+    assert first_in_line(session.nodes) == first
