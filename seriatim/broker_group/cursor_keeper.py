@@ -3,6 +3,8 @@
 A commit is answered when both members have it. When the other one can't be reached, a coordinator first notes in the
 chain document that its cursors of this link are stale; the note is taken back by the member that wrote it, after it has passed
 on every cursor of the link. Note and take-back run under one lock with the commits, so neither can overtake a commit (H7).
+Only behind that is a commit kept here: the other member, or the chain, may know a newer reader, who was granted a place while this
+one was away, and what was kept here of the older one would count some day (invariant 7).
 What the other member passes on waits for none of that: it may have a commit of its own under way, which waits for this member.
 """
 
@@ -35,6 +37,7 @@ from seriatim.protocol.errors import (
     UnknownLink,
     Unreachable,
     WrongIncarnation,
+    copied,
 )
 from seriatim.protocol.names import Generation, Index, QueueId, SubscriptionId, Token
 
@@ -56,6 +59,9 @@ class CursorKeeper:
         self._broker = broker
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
+        self._named: dict[
+            LinkKey, dict[SubscriptionId, CursorRecord]
+        ] = {}  # who reads, of links whose cursors can't be read
         self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
         self._write_locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
         self._noted: dict[LinkKey, set[Whose]] = {}
@@ -73,6 +79,8 @@ class CursorKeeper:
         records = self._records.get(key)
         if records is None:
             records = {record.subscription_id: record for record in self._broker.store.cursors(key)}
+            for named in self._named.pop(key, {}).values():
+                records[named.subscription_id] = cursors.further(records.get(named.subscription_id), named)
             self._records[key] = records
         return records
 
@@ -82,6 +90,7 @@ class CursorKeeper:
     def forget(self, key: LinkKey) -> None:
         """The link was dropped."""
         self._records.pop(key, None)
+        self._named.pop(key, None)
         self._noted.pop(key, None)
         self._reported.pop(key, None)
         self._unreadable.discard(key)
@@ -111,10 +120,16 @@ class CursorKeeper:
             before = self.get(key, subscription_id)
             record = change(before)
             if record != before:
-                self._broker.check_kept(key)
+                self._check_can_keep(key)
                 await self._broker.store.keep_cursor(key, record)
                 self.of_link(key)[subscription_id] = record
             return record
+
+    def _check_can_keep(self, key: LinkKey) -> None:
+        """Raises UnknownLink, and DiskFailed: a member that keeps nothing any more says nothing of the other's cursors either."""
+        self._broker.check_kept(key)
+        if (failed := self._broker.store.failure) is not None:
+            raise copied(failed)
 
     @uninterrupted
     async def tell(
@@ -146,17 +161,23 @@ class CursorKeeper:
         self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, cursor: Index
     ) -> CursorRecord:
         async with self._lock(key):
-            if (failed := self._broker.store.failure) is not None:
-                # It takes no commit any more, and nobody older reads here as long as this process lives (H8).
+            try:
+                self._check_can_keep(key)
+                return await self._changed(
+                    key,
+                    subscription_id,
+                    lambda before: cursors.told(before or CursorRecord(subscription_id), generation, token, cursor),
+                )
+            except DiskFailed as failed:
+                # It takes no commit any more, or none of this link, and nobody older reads here as long as this process lives (H8).
                 async with self._write_lock(key):  # behind what was written just before it failed
-                    before = self.get(key, subscription_id) or CursorRecord(subscription_id)
-                    self.of_link(key)[subscription_id] = cursors.told(before, generation, token)
-                raise StaleCursor(f"this member keeps no cursor any more: {failed.message}", epoch=key[1])
-            return await self._changed(
-                key,
-                subscription_id,
-                lambda before: cursors.told(before or CursorRecord(subscription_id), generation, token, cursor),
-            )
+                    try:
+                        there = self.of_link(key)
+                    except DiskFailed:
+                        there = self._named.setdefault(key, {})
+                    before = there.get(subscription_id) or CursorRecord(subscription_id)
+                    there[subscription_id] = cursors.told(before, generation, token)
+                raise StaleCursor(f"this member gives no cursor: {failed.message}", epoch=key[1]) from failed
 
     @uninterrupted
     async def commit(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> None:
@@ -170,8 +191,9 @@ class CursorKeeper:
             record = await self._changed(key, subscription_id, change)
         else:
             async with self._lock(key):
+                self._check_can_keep(key)
+                await self._on_the_other(runner, change(self.get(key, subscription_id)), request.cause_id)
                 record = await self._changed(key, subscription_id, change)
-                await self._on_both(runner, record, request.cause_id)
         if cursors.is_drained(record, runner.record.end):
             self._broker.look_for_drained(key)
 
@@ -191,7 +213,8 @@ class CursorKeeper:
             limit=runner.readable_end,
         )
 
-    async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+    async def _on_the_other(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+        """The other member has the commit, or it is noted that it may lack it. Raises Fenced, OlderGeneration, Unreachable."""
         try:
             await self._relay(runner, record, cause_id)
         except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink, DiskFailed):
@@ -221,12 +244,15 @@ class CursorKeeper:
         """
         if record.whose in self._noted.get(runner.key, ()):
             return
-        await self._note(runner.key, record.whose)
+        await self._note(runner.key, record.whose, token=record.token)
         self._noted.setdefault(runner.key, set()).add(record.whose)
         self._broker.resync_wanted.set()  # a peer that only stood still for a moment is brought up soon
 
-    async def _note(self, key: LinkKey, whose: Whose | None, *, version: int = 0) -> None:
-        """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's."""
+    async def _note(self, key: LinkKey, whose: Whose | None, *, token: Token = Token(0), version: int = 0) -> None:
+        """Let a coordinator note whose cursors of a link are stale on the peer; None: while the chain is at `version`, nobody's.
+
+        `token`: of the reader for whose commit it is; where a newer one was elected, it raises Fenced.
+        """
         me = self._broker.incarnation
         note = pb.StaleCursorsNote(
             cluster=self._broker.cluster,
@@ -237,6 +263,7 @@ class CursorKeeper:
             subscription_id=0 if whose is None else whose[0],
             generation=0 if whose is None else whose[1],
             chain_version=version,
+            token=token,
             cause_id=log.new_cause_id("stale-cursors"),
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )

@@ -246,7 +246,11 @@ class ReaderSession:
         self._commits.happened(cursor.Deposed())
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Stopped())
-        self._commits.give_up(Fenced("this reader is no longer elected: what it handed out will be handed out again"))
+        self._commits.give_up(
+            Fenced(
+                "this reader is no longer elected: what isn't committed by now, as this commit may be, is handed out again"
+            )
+        )
 
     def _fail(self, error: SeriatimError) -> None:
         """What no waiting mends, as that the queue was deleted: who waits for a commit is told the same as who reads."""

@@ -231,7 +231,7 @@ class CoordinatorService(CoordinatorServicer):
 
         def noted(document: ChainDocument) -> ChainDocument:
             if request.is_stale:
-                return subscriptions.with_stale_cursors(document, epoch, member, whose)
+                return subscriptions.with_stale_cursors(document, epoch, member, whose, Token(request.token))
             return subscriptions.without_stale_cursors(document, epoch, member)
 
         await self._execution.give_way_in(QueueId(request.queue_id))

@@ -1912,6 +1912,7 @@ class StaleCursorsNote(_message.Message):
     CHAIN_VERSION_FIELD_NUMBER: _builtins.int
     SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     epoch: _builtins.int
@@ -1924,6 +1925,8 @@ class StaleCursorsNote(_message.Message):
     subscription_id: _builtins.int
     """whose are stale (0: of all who read the link, as earlier versions note it)"""
     generation: _builtins.int
+    token: _builtins.int
+    """of the reader for whose commit it is (0: for nobody's, or not said); refused where a newer one was elected"""
     def __init__(
         self,
         *,
@@ -1936,10 +1939,11 @@ class StaleCursorsNote(_message.Message):
         chain_version: _builtins.int = ...,
         subscription_id: _builtins.int = ...,
         generation: _builtins.int = ...,
+        token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "chain_version", b"chain_version", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "chain_version", b"chain_version", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "is_stale", b"is_stale", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

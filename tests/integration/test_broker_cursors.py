@@ -13,7 +13,7 @@ import pytest
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState, StaleCursors, Subscription
-from seriatim.protocol.errors import StaleCursor, Unreachable
+from seriatim.protocol.errors import Fenced, StaleCursor, Unreachable
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
@@ -30,6 +30,7 @@ class Listener(CoordinatorServicer):
         self.notes: list[tuple[str, bool]] = []
         self.drained: list[tuple[int, int, int]] = []
         self.is_deaf = False
+        self.reader_token = 1
         self.hears_of_all = True
         self.refused = 0
         self.asked = 0
@@ -44,6 +45,8 @@ class Listener(CoordinatorServicer):
     @answers_errors
     async def NoteStaleCursors(self, request: pb.StaleCursorsNote, context: Any) -> pb.Done:  # noqa: N802 - as in the .proto
         self._listen()
+        if 0 < request.token < self.reader_token:
+            raise Fenced("a newer reader was elected")
         self.notes.append((request.member, request.is_stale))
         return pb.Done()
 
@@ -123,6 +126,31 @@ async def commit_on_both(group: Members, listener: Listener, index: int) -> None
     await until(is_taken_back)
     assert listener.notes in ([], [("b", True), ("b", False)])
     listener.notes.clear()
+
+
+def test_a_late_commit_of_an_earlier_reader_leaves_nothing_behind(run: Callable[..., None]) -> None:
+    """It lay before a member that stood still, until another reader had been granted a place by its peer (invariant 7).
+
+    It was refused, and kept all the same: once the peer was brought up to it, the next reader started there.
+    """
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        await group.write_chain(None, state=LinkState.OPEN)
+        for member in group.both:
+            await tell(group, member)
+        await commit_on_both(group, listener, 10)
+        await tell(group, group.b, token=2)
+        with pytest.raises(Fenced):
+            await commit(group, group.a, 20)
+        await group.b.kill()
+        listener.reader_token = 2
+        with pytest.raises(Fenced):
+            await commit(group, group.a, 20)
+        assert listener.notes == []
+        told = await tell(group, group.a, token=2)
+        assert (told.cursor, told.is_stale) == (10, False)
+
+    run(scenario)
 
 
 def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stale(run: Callable[..., None]) -> None:

@@ -734,6 +734,30 @@ def test_a_link_that_one_member_can_t_read_keeps_no_reader_waiting(
     with_links(scenario)
 
 
+def test_cursors_that_one_member_can_t_read_keep_no_reader_waiting(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lay in a damaged table of a member that was restarted: each new reader waited until somebody stopped it."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        def damaged(_: LinkKey) -> NoReturn:
+            raise DiskFailed("the disk can't be read: Corruption: block checksum mismatch")
+
+        keeper = CursorKeeper(broker_of(broker.store), cast("Coordinators", None))
+        told = (SubscriptionId(5), Generation(1), Token(7), Index(3))
+        with monkeypatch.context() as while_damaged:
+            while_damaged.setattr(broker.store, "cursors", damaged)
+            for _ in range(2):
+                with pytest.raises(StaleCursor, match="gives no cursor: the disk can't be read"):
+                    await keeper.tell(runner, *told)
+            with pytest.raises(Fenced):
+                await keeper.tell(runner, *told[:2], Token(6), Index(0))
+        with pytest.raises(Fenced):  # should they be readable again, nobody older reads
+            cursors.check_reader(keeper.get(runner.key, SubscriptionId(5)), Generation(1), Token(6))
+
+    with_links(scenario)
+
+
 def test_a_link_that_can_t_be_read_hides_no_other_from_status(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,15 +38,21 @@ class Readings:
         self._cursors: dict[tuple[int, int, Whose], int] = {}
         """By queue, epoch and reader the furthest commit that was answered."""
         self._kept_at_first: dict[str, int] = {}
+        self._granted: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = {}
+        """By queue and subscription the newest grant: generation and token, and where it starts."""
+        self._tried: dict[tuple[int, int, int], dict[int, tuple[int, int]]] = {}
+        """By queue, subscription and generation, and token, the furthest commit that was asked for."""
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
         self._named.clear()
         self._cursors.clear()
+        self._granted.clear()
 
     def recovered(self) -> None:
         """The chain goes on from a copy, which may lack the last notes of who lacks commits."""
         self._cursors.clear()
+        self._granted.clear()
 
     def _document(self, queue_id: int) -> ChainDocument | None:
         return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
@@ -62,6 +68,10 @@ class Readings:
         Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
         somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
         """
+        if path.endswith("/CommitCursor"):
+            tried = self._tried.setdefault(_whose(request), {})
+            tried[request.token] = max((request.link.epoch, request.index), tried.get(request.token, (0, 0)))
+            return None
         if path.endswith("/AcquireRead"):
             progress = self._ledger.progress[request.subscription]
             return (progress.subscription_id, progress.generation), progress.committed
@@ -75,6 +85,7 @@ class Readings:
         match method:
             case "AcquireRead":
                 self._check_read_granted(request, reply, known)
+                self._check_start(reply)
             case "CreateSubscription":
                 self._check_position(request.queue, getattr(request, "from"), reply, known)
             case "SeekSubscription":
@@ -88,6 +99,7 @@ class Readings:
                 self._check_reader(method, request)
                 if not request.is_relayed:
                     self._check_kept_cursor(request)
+                    self._check_newest(request)
             case "Fetch":
                 self._check_fetched(request.open, reply)
 
@@ -197,6 +209,29 @@ class Readings:
                 f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
             )
 
+    def _check_start(self, reply: Any) -> None:
+        """No reader starts behind what the one before was granted, and has tried to commit since: what an older one commits then is void."""
+        grant = reply.grant
+        if reply.WhichOneof("kind") != "grant" or not grant.epoch:
+            return
+        key, whose = (reply.queue_id, grant.subscription_id), (grant.generation, reply.token)
+        place = grant.epoch, grant.index
+        before, start = self._granted.get(key, ((0, 0), (0, 0)))
+        if before[0] == whose[0] and before <= whose:
+            tried = self._tried.get((*key, grant.generation), {})
+            most = max([start, *(at for token, at in tried.items() if token >= before[1])])
+            if most[0] == place[0] and most < place:
+                raise Violation(f"7: the reader {whose} starts at {place}, the one before it, {before}, came to {most}")
+        if before <= whose:
+            self._granted[key] = whose, place
+
+    def _check_newest(self, request: Any) -> None:
+        """No commit is answered that counts beyond what a newer reader was granted."""
+        whose, start = self._granted.get(_whose(request)[:2], ((0, 0), (0, 0)))
+        asked, place = (request.generation, request.token), (request.link.epoch, request.index)
+        if asked[0] == whose[0] and asked < whose and place > start:
+            raise Violation(f"7: {asked} is answered that {place} is committed, {whose} was granted {start}")
+
     def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
         """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
         document = next((one for one in self._documents.values() if one.name == queue), None)
@@ -262,6 +297,11 @@ def _is_noted(document: ChainDocument, link: Link, side: ChainMember, whose: Who
     """Whether the chain says that this member may lack commits of theirs."""
     note = document.stale_note(link.epoch, side.name.member)
     return note is not None and whose in note.of
+
+
+def _whose(request: Any) -> tuple[int, int, int]:
+    """The queue, the subscription and its generation that a commit is for."""
+    return request.link.queue_id, request.subscription_id, request.generation
 
 
 def _told(request: Any) -> tuple[tuple[object, ...], tuple[int, int]]:

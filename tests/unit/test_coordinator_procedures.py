@@ -1220,6 +1220,18 @@ def test_h7_a_note_from_before_a_seek_says_nothing_of_the_subscription_that_was_
     assert _granted(trace, world) == ["grant link=1 index=0 token=1"]
 
 
+def test_a_note_for_a_reader_in_whose_place_another_was_elected_is_refused(world):
+    """A member that stood still found a commit late, and its peer away: it was answered after the next reader had been granted a place."""
+    for node in ("node-1", "node-2"):
+        world.document = subscriptions.with_reader(world.document, "s", node)
+    (whose,) = (one.whose for one in world.document.subscriptions)
+    with pytest.raises(Fenced, match="a newer reader was elected"):
+        subscriptions.with_stale_cursors(world.document, Epoch(1), "b", whose, Token(1))
+    for token in (Token(2), Token(0)):  # 0: a member of an earlier version doesn't say
+        noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", whose, token)
+        assert noted.stale_note(Epoch(1), "b") is not None
+
+
 def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_newest_chain(world):
     unknown = replace(read(world), document=replace(world.document, subscriptions=()))
     trace = reading(token=0).tell(unknown)

@@ -9,6 +9,7 @@ from seriatim.coordinator.core.chain import without_empty
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription, Whose
 from seriatim.protocol.errors import (
+    Fenced,
     InvalidArgument,
     SubscriptionExists,
     UnknownSubscription,
@@ -245,11 +246,19 @@ def all_drained(document: ChainDocument, epoch: Epoch, of: Iterable[Whose]) -> t
     return document, tuple(noted)
 
 
-def with_stale_cursors(document: ChainDocument, epoch: Epoch, member: str, whose: Whose | None) -> ChainDocument:
+def with_stale_cursors(
+    document: ChainDocument, epoch: Epoch, member: str, whose: Whose | None, token: Token = Token(0)
+) -> ChainDocument:
     """A note that the cursors which `member` ("a" or "b") has of this link must not be used (H7).
 
-    `whose`: None for those of all who read it. Of somebody who doesn't there is no note: see `_without_moot_notes`.
+    `whose`: None for those of all who read it. Of somebody who doesn't there is no note: see `_without_moot_notes`. `token`: of the
+    reader for whose commit it is, if for anybody's. Raises Fenced where a newer one was elected (invariant 7).
     """
+    for one in document.subscriptions:
+        if one.whose == whose and 0 < token < one.reader_token:
+            raise Fenced(
+                "a newer reader was elected", queue=document.name, subscription=one.name, token=one.reader_token
+            )
     before = document.stale_note(epoch, member)
     noted = () if before is None else before.of
     readers = tuple(one.whose for one in document.readers_of(epoch))
