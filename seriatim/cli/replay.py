@@ -110,7 +110,7 @@ def replay(
         from seriatim.consumer.spark.beginning import RecordsGone
         from seriatim.consumer.spark.replay import Replay
         from seriatim.consumer.spark.run import ReplaySettings
-        from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherQueue
+        from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherJob, OtherQueue
     except ModuleNotFoundError as error:
         raise click.ClickException(exits.not_installed(error, "spark,postgres")) from error
     from seriatim.protocol import log
@@ -141,7 +141,7 @@ def replay(
     try:
         with on_signals(running.stop):
             running.run()
-    except (UnfitTarget, ApplyFailed, OtherQueue, BrokenStream, RecordsGone, Fenced) as error:
+    except (UnfitTarget, ApplyFailed, OtherJob, OtherQueue, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
         raise click.ClickException(str(error)) from error
     return exits.DONE

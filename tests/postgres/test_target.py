@@ -23,6 +23,7 @@ from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
     NotClaimed,
+    OtherJob,
     OtherQueue,
     PositionMoved,
     RivalJob,
@@ -879,19 +880,76 @@ def test_a_claim_tells_that_somebody_holds_the_position(target, dsn, monkeypatch
 
 
 def test_a_replay_of_the_same_queue_with_another_subscription_waits_until_the_first_one_is_gone(target, dsn) -> None:
-    start = applied(target, 0, ("c", None, {"id": 1, "code": 1, "note": "n"}), table="keyless", key=())
     with PostgresTarget(dsn, "other") as other:
         assert other.claim(QUEUE + 1, "another", 1) == Position(0, 1)
         for _ in range(2):
             with pytest.raises(TargetBusy, match="a replay with subscription job applies this queue"):
                 other.claim(QUEUE, "q", 1)
         assert other.position(QUEUE) is None
-        assert target.claim(QUEUE, "q", 2) == Position(start, 2)
-        target.close()
-        while fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'"):
-            pass
+        assert target.claim(QUEUE, "q", 2) == Position(0, 2)
+        gone(target, dsn)
         assert other.claim(QUEUE, "q", 1) == Position(0, 1)
         other.apply(QUEUE, planned(other, inserts(1)), 1)
+
+
+def gone(target: PostgresTarget, dsn: str) -> None:
+    """Its session is no more, and another one may claim."""
+    target.close()
+    while fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'"):
+        pass
+
+
+def written(target: PostgresTarget, dsn: str, end: int = 0) -> int:
+    """The target after a transaction of two rows by the fixture's replay, which then ends; the offset behind it."""
+    end = applied(target, end, *(("c", None, {"id": end + i, "code": i, "note": "n"}) for i in range(2)))
+    gone(target, dsn)
+    return end
+
+
+def test_what_one_replay_has_written_none_with_another_subscription_begins_anew_upon(target, dsn) -> None:
+    """Where --subscription was forgotten once, it emptied the tables, and the right one went on behind rows that were gone."""
+    end = written(target, dsn)
+    with PostgresTarget(dsn, "other") as other:
+        for _ in range(2):
+            with pytest.raises(
+                OtherJob, match=rf"of another one, job, up to offset {end}, .*queue_id = 7 AND job = 'job'"
+            ):
+                other.claim(QUEUE, "q", 1)
+        assert other.position(QUEUE) is None
+        assert other.claim(QUEUE + 1, "another", 1) == Position(0, 1)
+    assert target.claim(QUEUE, "q", 2) == Position(end, 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "offset"), [("DELETE FROM {}", 0), ("UPDATE {} SET job = 'other', token = 0", 4)], ids=["anew", "there"]
+)
+def test_a_replay_takes_another_one_s_place_where_somebody_says_so(target, dsn, told, offset) -> None:
+    assert written(target, dsn) == 4
+    with psycopg.connect(dsn) as connection:
+        connection.execute(told.format("seriatim_replay.positions"))
+    with PostgresTarget(dsn, "other") as other:
+        assert other.claim(QUEUE, "q", 1) == Position(offset, 1)
+        if offset:
+            gone(other, dsn)
+            with pytest.raises(OtherJob):
+                target.claim(QUEUE, "q", 2)
+
+
+def test_of_two_that_have_written_as_earlier_versions_let_them_the_later_one_goes_on(target, dsn) -> None:
+    end = written(target, dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "INSERT INTO seriatim_replay.positions SELECT queue_id, 'later', queue, 9, 1 FROM seriatim_replay.positions"
+        )
+    with PostgresTarget(dsn, "later") as later:
+        assert later.claim(QUEUE, "q", 2) == Position(9, 2)
+        gone(later, dsn)
+        with pytest.raises(OtherJob):
+            target.claim(QUEUE, "q", 2)
+        with pytest.raises(OtherJob):  # as one whose connection broke, and which claims nothing anew
+            target.apply(QUEUE, planned(target, inserts(1, end), end), 1)
+        assert later.claim(QUEUE, "q", 3) == Position(9, 3)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(2,)]
 
 
 def test_a_replay_to_which_nothing_has_come_yet_is_there_all_the_same(target, dsn) -> None:
@@ -926,8 +984,7 @@ def test_a_replay_whose_connection_broke_waits_for_the_one_that_has_come_since(t
         for _ in range(2):
             with pytest.raises(RivalJob):
                 target.apply(QUEUE, made, 1)
-    while fetch(dsn, "SELECT FROM pg_locks WHERE locktype = 'advisory'"):
-        pass
+    gone(other, dsn)
     assert target.apply(QUEUE, made, 1).position.offset == made.end
 
 

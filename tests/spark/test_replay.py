@@ -240,16 +240,25 @@ def test_change_that_the_target_refuses_ends_it_with_the_offset(queue, dsn, tmp_
     assert position(dsn)[0] == end
 
 
-def test_position_of_another_cluster_s_queue_ends_it(queue, dsn, tmp_path):
+@pytest.mark.parametrize(
+    ("later_ms", "job", "tells"),
+    [
+        (1, "replay", "the target's position is that of another queue with id 7"),
+        (0, "other", "not of the replay with subscription replay, but of another one, other, up to offset 7"),
+    ],
+)
+def test_position_of_another_cluster_s_queue_or_another_job_ends_it(queue, dsn, tmp_path, later_ms, job, tells):
     end = fill(queue, Source(seed=6), [5])
     with running(queue, dsn, tmp_path / "first.log", "--until-idle", "0.5") as process:
         assert process.end() == 0, process.log.read_text()[-4000:]
-    queue.created_at_ms += 1
+    queue.created_at_ms += later_ms
+    with psycopg.connect(dsn) as connection:
+        connection.execute("UPDATE seriatim_replay.positions SET job = %s", (job,))
     fill(queue, Source(seed=7), [5], end)
     with running(queue, dsn, tmp_path / "second.log") as process:
         assert process.end() == 3, process.log.read_text()[-4000:]
     said = (tmp_path / "second.log").read_text()
-    assert "the target's position is that of another queue with id 7" in said
+    assert tells in said
     assert "Traceback" not in said
     assert position(dsn)[0] == end
 

@@ -72,7 +72,7 @@ class Replay:
         """Replay until stopped or idle.
 
         Raises JavaMissing or SparkNotStarted, and InvalidArgument for a setting that isn't the user's, or is none; TargetLost,
-        Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, OtherQueue, RecordsGone, BrokenStream or
+        Unreachable or UnknownQueue where it never worked; UnfitTarget, ApplyFailed, OtherJob, OtherQueue, RecordsGone, BrokenStream or
         InvalidArgument where going on needs somebody to mend something; Fenced where the target was claimed with a newer token than this election gives.
         """
         run, settings = self._run, self._run.settings

@@ -13,6 +13,7 @@ SeriatimError
     ├── ApplyFailed           the target refused a change
     │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
     │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
+    ├── OtherJob              a replay with another subscription has written what the target has of the queue
     ├── OtherQueue            the position that the target holds is that of another queue
     └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
         └── TablesChanged     a plan was made for tables that aren't as they were then
@@ -62,6 +63,26 @@ class RivalJob(TargetBusy):
 
     def __init__(self, job: str) -> None:
         super().__init__(f"a replay with subscription {job} applies this queue to this target: only one may", job=job)
+
+
+class OtherJob(CallerError):
+    """A job that begins empties the tables for its snapshot; one that goes on then takes for applied what isn't there any more."""
+
+    code = "other-job"
+    next_step = (
+        "if the other one is to go on, start that one, and not this one; if this one is to take its place, delete its own row, if it "
+        "has one, and either that one as well: the target is then filled anew from the queue's first snapshot; or set that one's job to "
+        "this one's, and its token to 0: this one then goes on where that one stands"
+    )
+
+    def __init__(self, queue_id: int, job: str, writer: str, offset: int, updated_at: str) -> None:
+        super().__init__(
+            f"what the target has of this queue is not of the replay with subscription {job}, but of another one, {writer}, up to "
+            f"offset {offset}, by {updated_at}: the row of seriatim_replay.positions with queue_id = {queue_id} AND job = '{writer}'",
+            queue_id=queue_id,
+            job=job,
+            writer=writer,
+        )
 
 
 class OtherQueue(CallerError):

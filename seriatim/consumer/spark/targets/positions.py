@@ -8,6 +8,10 @@ ends those that are marked. At any moment that costs at most a try: the row tell
 Two jobs of one queue, as of a second replay that was started with another subscription, would each apply all of its changes to the same
 tables. So a session is marked from its claim on, also while nothing comes, and none is while one that is marked for another job of the
 queue is there. One looks after the other: who only looked before it marks itself, beside another who does, would see none.
+
+Nor may one follow the other: the second begins at a snapshot, which empties the tables, and then the first would go on behind rows that
+aren't there, or are already. So what one job has written no other job of the queue goes on upon, until somebody says in this table
+whose it is: the row goes, or gets the other job's name.
 """
 
 from __future__ import annotations
@@ -18,7 +22,14 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import errors as sql
 
-from seriatim.consumer.spark.targets.errors import NotClaimed, OtherQueue, PositionMoved, RivalJob, TargetBusy
+from seriatim.consumer.spark.targets.errors import (
+    NotClaimed,
+    OtherJob,
+    OtherQueue,
+    PositionMoved,
+    RivalJob,
+    TargetBusy,
+)
 from seriatim.protocol.errors import Fenced
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -81,13 +92,26 @@ _END_MARKED = (
     + b"AND objid = hashtext(%s)::oid AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
 )
 _TURN = b"SELECT pg_advisory_xact_lock(hashtext('seriatim_replay.turn'), hashtext(%s))"
+_OF_OTHERS = b"""
+  FROM seriatim_replay.positions p LEFT JOIN seriatim_replay.positions own ON own.queue_id = p.queue_id AND own.job = %(job)s
+ WHERE p.queue_id = %(queue_id)s AND p.job <> %(job)s
+   AND (p.queue_created_at_ms = coalesce(%(created_at_ms)s, own.queue_created_at_ms)) IS NOT FALSE
+"""
+"""Rows `p` that other jobs of the queue have; `own`, which may be missing, is that of the job that asks, perhaps still of another queue."""
 _RIVAL = (
-    b"SELECT p.job FROM seriatim_replay.positions p JOIN seriatim_replay.positions own USING (queue_id)"
-    b" WHERE queue_id = %s AND own.job = %s AND p.job <> own.job"
-    b" AND (p.queue_created_at_ms = own.queue_created_at_ms) IS NOT FALSE AND EXISTS (SELECT FROM pg_locks WHERE "
+    b"SELECT p.job"
+    + _OF_OTHERS
+    + b"AND EXISTS (SELECT FROM pg_locks WHERE "
     + _IS_MARK
     + b"AND objid = hashtext(p.queue_id || ' ' || p.job)::oid) LIMIT 1"
 )
+_WRITER = (
+    b"SELECT p.job, p.next_offset, p.updated_at::text"
+    + _OF_OTHERS
+    + b"AND p.next_offset > 0 AND (own.next_offset > 0 AND own.updated_at > p.updated_at) IS NOT TRUE"
+    + b" ORDER BY p.updated_at DESC LIMIT 1"
+)
+"""At offset 0 nothing was applied. Of two that have, as earlier versions let them, the later one has the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +147,18 @@ def claim(
     `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
 
     Raises OtherQueue where the row is of another queue, Fenced where a newer token is stored, TargetBusy where somebody has held the
-    position for `CLAIM_WAIT`: a session that applies is ended then, so that the next try finds it free; RivalJob.
+    position for `CLAIM_WAIT`: a session that applies is ended then, so that the next try finds it free; RivalJob, OtherJob.
     """
     try:
         with connection.transaction():
             _wait_only(connection)
+            _check_alone(connection, queue_id, job, created_at_ms)
             values = (queue_id, job, queue, start, token, created_at_ms or None)
             row = connection.execute(_CLAIM, values).fetchone()
             if row is None:
                 _check_same(connection, queue_id, job, queue, created_at_ms)
                 raise _fenced(job, token, stored(connection, queue_id, job))
-            mark(connection, queue_id, job)
+            connection.execute(_MARK, (_marked(queue_id, job),))
             return Position(*row)
     except sql.LockNotAvailable as error:
         raise TargetBusy(_held(connection, queue_id, job)) from error
@@ -159,12 +184,12 @@ def advance(connection: Connection, queue_id: int, job: str, token: int, start: 
     try:
         done = connection.execute(_ADVANCE, (end, token, queue_id, job, start, token))
     except sql.UndefinedTable as error:
-        raise NotClaimed(f"queue {queue_id} has no position for job {job}") from error
+        raise _not_claimed(queue_id, job) from error
     if done.rowcount == 1:
         return
     found = stored(connection, queue_id, job)
     if found is None:
-        raise NotClaimed(f"queue {queue_id} has no position for job {job}")
+        raise _not_claimed(queue_id, job)
     if found.token > token:
         raise _fenced(job, token, found)
     raise PositionMoved(
@@ -175,17 +200,29 @@ def advance(connection: Connection, queue_id: int, job: str, token: int, start: 
 
 
 def mark(connection: Connection, queue_id: int, job: str) -> None:
-    """Say, for as long as the session lasts, that it applies under this position. Raises RivalJob, NotClaimed."""
+    """Say, for as long as the session lasts, that it applies under this position. Raises RivalJob, OtherJob, NotClaimed."""
     try:
         with connection.transaction():
             _wait_only(connection)
-            connection.execute(_TURN, (str(queue_id),))
-            rival = connection.execute(_RIVAL, (queue_id, job)).fetchone()
-            if rival is not None:
-                raise RivalJob(rival[0])
+            if stored(connection, queue_id, job) is None:
+                raise _not_claimed(queue_id, job)
+            _check_alone(connection, queue_id, job)
             connection.execute(_MARK, (_marked(queue_id, job),))
     except sql.UndefinedTable as error:
-        raise NotClaimed(f"queue {queue_id} has no position for job {job}") from error
+        raise _not_claimed(queue_id, job) from error
+
+
+def _check_alone(connection: Connection, queue_id: int, job: str, created_at_ms: int = 0) -> None:
+    """Raise RivalJob, or OtherJob; none comes until the transaction ends."""
+    connection.execute(_TURN, (str(queue_id),))
+    own = {"queue_id": queue_id, "job": job, "created_at_ms": created_at_ms or None}
+    rival = connection.execute(_RIVAL, own).fetchone()
+    if rival is not None:
+        raise RivalJob(rival[0])
+    # Behind the look for rivals: what one that has just gone wrote is to be seen.
+    writer = connection.execute(_WRITER, own).fetchone()
+    if writer is not None:
+        raise OtherJob(queue_id, job, *writer)
 
 
 def _marked(queue_id: int, job: str) -> str:
@@ -206,6 +243,10 @@ def _held(connection: Connection, queue_id: int, job: str) -> str:
     if ended:
         return f"{what} by a replay before this one: its session was ended"
     return f"{what} by another session, which is no replay's: pg_stat_activity there shows whose"
+
+
+def _not_claimed(queue_id: int, job: str) -> NotClaimed:
+    return NotClaimed(f"queue {queue_id} has no position for job {job}")
 
 
 def _fenced(job: str, token: int, found: Position | None) -> Fenced:

@@ -169,7 +169,7 @@ class PostgresTarget:
 
         `created_at_ms`: when the queue was made; with its id it says which queue that is, in whatever cluster. 0: unknown.
 
-        Returns the position to go on from. Raises OtherQueue where what is stored is another queue's; Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
+        Returns the position to go on from. Raises OtherQueue where what is stored is another queue's; OtherJob where another job has written to the target since; Fenced where a newer token is stored; TargetLost; TargetBusy where somebody holds
         the position, or applies the queue under another one, which is to be tried again, or the target lacks something; ApplyFailed where the role may not claim.
         """
         connection = self._connected()
@@ -200,6 +200,7 @@ class PostgresTarget:
             Fenced: a newer token is stored. NotClaimed: no position is stored.
             TablesChanged: a table isn't any more as `tables` told. ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
             TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time. RivalJob.
+            OtherJob: as in `claim`.
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
