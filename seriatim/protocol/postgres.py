@@ -46,12 +46,16 @@ TARGET_SETTINGS: Final[Mapping[str, str]] = {
     **SERVER_SETTINGS,
     "tcp_user_timeout": "60000",
     "idle_in_transaction_session_timeout": "1min",
+    "default_transaction_isolation": "read committed",
 }
 """For a client that always takes what it is sent: gone after a minute, also where something is on its way to it.
 
 And for one that has all it needs before a transaction begins, or reads no more than a micro-batch at a time within it: where it says
 nothing for a minute, it was stopped (by a signal, by a container's pause), and its machine goes on answering for its connection.
 PostgreSQL doesn't count the time within a COPY or a pipeline, nor after a pipeline's end.
+
+And for one that waits for locks, and then has to see what those did that had them, whatever a role's or a database's default is: to a
+snapshot from before, a table that was rewritten meanwhile is empty.
 """
 
 HOLDER: Final = b"""

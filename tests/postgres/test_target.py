@@ -338,6 +338,28 @@ def test_a_table_that_was_being_altered_when_it_was_looked_at_is_planned_for_ane
         assert fetch(dsn, "SELECT sum(id) FROM altered") == [(count,)]
 
 
+def strictly(dsn: str) -> str:
+    """The DSN, with another isolation for transactions that don't say theirs, as of a role's or a database's."""
+    return f"{dsn}?options=-cdefault_transaction_isolation%3Drepeatable%5C%20read"
+
+
+@pytest.mark.parametrize("count", [1, BULK_FROM * 2])
+def test_rows_of_a_table_that_was_being_rewritten_are_found_whatever_isolation_is_the_default(dsn, count) -> None:
+    """To a snapshot from before the rewrite the table is empty."""
+    with PostgresTarget(strictly(dsn), "job") as target, ThreadPoolExecutor(1) as beside:
+        target.claim(QUEUE, "q", 1)
+        start = applied(target, 0, *(("c", None, {"id": i}) for i in range(count)))
+        deletes = transaction(start, *(("d", {"id": i}, None) for i in range(count)))
+        made = planned(target, deletes, start)
+        with psycopg.connect(dsn) as altering:
+            altering.execute("ALTER TABLE keyed ALTER note TYPE text USING note || ''")
+            applying = beside.submit(target.apply, QUEUE, made, 1)
+            while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+                assert not applying.done()
+        applying.result(60)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+
+
 def test_who_looks_at_the_tables_anew_forgets_the_types_that_columns_had(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE altered (id integer PRIMARY KEY, note integer)")
@@ -957,10 +979,11 @@ def test_a_replay_to_which_nothing_has_come_yet_is_there_all_the_same(target, ds
         other.claim(QUEUE, "q", 1)
 
 
-def test_of_two_replays_that_claim_at_once_one_has_the_queue(dsn) -> None:
+@pytest.mark.parametrize("named", [str, strictly])
+def test_of_two_replays_that_claim_at_once_one_has_the_queue(dsn, named) -> None:
     with PostgresTarget(dsn, "job") as made:
         made.claim(QUEUE + 1, "another", 1)
-    with PostgresTarget(dsn, "other") as other, psycopg.connect(dsn) as first, ThreadPoolExecutor(1) as beside:
+    with PostgresTarget(named(dsn), "other") as other, psycopg.connect(dsn) as first, ThreadPoolExecutor(1) as beside:
         first.execute("SELECT")  # begins a transaction, so that the claim isn't committed yet
         positions.claim(first, QUEUE, "job", "q", 1, 0, 0)
         second = beside.submit(other.claim, QUEUE, "q", 1)
