@@ -784,14 +784,14 @@ def test_what_waits_for_a_lock_is_told_and_can_be_given_up(target, dsn) -> None:
         except TargetBusy as error:
             ends.append(error)
 
-    assert target.holder() is None
+    assert target.hindrance() is None
     with psycopg.connect(dsn, application_name="migration") as holding:
         holding.execute("LOCK TABLE keyed")
         applying = threading.Thread(target=apply)
         applying.start()
         while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             applying.join(0.01)
-        assert f"process {holding.info.backend_pid} (postgres, migration, idle in" in target.holder()
+        assert f"process {holding.info.backend_pid} (postgres, migration, idle in" in target.hindrance()
         target.cancel()
         applying.join(60)
         assert len(ends) == 1
@@ -800,12 +800,16 @@ def test_what_waits_for_a_lock_is_told_and_can_be_given_up(target, dsn) -> None:
     assert target.apply(QUEUE, made, 1).changes == 1
 
 
-def test_what_waits_for_a_server_that_hangs_can_be_given_up(target, dsn, postgres_server, monkeypatch) -> None:
+@pytest.mark.parametrize("hangs_whole", [True, False])
+def test_what_waits_for_a_server_that_hangs_is_told_and_can_be_given_up(
+    target, dsn, postgres_server, monkeypatch, hangs_whole
+) -> None:
     """Its machine answers for its connections. A replay that was to stop took 40 s then, and Java ended with a trace."""
     monkeypatch.setattr(postgres, "CANCEL_S", 0.5)
     plan = planned(target, inserts(3))
-    backend = target._connected().info.backend_pid
-    stopped = [postgres_server.supervisor.pid("postgres"), backend]
+    stopped = [target._connected().info.backend_pid]
+    if hangs_whole:
+        stopped.insert(0, postgres_server.supervisor.pid("postgres"))
     with ThreadPoolExecutor(1) as thread:
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -813,6 +817,8 @@ def test_what_waits_for_a_server_that_hangs_can_be_given_up(target, dsn, postgre
             applying = thread.submit(target.apply, QUEUE, plan, 1)
             with pytest.raises(TimeoutError):
                 applying.result(0.5)
+            if hangs_whole:
+                assert "the target doesn't answer: connection timeout" in target.hindrance()
             target.cancel()
             with pytest.raises(TargetLost):
                 applying.result(5)
@@ -820,6 +826,17 @@ def test_what_waits_for_a_server_that_hangs_can_be_given_up(target, dsn, postgre
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
     assert target.position(QUEUE) == Position(0, 1)
+
+
+def test_who_is_let_in_and_gets_no_answer_then_does_not_wait_for_it(target, dsn, monkeypatch) -> None:
+    """As where a pool of connections stands before a server that hangs."""
+    asleep = b"SELECT pg_sleep(60)"
+    monkeypatch.setattr(postgres, "HOLDER", asleep + b", %s::int[]")
+    assert "the target doesn't answer" in target.hindrance()
+    monkeypatch.setattr(postgres, "_SET_UP_S", 0.2)
+    monkeypatch.setattr(PostgresTarget, "_set_up", lambda _self, connection: connection.execute(asleep))
+    with pytest.raises(TargetLost):
+        PostgresTarget(dsn, "job").limits()
 
 
 def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn) -> None:

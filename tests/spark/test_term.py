@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from seriatim.consumer.spark.options import read_options
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
+from seriatim.consumer.spark.targets.errors import TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
@@ -238,11 +240,31 @@ def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_pat
     with replay_term(target, reader, tmp_path, []) as term:
         term._spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
         term._run.report = lambda event: (told.append(event), term._run.stopping.set())
-        target.holder = lambda: "process 7 has to end first"
+        target.hindrance = lambda: "in the target process 7 has to end first"
         term._is_busy.set()
         term._slow_at_s = 1.0  # it has been at it for longer than that
         term._follow(SimpleNamespace(isActive=True))
     assert told == [Waiting("in the target process 7 has to end first")]
+
+
+@pytest.mark.parametrize("asked", ["position", "claim"])
+def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
+    queue, reader, tmp_path, monkeypatch, asked
+):
+    monkeypatch.setattr(term_module, "SLOW_S", 0.1)
+    target, given_up, told = Claims(), threading.Event(), []
+
+    def hang(*_, **__):
+        assert given_up.wait(60)
+        raise TargetLost("given up")
+
+    setattr(target, asked, hang)
+    target.hindrance = lambda: "the target doesn't answer"
+    target.cancel = given_up.set
+    with replay_term(target, reader, tmp_path, []) as term:
+        term._run.report = lambda event: (told.append(event.reason), term._run.stopping.set())
+        term.run()
+    assert told == ["the target doesn't answer", "given up"]
 
 
 class Claims:

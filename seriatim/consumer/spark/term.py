@@ -6,9 +6,10 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
@@ -48,6 +49,8 @@ _LAG_EVERY_S = 0.5
 _QUERIES_FAILED_MAX = 10
 """So many failed queries, without a transaction applied between them and with a queue that answers, are no passing trouble."""
 _FINISH_S = 10.0
+_CLAIM_FINISH_S = 1.0
+_Answer = TypeVar("_Answer")
 
 
 class _Abandoned(Exception):
@@ -197,11 +200,11 @@ class ReplayTerm:
                 f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, {end}"
             )
         self._end = positions.end
-        self._application = Application(
+        application = self._application = Application(
             self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range
         )
-        self._application.pass_gap(positions.beyond_gap(claimed.offset))
-        start = self._application.position
+        self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
+        start = application.position
         self._failure = None
         self._has_moved = False
         self._worked_at_s = boottime_s()
@@ -219,10 +222,25 @@ class ReplayTerm:
         """The target's position, claimed; a target that has none yet gets one at which it will be whole."""
         target, queue_id = self._target, self._queue_id
         start = 0
-        if target.position(queue_id) is None:
+        if self._asked(lambda: target.position(queue_id)) is None:
             start = first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
         created_at_ms = self._subscriber.queue_created_at_ms
-        return target.claim(queue_id, self._settings.queue, self._term.fence, start, created_at_ms=created_at_ms)
+        return self._asked(
+            lambda: target.claim(queue_id, self._settings.queue, self._term.fence, start, created_at_ms=created_at_ms)
+        )
+
+    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What the target answers. Beside it, one that takes long is told, and given up when the term is over."""
+        slow_at_s = boottime_s() + SLOW_S
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(ask)
+            while not wait([asked], 0.05).done:
+                if boottime_s() >= slow_at_s:
+                    slow_at_s = boottime_s() + SLOW_S
+                    self._tell_hindrance()
+                if self._is_over and not wait([asked], _CLAIM_FINISH_S).done:
+                    self._target.cancel()
+            return asked.result()
 
     @contextlib.contextmanager
     def _telling_if_spark_is_gone(self) -> Iterator[None]:
@@ -343,7 +361,7 @@ class ReplayTerm:
             if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
                 self._slow_at_s = boottime_s() + SLOW_S
                 self._tell_if_without_executors()
-                self._tell_if_held()
+                self._tell_hindrance()
             self._run.stopping.wait(0.05)
 
     def _tell_if_without_executors(self) -> None:
@@ -353,10 +371,10 @@ class ReplayTerm:
                 Waiting(f"Spark has no executors at {master}: has it a worker with a core and memory to spare?")
             )
 
-    def _tell_if_held(self) -> None:
-        holder = self._target.holder()
-        if holder is not None:
-            self._run.report(Waiting(f"in the target {holder}"))
+    def _tell_hindrance(self) -> None:
+        hindrance = self._target.hindrance()
+        if hindrance is not None:
+            self._run.report(Waiting(hindrance))
 
     def _is_all_read(self, query: StreamingQuery) -> bool:
         """Whether the query has handed in everything that the queue holds now."""

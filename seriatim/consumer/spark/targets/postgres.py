@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import errors as sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
 from seriatim.consumer.spark.apply.plan import Plan
 from seriatim.consumer.spark.apply.shape import Shapes
@@ -50,6 +52,7 @@ ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
 CANCEL_S = 5.0
 _ASK_S = 2
+_SET_UP_S = 10.0
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
@@ -113,22 +116,31 @@ class PostgresTarget:
     def cancel(self) -> None:
         """From any thread: the statement under way, if any, is given up, so that its call raises TargetBusy; TargetLost, where the server hangs."""
         connection = self._connection
-        if connection is not None and not connection.closed:
-            try:
-                connection.cancel_safe(timeout=CANCEL_S)
-            except sql.CancellationTimeout:
-                connection.close()
-            except psycopg.Error:
-                return  # the server is away, and nothing waits there
+        if connection is None or connection.closed:
+            return
+        try:
+            connection.cancel_safe(timeout=CANCEL_S)
+        except sql.CancellationTimeout:
+            connection.close()
+        except psycopg.Error:
+            return  # the server is away, and nothing waits there
+        deadline_s = time.monotonic() + CANCEL_S
+        while connection.info.transaction_status == TransactionStatus.ACTIVE:
+            if time.monotonic() > deadline_s:
+                connection.close()  # its process there hangs, and another one took the order
+            time.sleep(0.02)
 
-    def holder(self) -> str | None:
-        """From any thread: who makes the statement under way wait, in a sentence; None for nobody, or where the target can't be asked."""
+    def hindrance(self) -> str | None:
+        """From any thread: what makes the statement under way take so long, in a sentence; None for nobody that anybody knows of."""
         connection = self._connection
         if connection is None or connection.closed:
             return None
-        with contextlib.suppress(psycopg.Error), psycopg.connect(self._dsn, connect_timeout=_ASK_S) as own:
-            return told_holder(own.execute(HOLDER, ([connection.info.backend_pid],)).fetchone())
-        return None
+        try:
+            with psycopg.connect(self._dsn, autocommit=True, connect_timeout=_ASK_S) as own, _within(_ASK_S, own):
+                holder = told_holder(own.execute(HOLDER, ([connection.info.backend_pid],)).fetchone())
+        except psycopg.Error as error:
+            return f"the target doesn't answer: {in_a_line(error)}"
+        return None if holder is None else f"in the target {holder}"
 
     def limits(self) -> tuple[str, ...]:
         """What the role may not do, and what follows from it; empty where all is well. Raises TargetLost."""
@@ -347,22 +359,26 @@ class PostgresTarget:
         try:
             defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(self._dsn))
             connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
-            for name, value in (*TEXT_SETTINGS.items(), *TARGET_SETTINGS.items()):
-                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-            # A row that policies hide is refused; it would be left as it is.
-            connection.execute("SET row_security = off")
-            try:
-                connection.execute("SET session_replication_role = replica")
-                connection.execute("RESET session_replication_role")
-                self._may_replicate = True
-            except sql.InsufficientPrivilege:
-                self._may_replicate = False
+            with _within(_SET_UP_S, connection):
+                self._set_up(connection)
         except psycopg.OperationalError as error:
             raise TargetLost(f"the target's connection failed: {in_a_line(error)}") from error
         except psycopg.ProgrammingError as error:
             raise InvalidArgument(f"the target's DSN can't be read: {in_a_line(error)}") from error
         self._connection = connection
         return connection
+
+    def _set_up(self, connection: psycopg.Connection[Any]) -> None:
+        for name, value in (*TEXT_SETTINGS.items(), *TARGET_SETTINGS.items()):
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        # A row that policies hide is refused; it would be left as it is.
+        connection.execute("SET row_security = off")
+        try:
+            connection.execute("SET session_replication_role = replica")
+            connection.execute("RESET session_replication_role")
+            self._may_replicate = True
+        except sql.InsufficientPrivilege:
+            self._may_replicate = False
 
     def _raise_trouble(self, error: psycopg.Error) -> None:
         """Raise TargetLost or TargetBusy, where the error is one that may pass."""
@@ -372,6 +388,17 @@ class PostgresTarget:
             self.close()
         if found is not None:
             raise found from error
+
+
+@contextlib.contextmanager
+def _within(limit_s: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """What takes longer ends with the connection, which is closed: a server that hangs, or whoever stands before it, may have let it in."""
+    closing = threading.Timer(limit_s, connection.close)
+    closing.start()
+    try:
+        yield
+    finally:
+        closing.cancel()
 
 
 def _may_be_another(error: psycopg.Error) -> bool:
