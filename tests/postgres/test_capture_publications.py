@@ -6,7 +6,18 @@ import psycopg
 import pytest
 
 from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable
-from tests.postgres.test_capture import Queue, Sender, replayed, running, sql, streaming, table_rows, wait_for
+from tests.postgres.test_capture import (
+    Queue,
+    Sender,
+    is_free,
+    last_commit_of,
+    replayed,
+    running,
+    sql,
+    streaming,
+    table_rows,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -48,6 +59,45 @@ def test_a_log_that_the_server_can_t_read_is_a_gap_when_it_has_been_tried_for_lo
         wait_for(lambda: run.error is not None)
     assert isinstance(run.error, CaptureGap)
     assert "can't read its log for it: division by zero" in " ".join(str(run.error).split())
+    assert [change.after for change in queue.rows()] == [{"id": 1}]
+
+
+GONE_FOR_A_WHILE = (
+    "DROP PUBLICATION pub",
+    "INSERT INTO a VALUES (2)",
+    "CREATE PUBLICATION pub FOR ALL TABLES",
+    "INSERT INTO a VALUES (3)",
+)
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+@pytest.mark.parametrize("level", ["notice", "error"])
+def test_what_came_while_there_was_no_publication_is_a_gap_whatever_the_database_shows_its_clients(
+    new_database, level, is_streaming
+):
+    """PostgreSQL 18 leaves it out with a warning, before that it is an error."""
+    dsn = new_database()
+    sql(
+        dsn,
+        f"ALTER DATABASE {dsn.rpartition('/')[2]} SET client_min_messages = {level}",
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE PUBLICATION pub FOR ALL TABLES",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "INSERT INTO a VALUES (1)")
+        wait_for(lambda: last_commit_of(queue, 1), run)
+        if is_streaming:
+            sql(dsn, *GONE_FOR_A_WHILE)
+            wait_for(lambda: run.error is not None or last_commit_of(queue, 3))
+    if not is_streaming:
+        wait_for(lambda: is_free(dsn))
+        sql(dsn, *GONE_FOR_A_WHILE)
+    with running(dsn, Sender(queue)) as again:
+        wait_for(lambda: again.error is not None or last_commit_of(queue, 3))
+    assert isinstance(again.error, CaptureGap)
+    assert not is_streaming or isinstance(run.error, CaptureGap)
     assert [change.after for change in queue.rows()] == [{"id": 1}]
 
 

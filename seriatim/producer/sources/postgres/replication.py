@@ -53,6 +53,8 @@ STATUS_INTERVAL_S: Final = 2.0
 """A status goes out at least this often."""
 _SENDER_TIMEOUT: Final = "20s"
 """A slot is free again so long after the machine of its capture died without a word; PostgreSQL's default is a minute."""
+_TELLING: Final = {"client_min_messages": "warning"}
+"""From version 18 on PostgreSQL goes on where a publication is gone, and a warning is all that tells of the changes it left out."""
 
 
 def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **more: str) -> str:
@@ -76,7 +78,7 @@ def conninfo(dsn: str, settings: Mapping[str, str] = MappingProxyType({}), **mor
 
 def _options() -> dict[str, str]:
     settings = {name: value for name, value in TEXT_SETTINGS.items() if name != "client_encoding"}
-    return {**settings, **SERVER_SETTINGS, **NO_TIMEOUTS, "wal_sender_timeout": _SENDER_TIMEOUT}
+    return {**settings, **SERVER_SETTINGS, **NO_TIMEOUTS, **_TELLING, "wal_sender_timeout": _SENDER_TIMEOUT}
 
 
 def session(info: str) -> Connection:
