@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +14,10 @@ import psycopg
 import pytest
 
 from seriatim.producer.sources.postgres import capture as module
-from seriatim.producer.sources.postgres import catalog
+from seriatim.producer.sources.postgres import catalog, replication
 from seriatim.producer.sources.postgres.capture import PostgresCapture
-from seriatim.producer.sources.postgres.errors import SourceLost
+from seriatim.producer.sources.postgres.errors import SourceLost, SourceSilent
+from seriatim.producer.sources.postgres.replication import Data, Keepalive, ReplicationConnection
 from tests.postgres.test_capture import (
     SLOT,
     Queue,
@@ -168,3 +171,80 @@ def test_a_table_whose_key_is_just_being_made_is_waited_for_and_a_stop_isn_t(dsn
             Gate.is_open.set()
             wait_for(lambda: capture.reasons)
         assert f"process {mending.info.backend_pid} " in capture.reasons[0]
+
+
+@contextmanager
+def hanging(*pids: int) -> Iterator[None]:
+    """These server processes hang, and their machine goes on answering for them."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def pids_of(dsn: str, what: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return [pid for (pid,) in connection.execute(f"SELECT {what}".encode())]
+
+
+def test_a_source_that_hangs_while_it_streams_is_told_and_another_connection_gone_on_with(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "_ASK_AFTER_S", 0.2)
+    monkeypatch.setattr(module, "SILENCE_S", 0.4)
+    with told(dsn) as capture:
+        wait_for(lambda: streaming(capture.queue))
+        with hanging(*pids_of(dsn, "active_pid FROM pg_replication_slots WHERE active")):
+            wait_for(lambda: len(capture.reasons) > 1)
+        assert "sends nothing, and hasn't answered for 0.4 s" in capture.reasons[0]
+        assert "another process streams" in capture.reasons[1]
+        sql(dsn, "INSERT INTO a VALUES (1, 1)")
+        wait_for(lambda: last_commit_of(capture.queue, 1))
+
+
+def test_a_source_that_is_idle_answers_and_is_not_taken_for_one_that_hangs(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "_ASK_AFTER_S", 0.05)
+    monkeypatch.setattr(module, "SILENCE_S", 2.0)
+    put, asked = ReplicationConnection._put_status, []
+
+    def put_status(self: ReplicationConnection, *, asks: bool = False) -> None:
+        asked.append(asks)
+        put(self, asks=asks)
+
+    monkeypatch.setattr(ReplicationConnection, "_put_status", put_status)
+    with told(dsn) as capture:
+        wait_for(lambda: asked.count(True) > 20)
+    assert not capture.reasons
+
+
+def test_a_source_that_was_silent_gets_twice_the_time_until_something_new_has_come(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be busy with what it begins anew on each connection."""
+    given_s: list[float] = []
+    is_silent = Event()
+    receive = ReplicationConnection.receive
+
+    def receive_or_not(self: ReplicationConnection, timeout_s: float, silence_s: float) -> list[Data | Keepalive]:
+        if not is_silent.is_set():
+            return receive(self, timeout_s, silence_s)
+        given_s.append(silence_s)
+        raise SourceSilent("sends nothing")
+
+    monkeypatch.setattr(ReplicationConnection, "receive", receive_or_not)
+    is_silent.set()
+    with told(dsn) as capture:
+        wait_for(lambda: len(given_s) > 2)
+        is_silent.clear()
+        sql(dsn, "INSERT INTO a VALUES (1, 1)")
+        wait_for(lambda: last_commit_of(capture.queue, 1))
+        before = len(given_s)
+        is_silent.set()
+        wait_for(lambda: len(given_s) > before)
+    assert given_s[:3] == [60, 120, 240]
+    assert given_s[before] == 60

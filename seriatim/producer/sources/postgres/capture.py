@@ -33,9 +33,10 @@ from seriatim.producer.sources.postgres.errors import (
     SlotBusy,
     SlotGivenUp,
     SourceLost,
+    SourceSilent,
     SourceTablesChanged,
 )
-from seriatim.producer.sources.postgres.replication import Connection, Data, ReplicationConnection
+from seriatim.producer.sources.postgres.replication import SILENCE_S, Connection, Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.flag import Flag
@@ -104,6 +105,7 @@ class PostgresCapture:
         self._reason = ""
         self._unread = ""  # what the server could not read at the last try
         self._unread_tries = 0
+        self._silence_s = SILENCE_S
         self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
@@ -150,7 +152,12 @@ class PostgresCapture:
                     self._sender.stand_again()
 
     def _judge(self, error: Exception) -> None:
-        """Count what the server can't read; raise CaptureGap where it stays."""
+        """Count what the server can't read; raise CaptureGap where it stays.
+
+        A server that was silent may have been busy with what it begins anew on another connection: it gets twice the time.
+        """
+        if isinstance(error, SourceSilent):
+            self._silence_s *= 2
         unread = error.message if isinstance(error, LogUnreadable) else ""
         self._unread_tries = self._unread_tries + 1 if unread == self._unread else 1
         self._unread = unread
@@ -341,13 +348,15 @@ class PostgresCapture:
         while not self._stopped.is_set():
             if not self._sender.is_elected():
                 raise Deposed
-            for message in replication.receive(_POLL_S):
+            for message in replication.receive(_POLL_S, self._silence_s):
                 if isinstance(message, Data):
                     outgoing = self._feed(connection, assembler, message.payload)
                     if outgoing is not None:
                         self._send(outgoing, step.source)
                 else:
                     assembler.reach(message.lsn)
+            if assembler.last_seq > step.mark:
+                self._silence_s = SILENCE_S
             heartbeat = assembler.heartbeat(time.time_ns() // 1_000_000)
             if heartbeat is not None:
                 self._send(heartbeat, step.source)

@@ -89,6 +89,13 @@ class LogUnreadable(SourceLost):
     next_step = ""
 
 
+class SourceSilent(SourceLost):
+    """The source database's machine is there, and the process that streams says nothing. Another connection may help."""
+
+    code = "source-silent"
+    next_step = "does the database hang (its disk, a stopped process), or something on the way to it?"
+
+
 class ResumePointUnknown(WorldError):
     """Nobody can tell which changes the queue holds, because the end of an earlier link is lost. Asking again may help."""
 

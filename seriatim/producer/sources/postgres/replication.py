@@ -29,6 +29,7 @@ from seriatim.producer.sources.postgres.errors import (
     MalformedLog,
     SlotBusy,
     SourceLost,
+    SourceSilent,
 )
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
@@ -53,6 +54,11 @@ STATUS_INTERVAL_S: Final = 2.0
 """A status goes out at least this often."""
 _SENDER_TIMEOUT: Final = "20s"
 """A slot is free again so long after the machine of its capture died without a word; PostgreSQL's default is a minute."""
+_ASK_AFTER_S: Final = 10.0
+"""A server that sends nothing for so long is asked whether it is there."""
+SILENCE_S: Final = 60.0
+"""It has so long to answer, as by `wal_receiver_timeout` of PostgreSQL's own subscribers. One that decodes a large transaction of which it has
+nothing to send looks for questions every hundred changes, once half of _SENDER_TIMEOUT is over (`WalSndUpdateProgress`)."""
 _TELLING: Final = {"client_min_messages": "warning"}
 """From version 18 on PostgreSQL goes on where a publication is gone, and a warning is all that tells of the changes it left out."""
 
@@ -131,6 +137,8 @@ class ReplicationConnection:
         self._received_lsn = 0
         self._confirmed_lsn = 0
         self._status_sent_s = 0.0
+        self._heard_s = 0.0
+        self._asked_s: float | None = None  # since when an answer is waited for
         self._warning: str | None = None
         self._failed: Exception | None = None
         self._ended = threading.Event()
@@ -174,14 +182,16 @@ class ReplicationConnection:
         if result is None or result.status != pq.ExecStatus.COPY_BOTH:
             raise self._failure(result)
         self._received_lsn = self._confirmed_lsn = confirmed_lsn
+        self._heard_s = time.monotonic()
         self._repeater = threading.Thread(target=self._repeat_status, name="capture-status", daemon=True)
         self._repeater.start()
 
-    def receive(self, timeout_s: float) -> list[Data | Keepalive]:
+    def receive(self, timeout_s: float, silence_s: float = SILENCE_S) -> list[Data | Keepalive]:
         """What has arrived, waiting for the first message at most this long; empty after that.
 
         Raises:
             SourceLost: the server ended the stream.
+            SourceSilent: it sends nothing, and hasn't answered for `silence_s`, either.
             LogUnreadable: it met an error in its log.
             CaptureGap: the server warned that it leaves changes out.
         """
@@ -190,13 +200,15 @@ class ReplicationConnection:
             if messages:
                 return messages
         # Readable or not: TLS may hold the end of what came, and then nothing more is to be read from the socket.
-        select.select([self._connection.socket], [], [], timeout_s)
+        readable, _, _ = select.select([self._connection.socket], [], [], timeout_s)
         with self._lock:
             try:
                 self._connection.consume_input()
             except psycopg.OperationalError as error:
                 raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
-            return self._drain()
+            messages = self._drain()
+            self._heed_silence(silence_s, is_heard=bool(readable or messages))
+            return messages
 
     def report(self, confirmed_lsn: int) -> None:
         """Confirm up to here; told at once when it rose and the last status is a while ago, else with the next one."""
@@ -256,11 +268,23 @@ class ReplicationConnection:
             self._put_status()
         return messages
 
-    def _put_status(self) -> None:
+    def _heed_silence(self, silence_s: float, *, is_heard: bool) -> None:
+        """A part of a message counts as heard; what came while nobody received has been heard by now."""
+        now_s = time.monotonic()
+        if is_heard:
+            self._heard_s, self._asked_s = now_s, None
+        elif self._asked_s is None:
+            if now_s - self._heard_s >= _ASK_AFTER_S:
+                self._put_status(asks=True)
+                self._asked_s = now_s
+        elif now_s - self._asked_s >= silence_s:
+            raise SourceSilent(f"the source database sends nothing, and hasn't answered for {silence_s:g} s")
+
+    def _put_status(self, *, asks: bool = False) -> None:
         if self._failed is not None:
             return  # nobody takes it any more; the receiving thread raises what happened
         now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
-        status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, 0)
+        status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, asks)
         try:
             self._connection.put_copy_data(status)
             self._connection.flush()
