@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
+from seriatim.producer.sources.postgres import attendant, catalog, replication
 from seriatim.producer.sources.postgres import capture as module
-from seriatim.producer.sources.postgres import catalog, replication
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.errors import SourceLost, SourceSilent
 from seriatim.producer.sources.postgres.replication import Data, Keepalive, ReplicationConnection
@@ -22,6 +23,7 @@ from tests.postgres.test_capture import (
     SLOT,
     Queue,
     Sender,
+    is_free,
     last_commit_of,
     one,
     replayed,
@@ -248,3 +250,60 @@ def test_a_source_that_was_silent_gets_twice_the_time_until_something_new_has_co
         wait_for(lambda: len(given_s) > before)
     assert given_s[:3] == [60, 120, 240]
     assert given_s[before] == 60
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_stop_doesn_t_wait_for_a_source_that_hangs(
+    dsn: str, postgres_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """Where one process of it does, as with a disk that doesn't answer, the server takes a cancellation, and that brings nothing."""
+    holder, is_looking = catalog.holder, Event()
+
+    def look(*given: object) -> object:
+        is_looking.set()
+        return holder(*given)
+
+    monkeypatch.setattr(attendant, "_CANCEL_S", 1.0)
+    monkeypatch.setattr(catalog, "holder", look)
+    server = postgres_server.supervisor.pid("postgres")
+    assert server is not None
+    capture = Told(dsn)
+    with psycopg.connect(dsn) as holding:
+        holding.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+        capture.thread.start()
+        wait_for(lambda: capture.reasons)
+        pids = pids_of(dsn, "pid FROM pg_stat_activity WHERE application_name = 'seriatim-capture'")
+        with hanging(*pids, *([server] if is_whole else [])):
+            is_looking.clear()
+            wait_for(is_looking.is_set)
+            capture.capture.stop()
+            capture.thread.join(15)
+            is_ended = not capture.thread.is_alive()
+    capture.thread.join(60)
+    assert is_ended
+
+
+def test_a_stop_doesn_t_wait_for_a_source_that_hangs_as_it_is_to_stream(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendant, "_CANCEL_S", 1.0)
+    with told(dsn) as capture:
+        wait_for(lambda: streaming(capture.queue))
+    wait_for(lambda: is_free(dsn))
+    start, hung = ReplicationConnection.start, []
+
+    def hang(self: ReplicationConnection, *given: object) -> None:
+        hung.append(self.session.info.backend_pid)
+        os.kill(hung[0], signal.SIGSTOP)
+        start(self, *given)
+
+    monkeypatch.setattr(ReplicationConnection, "start", hang)
+    again = Told(dsn)
+    again.thread.start()
+    wait_for(lambda: hung)
+    again.capture.stop()
+    again.thread.join(15)
+    is_ended = not again.thread.is_alive()
+    os.kill(hung[0], signal.SIGCONT)
+    again.thread.join(60)
+    assert is_ended

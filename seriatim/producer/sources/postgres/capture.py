@@ -243,6 +243,8 @@ class PostgresCapture:
             raise CaptureGap(
                 f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
             )
+        else:
+            self._start(connection, replication, step.confirmed_lsn)
         return step, db
 
     def _publish(self, connection: Connection, *, exists: bool) -> None:
@@ -342,8 +344,6 @@ class PostgresCapture:
             confirmed_lsn=step.confirmed_lsn,
             heartbeat_ms=self._heartbeat_ms,
         )
-        if not replication.is_started:
-            self._start(connection, replication, step.confirmed_lsn)
         self._reason = ""
         while not self._stopped.is_set():
             if not self._sender.is_elected():

@@ -162,11 +162,6 @@ class ReplicationConnection:
         """Drop the slot."""
         self._query(f"DROP_REPLICATION_SLOT {quote_name(slot)}".encode())
 
-    @property
-    def is_started(self) -> bool:
-        """Whether it streams."""
-        return self._repeater is not None
-
     def start(self, slot: str, publication: str, confirmed_lsn: int) -> None:
         """Start streaming at the slot's confirmed position.
 
@@ -177,9 +172,8 @@ class ReplicationConnection:
         command = (
             f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 (proto_version '1', publication_names '{names}')"
         )
-        self._connection.send_query(command.encode())
-        result = self._connection.get_result()
-        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+        result = self._connection.exec_(command.encode())  # other than `get_result`, it lets other threads run
+        if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._failure(result)
         self._received_lsn = self._confirmed_lsn = confirmed_lsn
         self._heard_s = time.monotonic()
