@@ -18,6 +18,7 @@ from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, M
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
+from seriatim.consumer.spark.apply.spelling import spelled
 from seriatim.consumer.spark.targets import execution, positions, postgres, statements
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
@@ -466,6 +467,44 @@ def test_update_with_a_value_not_sent_leaves_it(target, dsn) -> None:
     patches = [("u", None, {"id": i, "code": -i}, ("note",)) for i in range(BULK_FROM + 1)]
     target.apply(QUEUE, planned(target, transaction(start, *patches), start), 1)
     assert fetch(dsn, "SELECT count(*) FROM keyed WHERE code = -id AND note = 'n' || id") == [(BULK_FROM + 1,)]
+
+
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [(("d", {"id": "1"}, None), []), (("u", {"id": "1"}, {"id": "2", "code": 1, "note": "n"}), [(2,)])],
+)
+def test_a_row_is_found_by_a_key_that_is_written_in_another_way_since_it_was_put_in(target, dsn, step, left) -> None:
+    """ALTER TABLE keyed ALTER id TYPE numeric, at the source, within a micro-batch."""
+    rows = transaction(0, ("c", None, {"id": 1, "code": 1, "note": "n"}))
+    rows += transaction(len(rows), step)
+    target.apply(QUEUE, planned(target, rows), 1)
+    assert fetch(dsn, "SELECT id FROM keyed") == left
+
+
+SPELLINGS = {
+    "text": ("", "a ", "A\n"),
+    "character varying": ("a ",),
+    "character varying(2)": ("", "a ", "ab", "ab "),
+    "character(3)": ("a", "a  ", "a   ", "a\nb"),
+    "uuid": ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc999c0b4ef8bb6d6bb9bd380a11"),
+    "numeric": ("0", "-0", "00", "7", "+7", "-70", "1e3"),
+    "numeric(9,0)": ("0", "7.0", "70"),
+    "numeric(9,2)": ("0", "0.00", "-0.00", "-0.01", ".50", "0.50", "00.50", "7.5", "7.50", "7.500", "70.00"),
+    "date": ("2026-11-26", "26 Nov 2026", "2026-11-26 00:00:00", "12026-11-26", "02026-11-26", "0044-03-15 BC", "44-03-15 BC"),
+    "timestamp without time zone": ("2026-11-26", "2026-11-26 01:02:03", "2026-11-26 01:02:03.50", "2026-11-26 01:02:03.000005"),
+    "timestamp with time zone": ("2026-11-26 01:02:03", "2026-11-26 01:02:03+00", "2026-11-26 01:02:03.5+00", "2026-11-26 01:02:03+01"),
+    "bytea": ("\\x", "\\x00ff", "\\x00FF", "a"),
+}  # fmt: skip
+
+
+def test_a_value_is_spelled_as_its_type_spells_it_where_it_comes_back_as_it_was(target) -> None:
+    """Of such values no two are one key."""
+    target.tables()
+    for type_name, values in SPELLINGS.items():
+        is_spelled = spelled([type_name])
+        for value in values:
+            (back,) = target._connection.execute(f"SELECT format('%%s', CAST(%s AS {type_name}))", (value,)).fetchone()
+            assert is_spelled((value,)) is (back == value), (type_name, value)
 
 
 def test_an_update_of_a_row_that_is_not_there_is_told(target) -> None:

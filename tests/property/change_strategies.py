@@ -15,22 +15,23 @@ KEYED = TableName("public", "keyed")
 UNIQUE = TableName("public", "with_unique")
 KEYLESS = TableName("public", "keyless")
 COLUMNS = ("id", "code", "note")
+TYPES = dict(zip(COLUMNS, ("integer", "integer", "text"), strict=True))
 SHAPES = {
     KEYED: TableShape(
         KEYED,
-        dict.fromkeys(COLUMNS, "text"),
+        TYPES,
         ("id",),
         unique=(frozenset({"id"}),),
         arbiters=frozenset({frozenset({"id"})}),
     ),
     UNIQUE: TableShape(
         UNIQUE,
-        dict.fromkeys(COLUMNS, "text"),
+        TYPES,
         ("id",),
         unique=(frozenset({"id"}), frozenset({"code"})),
         arbiters=frozenset({frozenset({"id"}), frozenset({"code"})}),
     ),
-    KEYLESS: TableShape(KEYLESS, dict.fromkeys(COLUMNS, "text")),
+    KEYLESS: TableShape(KEYLESS, TYPES),
 }
 SCHEMA = """
 CREATE TABLE keyed (id integer PRIMARY KEY, code integer, note text);
@@ -51,6 +52,14 @@ class Source:
     after_commit: list[tuple[int, Tables]] = field(default_factory=list)
     pending: list[tuple[str, dict, dict | None, dict | None]] = field(default_factory=list)
     transaction: int = 0
+    writes_text: bool = False
+
+    def alter(self) -> None:
+        """From now on ids are written as those of another type."""
+        self.writes_text = not self.writes_text
+
+    def written(self, image):
+        return {**image, "id": str(image["id"])} if image and self.writes_text else image
 
     def write(self, op: str, name: TableName | None, before=None, after=None, unchanged=(), **extra) -> None:
         key = () if name is None or name == KEYLESS else ("id",)
@@ -60,7 +69,9 @@ class Source:
             *((name.schema, name.table, key) if name else (None, None, ())),
             unchanged=tuple(unchanged), **extra,
         )  # fmt: skip
-        self.rows.append(ChangeRow(offset, "slot", offset, encode(Change(op, before, after, source, 1))))
+        self.rows.append(
+            ChangeRow(offset, "slot", offset, encode(Change(op, *map(self.written, (before, after)), source, 1)))
+        )
 
     def committed(self) -> None:
         self.after_commit.append((len(self.rows), json.loads(json.dumps(list(self.tables.values())))))
@@ -128,6 +139,7 @@ _actions = st.one_of(
     st.tuples(st.just("update"), _names, st.integers(0, 9), _rows, st.booleans()),
     st.tuples(st.just("update"), _names, st.integers(0, 9), _rows, st.booleans()),
     st.tuples(st.just("delete"), _names, st.integers(0, 9)),
+    st.tuples(st.just("alter")),
     st.tuples(st.just("truncate"), st.lists(_names, min_size=1, unique=True)),
 )
 

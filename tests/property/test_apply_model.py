@@ -12,7 +12,7 @@ from tests.property import change_strategies as changes
 
 
 class Model:
-    """A target that enforces unique rules at every single row, as PostgreSQL does."""
+    """A target that enforces unique rules at every single row, as PostgreSQL does, and reads an id from whatever it is written as."""
 
     def __init__(self) -> None:
         self.tables = {name: [] for name in changes.SHAPES}
@@ -23,12 +23,16 @@ class Model:
             seen = [values for values in seen if None not in values]
             assert len(seen) == len(set(seen)), f"unique rule {columns} of {name} broken"
 
+    def read(self, columns, values) -> dict:
+        row = dict(zip(columns, values, strict=True))
+        return {**row, "id": int(row["id"])} if "id" in row else row
+
     def find(self, name, columns, values) -> list[dict]:
-        wanted = dict(zip(columns, values, strict=True))
+        wanted = self.read(columns, values)
         return [row for row in self.tables[name] if all(row[c] == v for c, v in wanted.items())]
 
     def put(self, name, key, columns, values) -> None:
-        row = dict(zip(columns, values, strict=True))
+        row = self.read(columns, values)
         held = self.find(name, key, [row[c] for c in key]) if key else []
         if held:
             held[0].update(row)
@@ -39,7 +43,7 @@ class Model:
     def change(self, name, match, match_values, columns, values) -> None:
         held = self.find(name, match, match_values)
         assert held, "the row to update must be there"
-        held[0].update(dict(zip(columns, values, strict=True)))
+        held[0].update(self.read(columns, values))
         self.check(name)
 
     def remove(self, name, match, match_values, needed) -> None:

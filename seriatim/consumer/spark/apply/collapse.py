@@ -4,19 +4,22 @@ Deletes are carried out before upserts, so a value of a second unique rule that 
 What that order can't do is to pass such a value from one living row to another (debezium PR 7801): rows would
 have to change in the order they did at the source. `collapse` then gives up, and the table's changes are carried out
 one by one (`steps`). It gives up for the same reason wherever an update touches, or may touch, a second unique
-rule; where a key is deleted and comes back in a table that has one; and where a row gets another key while one of its values
-was not sent and isn't known from an earlier change.
+rule; where a key is deleted and comes back in a table that has one; where a row gets another key while one of its values
+was not sent and isn't known from an earlier change; and where one key may be written in two ways (`spelling`), so that a row is named that may
+be the one of an earlier change under another name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from seriatim.consumer.spark.apply.errors import BrokenStream
 from seriatim.consumer.spark.apply.plan import Rows, TableChanges, Values
 from seriatim.consumer.spark.apply.shape import TableShape
+from seriatim.consumer.spark.apply.spelling import spelled
 from seriatim.protocol.change import Change, Row, Value
 
 Entry: TypeAlias = tuple[int, Change]
@@ -43,49 +46,76 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None
     key = shape.key_for(first)
     if not key:
         return _only_inserts(shape, entries)
-    others = shape.other_unique(frozenset(key))
-    values_of = projection(key)
-    last: dict[Values, _Last] = {}
+    types = [shape.columns[name] for name in key]
+    states = _States(projection(key), spelled(types), shape.other_unique(frozenset(key)))
     offset = entries[0][0]
     try:
         for offset, change in entries:
-            if change.source.key != named or not _fold(last, offset, change, values_of, others):
+            if change.source.key != named or not states.take(offset, change):
                 return None
     except KeyError as error:
         if not named:
             return None  # the table got, or lost, a column of the target's key
         raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
-    return _grouped(shape, key, last)
+    return _grouped(shape, key, states.last)
 
 
-def _fold(
-    last: dict[Values, _Last], offset: int, change: Change, values_of: Callable[[Row], Values], others: Unique
-) -> bool:
-    """Take one change into the last states; False where it must not be collapsed."""
-    after = change.after
-    if after is None:
-        key = values_of(change.before or {})
-        last.pop(key, None)  # so that it stands last
-        last[key] = _Last(offset, None, True)
-        return True
-    key = values_of(after)
-    is_whole = True
-    if change.op == "u":
-        if others and touches(change, others):
-            return False
-        old_key = key if change.before is None else values_of(change.before)
-        held = last.pop(old_key, None)
-        if change.source.unchanged:
-            after, is_whole = _merged(after, change, held)
-        if old_key != key:
-            if not is_whole or others:
+@dataclass(slots=True)
+class _States:
+    """The last state of each key that changes were about, in the order of these changes.
+
+    values_of: the key of an image. are_spelled: whether a key's values are spelled as their types spell them. others: the other unique rules.
+    all_are: whether all keys so far were.
+    """
+
+    values_of: Callable[[Row], Values]
+    are_spelled: Callable[[Values], bool]
+    others: Unique
+    last: dict[Values, _Last] = field(default_factory=dict)
+    all_are: bool = True
+
+    def take(self, offset: int, change: Change) -> bool:
+        """Take one change; False where it must not be collapsed with those before it."""
+        last, after = self.last, change.after
+        if after is None:
+            key = self.values_of(change.before or {})
+            if not self._is_known(key):
                 return False
-            last[old_key] = _Last(offset, None, True)
-    elif others and key in last:
-        return False
-    last.pop(key, None)
-    last[key] = _Last(offset, after, is_whole)
-    return True
+            last.pop(key, None)  # so that it stands last
+            last[key] = _Last(offset, None, True)
+            return True
+        key = self.values_of(after)
+        is_whole = True
+        if change.op == "u":
+            if self.others and touches(change, self.others):
+                return False
+            old_key = key if change.before is None else self.values_of(change.before)
+            if not self._is_known(old_key):
+                return False
+            held = last.pop(old_key, None)
+            if change.source.unchanged:
+                after, is_whole = _merged(after, change, held)
+            if old_key != key:
+                if not is_whole or self.others:
+                    return False
+                last[old_key] = _Last(offset, None, True)
+        elif self.others and key in last:
+            return False
+        self._look(key)
+        last.pop(key, None)
+        last[key] = _Last(offset, after, is_whole)
+        return True
+
+    def _look(self, key: Values) -> None:
+        self.all_are = self.all_are and self.are_spelled(key)
+
+    def _is_known(self, key: Values) -> bool:
+        """Whether a row is named as the last change of it left it, or no change of it was before: not where another key may be the same."""
+        self._look(key)
+        if self.all_are or not self.last:
+            return True
+        held = self.last.get(key)
+        return held is not None and held.row is not None
 
 
 def _merged(after: Row, change: Change, held: _Last | None) -> tuple[Row, bool]:

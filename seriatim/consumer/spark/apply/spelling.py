@@ -1,0 +1,64 @@
+"""Whether a key's value is spelled as its type spells it.
+
+A type takes more than it gives: `5`, `5.0` and `5.00` are one numeric(9,2), which writes `5.00`. Where `ALTER TABLE` gave a key's column another
+type, the log writes one row's key in two ways, and the target, whose column has one type at a time, takes both for the same.
+Of values that are spelled as the target's type spells them, different ones are different keys. All others may be the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from seriatim.consumer.spark.apply.plan import Values
+from seriatim.protocol.change import Value
+
+_WHOLE: Final = r"0|-?[1-9]\d*"
+_DAY: Final = r"(\d{4}|[1-9]\d{4,})-\d\d-\d\d"
+_TIME: Final = r"\d\d:\d\d:\d\d(\.\d{0,5}[1-9])?"
+_ANY: Final = r"(?s:.*)"
+_SPELLINGS: Final = {
+    "text": _ANY,
+    "character varying": _ANY,
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "numeric": _WHOLE,  # others of its values have many: 1.5 and 1.50
+    "date": rf"{_DAY}( BC)?",
+    "timestamp without time zone": rf"{_DAY} {_TIME}( BC)?",
+    "timestamp with time zone": rf"{_DAY} {_TIME}\+00( BC)?",
+    "bytea": r"\\x([0-9a-f]{2})*",
+}
+"""For types whose equality is of the whole value, each text that they write; types that aren't here may write anything."""
+_match_length = re.compile(r"(character|character varying)\((\d+)\)").fullmatch
+_match_scale = re.compile(r"numeric\(\d+,(\d+)\)").fullmatch
+
+
+def spelled(type_names: Iterable[str]) -> Callable[[Values], bool]:
+    """A function that says of values of these types, one each, whether all are spelled as their types spell them."""
+    checks = [_check(type_name) for type_name in type_names]
+    if len(checks) == 1:
+        (check,) = checks
+        return lambda values: check(values[0])
+    return lambda values: all(check(value) for check, value in zip(checks, values, strict=True))
+
+
+def _check(type_name: str) -> Callable[[Value], bool]:
+    if type_name in {"smallint", "integer", "bigint"}:
+        return lambda value: type(value) is int
+    if type_name == "boolean":
+        return lambda value: type(value) is bool
+    pattern = _pattern(type_name)
+    if pattern is None:
+        return lambda _value: False
+    fits = re.compile(pattern, re.ASCII).fullmatch
+    return lambda value: type(value) is str and fits(value) is not None
+
+
+def _pattern(type_name: str) -> str | None:
+    if found := _match_length(type_name):
+        kind, length = found.groups()
+        return f"(?s:.{{{length}}})" if kind == "character" else f"(?s:.{{0,{length}}})"
+    if found := _match_scale(type_name):
+        scale = int(found[1])
+        return rf"(?!-0\.0*$)-?(0|[1-9]\d*)\.\d{{{scale}}}" if scale else _WHOLE
+    return _SPELLINGS.get(type_name)
