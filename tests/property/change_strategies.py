@@ -14,6 +14,10 @@ from seriatim.protocol.change import Change, Origin, Table, encode
 KEYED = TableName("public", "keyed")
 UNIQUE = TableName("public", "with_unique")
 KEYLESS = TableName("public", "keyless")
+SHARED = TableName("public", "shared")
+"""The source checks its key at the commit, the target at each row."""
+WHOLE = frozenset({KEYLESS, SHARED})
+"""Replica identity full."""
 COLUMNS = ("id", "code", "note")
 TYPES = dict(zip(COLUMNS, ("integer", "integer", "text"), strict=True))
 SHAPES = {
@@ -32,11 +36,13 @@ SHAPES = {
         arbiters=frozenset({frozenset({"id"}), frozenset({"code"})}),
     ),
     KEYLESS: TableShape(KEYLESS, TYPES),
+    SHARED: TableShape(SHARED, TYPES, ("id",), unique=(frozenset({"id"}),), arbiters=frozenset({frozenset({"id"})})),
 }
 SCHEMA = """
 CREATE TABLE keyed (id integer PRIMARY KEY, code integer, note text);
 CREATE TABLE with_unique (id integer PRIMARY KEY, code integer UNIQUE, note text);
 CREATE TABLE keyless (id integer, code integer, note text);
+CREATE TABLE shared (id integer PRIMARY KEY, code integer, note text);
 ALTER TABLE keyless REPLICA IDENTITY FULL;
 """
 
@@ -52,17 +58,19 @@ class Source:
     after_commit: list[tuple[int, Tables]] = field(default_factory=list)
     pending: list[tuple[str, dict, dict | None, dict | None]] = field(default_factory=list)
     transaction: int = 0
-    writes_text: bool = False
+    texts: set[str] = field(default_factory=set)
+    is_altered: bool = False
 
-    def alter(self) -> None:
-        """From now on ids are written as those of another type."""
-        self.writes_text = not self.writes_text
+    def alter(self, column: str) -> None:
+        """From now on its values are written as those of another type."""
+        self.texts ^= {column}
+        self.is_altered = True
 
     def written(self, image):
-        return {**image, "id": str(image["id"])} if image and self.writes_text else image
+        return image and {c: str(v) if c in self.texts and v is not None else v for c, v in image.items()}
 
     def write(self, op: str, name: TableName | None, before=None, after=None, unchanged=(), **extra) -> None:
-        key = () if name is None or name == KEYLESS else ("id",)
+        key = () if name is None or name in WHOLE else ("id",)
         offset = len(self.rows)
         source = Origin(
             "db", "slot", 1000 + self.transaction, offset, self.transaction,
@@ -81,7 +89,13 @@ class Source:
         self.write("begin", None)
         self.began = len(self.rows)
 
+    def settle(self) -> None:
+        """Leave each row a key of its own."""
+        while len(ids := [row["id"] for row in self.tables[SHARED]]) > len(set(ids)):
+            self.delete(SHARED, next(place for place, number in enumerate(ids) if ids.count(number) > 1))
+
     def commit(self) -> None:
+        self.settle()
         self.write("commit", None, changes=len(self.rows) - self.began, end_lsn=1)
         self.committed()
 
@@ -100,28 +114,32 @@ class Source:
         row = {**new, "note": old["note"] if keeps else new["note"]}
         if not self.fits(name, row, old):
             return False
-        before = dict(old) if name == KEYLESS else {"id": old["id"]} if old["id"] != row["id"] else None
-        after = {column: value for column, value in row.items() if not (keeps and column == "note")}
+        before = dict(old) if name in WHOLE else {"id": old["id"]} if old["id"] != row["id"] else None
+        unchanged = ("note",) if keeps and name != SHARED else ()
+        after = {column: value for column, value in row.items() if column not in unchanged}
         old.update(row)
-        self.write("u", name, before=before, after=after, unchanged=("note",) if keeps else ())
+        self.write("u", name, before=before, after=after, unchanged=unchanged)
         return True
 
     def delete(self, name: TableName, place: int) -> bool:
         if not self.tables[name]:
             return False
         old = self.tables[name].pop(place % len(self.tables[name]))
-        self.write("d", name, before=old if name == KEYLESS else {"id": old["id"]})
+        self.write("d", name, before=old if name in WHOLE else {"id": old["id"]})
         return True
 
     def truncate(self, names: list[TableName], op: str = "t") -> None:
+        self.settle()  # no row is taken out before a truncate for one that goes behind it
         for name in names:
             self.tables[name].clear()
-        tables = tuple(Table(n.schema, n.table, () if n == KEYLESS else ("id",), COLUMNS) for n in names)
+        tables = tuple(Table(n.schema, n.table, () if n in WHOLE else ("id",), COLUMNS) for n in names)
         self.write(op, None, tables=tables)
 
     def fits(self, name: TableName, row: dict[str, object], old: dict[str, object] | None) -> bool:
         others = [held for held in self.tables[name] if held is not old]
-        if name != KEYLESS and any(held["id"] == row["id"] for held in others):
+        if (name not in WHOLE or (name == SHARED and not self.transaction)) and any(
+            held["id"] == row["id"] for held in others
+        ):
             return False
         return name != UNIQUE or row["code"] is None or all(held["code"] != row["code"] for held in others)
 
@@ -139,7 +157,7 @@ _actions = st.one_of(
     st.tuples(st.just("update"), _names, st.integers(0, 9), _rows, st.booleans()),
     st.tuples(st.just("update"), _names, st.integers(0, 9), _rows, st.booleans()),
     st.tuples(st.just("delete"), _names, st.integers(0, 9)),
-    st.tuples(st.just("alter")),
+    st.tuples(st.just("alter"), st.sampled_from(("id", "code"))),
     st.tuples(st.just("truncate"), st.lists(_names, min_size=1, unique=True)),
 )
 
@@ -160,10 +178,12 @@ def sources(draw: st.DrawFn) -> Source:
                     source.committed()
         source.write("snapshot_end", None, changes=0)
         source.committed()
+    alters = draw(st.booleans())
     for actions in draw(st.lists(st.lists(_actions, max_size=10), max_size=5)):
         source.begin()
         for kind, *arguments in actions:
-            getattr(source, kind)(*arguments)
+            if kind != "alter" or alters:
+                getattr(source, kind)(*arguments)
         source.commit()
     return source
 

@@ -18,7 +18,7 @@ from seriatim.consumer.spark.apply.planner import Unfinished, plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.protocol.change import Change, Origin, Table, encode
 from seriatim.protocol.postgres import OWN_SCHEMA
-from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, UNIQUE
+from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, SHARED, UNIQUE
 
 
 def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), key=("id",), **extra) -> ChangeRow:
@@ -348,8 +348,64 @@ def test_what_the_target_makes_itself_it_is_not_told() -> None:
     for other in ({"generated": frozenset({"code"})}, {"arbiters": frozenset()}, {"primary_key": ("number",)}):
         (put, removal) = plan(rows, 0, {KEYLESS: replace(SHAPES[KEYLESS], **arbiter | other)}).segments[0].steps
         assert put.key == ()
-    (by_key,) = plan(rows, 0, {KEYLESS: replace(SHAPES[KEYLESS], **arbiter)}).segments[0].collapsed
+    (by_key,) = (
+        plan([rows[0], rows[2], commit(3, 1)], 0, {KEYLESS: replace(SHAPES[KEYLESS], **arbiter)}).segments[0].collapsed
+    )
     assert (by_key.key, by_key.deletes.values) == (("code",), [(5,)])
+
+
+def shared(*transactions):
+    """The one segment of a table whose key the source doesn't name; steps are (op, before, after), rows (id, note)."""
+    rows: list[ChangeRow] = []
+    for number, steps in enumerate(transactions, 1):
+        rows.append(row(len(rows), "begin"))
+        for op, *images in steps:
+            before, after = (image and dict(zip(("id", "note"), image, strict=True)) for image in images)
+            made = Origin("db", "slot", number, len(rows), 1, SHARED.schema, SHARED.table)
+            rows.append(ChangeRow(len(rows), "slot", len(rows), encode(Change(op, before, after, made, 9))))
+        rows.append(commit(len(rows), len(steps)))
+    return only(rows)
+
+
+def test_a_row_that_the_changes_themselves_brought_is_inserted_where_the_source_names_no_key() -> None:
+    """There might be another row of its key, which nothing at the source rules out: it would be overwritten without a word."""
+    put, change, removal = ("c", None, (1, "a")), ("u", (1, "a"), (1, "b")), ("d", (1, "b"), None)
+    (table,) = shared([put, change]).collapsed
+    assert (table.key, [rows.values for rows in table.upserts]) == ((), [[(1, "b")]])
+    assert shared([put, change, removal]).collapsed == ()
+    (table,) = shared([change, removal, put]).collapsed
+    assert (table.key, [rows.values for rows in table.upserts]) == (("id",), [[(1, "a")]])
+    by_key, new = shared([change, ("u", (1, "b"), (2, "b"))], [("u", (2, "b"), (2, "c"))]).collapsed
+    assert (by_key.deletes.values, by_key.upserts) == ([(1,)], ())
+    assert (new.key, [rows.values for rows in new.upserts]) == ((), [[(2, "c")]])
+
+
+def test_of_rows_that_have_one_key_for_a_while_those_that_went_are_taken_out_before_those_that_came_are_put_in() -> (
+    None
+):
+    swap = [("u", (1, "a"), (2, "a")), ("u", (2, "b"), (1, "b"))]
+    back = [("u", (2, "a"), (1, "a")), ("u", (1, "b"), (2, "b"))]
+    steps = shared(swap, back).steps
+    # The second one by its image: the key has been given to the first one.
+    assert [type(step) for step in steps] == 2 * [orders.Remove, orders.RemoveOne, orders.Put, orders.Put]
+    assert [step.match_values for step in steps[1:6:4]] == [(2, "b"), (1, "b")]
+    assert [step.values for step in steps[6:]] == [(2, "b"), (1, "a")]
+    put, removal = ("c", None, (1, "new")), ("d", (1, "a"), None)
+    (taken, came) = shared([put, removal]).steps
+    assert (taken.match_values, came.values) == ((1, "a"), (1, "new"))
+    # Neither of these is another row: what a column's type is called since isn't what it was.
+    (taken, came) = shared([("u", (1, "a"), (1, "5")), ("u", (1, 5), (1, 6))]).steps
+    assert (taken.key_values, came.values) == ((1,), (1, 6))
+    steps = shared([("u", (1, "a"), (1, "b")), removal, removal]).steps
+    assert [type(step) for step in steps] == [orders.Remove, orders.RemoveOne]  # of which the last finds none
+
+
+@pytest.mark.parametrize("other", [{"id": "2", "note": "b"}, {"note": "b"}])
+def test_rows_that_have_one_key_for_a_while_keep_their_order_where_the_key_of_one_is_uncertain(other) -> None:
+    named = [("c", None, {"id": 1, "note": "new"}), ("d", {"id": 1, "note": "a"}, None), ("c", None, other)]
+    made = [row(number, op, before, after, SHARED, key=()) for number, (op, before, after) in enumerate(named, 1)]
+    steps = only([row(0, "begin"), *made, commit(4, 3)]).steps
+    assert [(type(step), step.key) for step in steps] == [(orders.Put, ()), (orders.Remove, ("id",)), (orders.Put, ())]
 
 
 def test_only_inserts_of_a_table_without_a_key_go_in_bulk() -> None:

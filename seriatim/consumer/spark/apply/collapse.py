@@ -7,6 +7,9 @@ one by one (`steps`). It gives up for the same reason wherever an update touches
 rule; where a key is deleted and comes back in a table that has one; where a row gets another key while one of its values
 was not sent and isn't known from an earlier change; and where one key may be written in two ways (`spelling`), so that a row is named that may
 be the one of an earlier change under another name.
+
+A row that the changes themselves brought, of a source that names no key, is inserted: were there another one of its key in the target, which the
+source doesn't rule out, that one would be overwritten; and one that they took away again is none of the target's rows.
 """
 
 from __future__ import annotations
@@ -28,17 +31,21 @@ Unique: TypeAlias = Sequence[frozenset[str] | None]
 
 
 class _Last(NamedTuple):
-    """The last state of a key: `row` is None for deleted; `is_whole` is False where values that were not sent lack."""
+    """The last state of a key: `row` is None for deleted; `is_whole` is False where values that were not sent lack.
+
+    `is_new`: no change found a row of the key in the target.
+    """
 
     offset: int
     row: Row | None
-    is_whole: bool
+    is_whole: bool = True
+    is_new: bool = False
 
 
-def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None:
+def collapse(shape: TableShape, entries: Sequence[Entry]) -> tuple[TableChanges, ...] | None:
     """The last change of each key, in the order of these last changes; None where the order must be kept in full.
 
-    `entries` are the c, u, d and r changes of the table between two truncates, not empty.
+    `entries` are the c, u, d and r changes of the table between two truncates, not empty. No two rows have the same key at once (`sharing`).
     Raises BrokenStream when an image lacks a column of the key.
     """
     first = entries[0][1]
@@ -47,7 +54,7 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None
     if not key:
         return _only_inserts(shape, entries)
     types = [shape.columns[name] for name in key]
-    states = _States(projection(key), spelled(types), shape.other_unique(frozenset(key)))
+    states = _States(projection(key), spelled(types), shape.other_unique(frozenset(key)), finds_rows=bool(named))
     offset = entries[0][0]
     try:
         for offset, change in entries:
@@ -65,12 +72,13 @@ class _States:
     """The last state of each key that changes were about, in the order of these changes.
 
     values_of: the key of an image. are_spelled: whether a key's values are spelled as their types spell them. others: the other unique rules.
-    all_are: whether all keys so far were.
+    all_are: whether all keys so far were. finds_rows: whether a row of a key that is put in may be there already: it is to be overwritten then.
     """
 
     values_of: Callable[[Row], Values]
     are_spelled: Callable[[Values], bool]
     others: Unique
+    finds_rows: bool
     last: dict[Values, _Last] = field(default_factory=dict)
     all_are: bool = True
 
@@ -81,11 +89,10 @@ class _States:
             key = self.values_of(change.before or {})
             if not self._is_known(key):
                 return False
-            last.pop(key, None)  # so that it stands last
-            last[key] = _Last(offset, None, True)
+            self._delete(key, offset, last.pop(key, None))
             return True
         key = self.values_of(after)
-        is_whole = True
+        is_whole, comes = True, change.op != "u"
         if change.op == "u":
             if self.others and touches(change, self.others):
                 return False
@@ -98,13 +105,20 @@ class _States:
             if old_key != key:
                 if not is_whole or self.others:
                     return False
-                last[old_key] = _Last(offset, None, True)
-        elif self.others and key in last:
-            return False
+                self._delete(old_key, offset, held)
+                comes, held = True, last.pop(key, None)
+        else:
+            held = last.pop(key, None)
+            if held is not None and self.others:
+                return False
         self._look(key)
-        last.pop(key, None)
-        last[key] = _Last(offset, after, is_whole)
+        is_new = comes and not self.finds_rows if held is None else held.is_new
+        last[key] = _Last(offset, after, is_whole, is_new)
         return True
+
+    def _delete(self, key: Values, offset: int, held: _Last | None) -> None:
+        if held is None or not held.is_new:
+            self.last[key] = _Last(offset, None)
 
     def _look(self, key: Values) -> None:
         self.all_are = self.all_are and self.are_spelled(key)
@@ -142,23 +156,28 @@ def touches(change: Change, others: Unique) -> bool:
     )
 
 
-def _only_inserts(shape: TableShape, entries: Sequence[Entry]) -> TableChanges | None:
+def _only_inserts(shape: TableShape, entries: Sequence[Entry]) -> tuple[TableChanges, ...] | None:
     """A table without a key can take rows in bulk as long as nothing but inserts comes."""
     if any(change.op not in {"c", "r"} for _, change in entries):
         return None
-    rows = grouped(shape, ((offset, change.after) for offset, change in entries if change.after is not None))
-    return TableChanges(shape.name, (), Rows(()), (), rows)
+    return (_inserts(shape, ((offset, change.after) for offset, change in entries if change.after is not None)),)
 
 
-def _grouped(shape: TableShape, key: tuple[str, ...], last: dict[Values, _Last]) -> TableChanges:
+def _inserts(shape: TableShape, rows: Iterable[tuple[int, Row]]) -> TableChanges:
+    return TableChanges(shape.name, (), Rows(()), (), grouped(shape, rows))
+
+
+def _grouped(shape: TableShape, key: tuple[str, ...], last: dict[Values, _Last]) -> tuple[TableChanges, ...]:
     deletes = Rows(key)
     for key_values, state in last.items():
         if state.row is None:
             deletes.values.append(key_values)
             deletes.offsets.append(state.offset)
-    patches = grouped(shape, ((s.offset, s.row) for s in last.values() if s.row is not None and not s.is_whole))
-    upserts = grouped(shape, ((s.offset, s.row) for s in last.values() if s.row is not None and s.is_whole))
-    return TableChanges(shape.name, key, deletes, patches, upserts)
+    there = [state for state in last.values() if not state.is_new]
+    patches = grouped(shape, ((s.offset, s.row) for s in there if s.row is not None and not s.is_whole))
+    upserts = grouped(shape, ((s.offset, s.row) for s in there if s.row is not None and s.is_whole))
+    new = _inserts(shape, ((s.offset, s.row) for s in last.values() if s.row is not None and s.is_new))
+    return tuple(changes for changes in (TableChanges(shape.name, key, deletes, patches, upserts), new) if len(changes))
 
 
 def grouped(shape: TableShape, rows: Iterable[tuple[int, Row]]) -> tuple[Rows, ...]:

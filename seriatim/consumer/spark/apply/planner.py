@@ -27,6 +27,7 @@ from seriatim.consumer.spark.apply.errors import (
 )
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, TableChanges, Truncate
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
+from seriatim.consumer.spark.apply.sharing import share_a_key, untangled
 from seriatim.consumer.spark.apply.steps import step
 from seriatim.protocol.change import Change, MalformedChange, decode
 from seriatim.protocol.postgres import OWN_SCHEMA
@@ -233,16 +234,20 @@ def _segment(
 ) -> Segment:
     collapsed: list[TableChanges] = []
     ordered: list[tuple[TableShape, Entry]] = []
+    steps: list[Step] = []
     for entries in by_table.values():
         shape = shapes[_tables(entries[0][1])[0]]
         _check_fit(shape, entries)
+        if not shape.keeps_order and share_a_key(shape, entries):
+            steps.extend(untangled(shape, entries))
+            continue
         changes = None if shape.keeps_order else collapse(shape, entries)
         if changes is None:
             ordered.extend((shape, entry) for entry in entries)
         else:
-            collapsed.append(changes)
+            collapsed.extend(changes)
     ordered.sort(key=lambda pair: pair[1][0])
-    steps: list[Step] = [step(shape, offset, change) for shape, (offset, change) in ordered]
+    steps.extend(step(shape, offset, change) for shape, (offset, change) in ordered)
     return Segment(truncate, tuple(collapsed), tuple(steps))
 
 

@@ -50,6 +50,7 @@ class TableShape:
         The target's key is of use only where the source has its columns: by one that the target numbers itself no row is found.
         Nor is a deferrable one: within a transaction two rows may have the same (the source then has replica identity full, as
         PostgreSQL takes no such key for an identity); nor one with a column that the target makes itself, which it is never told.
+        Of a key that the source doesn't name two of its rows may have the same for a while (`sharing`).
         """
         named = change.source.key
         if named or frozenset(self.primary_key) not in self.arbiters or not self.generated.isdisjoint(self.primary_key):

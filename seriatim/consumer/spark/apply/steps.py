@@ -16,11 +16,11 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
     before, after = change.before, change.after
     try:
         if after is None:
-            return _removal(shape, offset, key, before or {})
-        columns = written(shape, after)
-        values = tuple(after[name] for name in columns)
+            return removal(shape, offset, key, before or {})
         if change.op != "u":
-            return plan.Put(shape.name, offset, key, columns, values)
+            return put(shape, offset, change.source.key, after)
+        columns = written(shape, after)
+        values = _values(columns, after)
         if key:
             held = after if before is None else before
             return plan.Change(shape.name, offset, key, _values(key, held), columns, values)
@@ -32,7 +32,17 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
         raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
 
 
-def _removal(shape: TableShape, offset: int, key: tuple[str, ...], before: Row) -> Step:
+def put(shape: TableShape, offset: int, key: tuple[str, ...], row: Row) -> Step:
+    """Put a row in, in the place of the one that has its key, if one is given.
+
+    By a key that the source doesn't name none is overwritten: it might be another row, which has the same key for a while.
+    """
+    columns = written(shape, row)
+    return plan.Put(shape.name, offset, key, columns, _values(columns, row))
+
+
+def removal(shape: TableShape, offset: int, key: tuple[str, ...], before: Row) -> Step:
+    """Take out the row of this key; without a key one that equals the whole image."""
     if key:
         return plan.Remove(shape.name, offset, key, _values(key, before))
     match = written(shape, before)
