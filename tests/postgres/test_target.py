@@ -539,6 +539,19 @@ def test_unfit_targets_name_what_mends_them(target, dsn) -> None:
         planned(target, transaction(0, ("c", None, {"id": 1}), table="keyless"))
 
 
+@pytest.mark.parametrize("count", [1, BULK_FROM])
+@pytest.mark.parametrize("table", ["excluded", "s", "t"])
+def test_a_table_may_be_called_what_statements_call_others(target, dsn, table, count) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY, note text)")
+    end = 0
+    for op, note in (("c", "a"), ("u", "b")):
+        end = applied(target, end, *((op, None, {"id": i, "note": note}) for i in range(count)), table=table)
+        assert fetch(dsn, f"SELECT DISTINCT note FROM {table}") == [(note,)]
+    end = applied(target, end, *(("d", {"id": i}, None) for i in range(count)), table=table)
+    assert fetch(dsn, f"SELECT FROM {table}") == []
+
+
 def test_identity_generated_and_awkward_names(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute(

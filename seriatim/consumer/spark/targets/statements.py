@@ -88,7 +88,7 @@ def insert_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: 
     if not names:
         return f"INSERT INTO {table_name(shape.name)} SELECT FROM {stage}"
     return (
-        f"INSERT INTO {table_name(shape.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {stage}"
+        f"INSERT INTO {table_name(shape.name)} AS t ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {stage}"
         + _on_conflict(shape, key, columns)
     )
 
@@ -98,7 +98,7 @@ def insert(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) ->
     if not columns:
         return f"INSERT INTO {table_name(shape.name)} DEFAULT VALUES"
     return (
-        f"INSERT INTO {table_name(shape.name)} ({listed(columns)}) OVERRIDING SYSTEM VALUE "
+        f"INSERT INTO {table_name(shape.name)} AS t ({listed(columns)}) OVERRIDING SYSTEM VALUE "
         f"VALUES ({', '.join(['%s'] * len(columns))}){_on_conflict(shape, key, columns)}"
     )
 
@@ -157,6 +157,7 @@ def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, .
 
 
 def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    """What to do about a row that has the key. The statement names the table by an alias, as the table may itself be called `excluded`."""
     if not key or not can_overwrite(shape, key, columns):
         return ""
     sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in columns if name not in key)
