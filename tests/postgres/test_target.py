@@ -552,6 +552,18 @@ def test_a_table_may_be_called_what_statements_call_others(target, dsn, table, c
     assert fetch(dsn, f"SELECT FROM {table}") == []
 
 
+@pytest.mark.parametrize("count", [1, BULK_FROM])
+def test_an_array_s_null_is_one_whatever_the_target_s_settings_are(dsn, count) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE arrays (id integer PRIMARY KEY, items text[])")
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET array_nulls = off")
+    with PostgresTarget(dsn, "job") as target:
+        target.claim(QUEUE, "q", 1)
+        rows = [("c", None, {"id": i, "items": '{a,NULL,"NULL"}'}) for i in range(count)]
+        applied(target, 0, *rows, table="arrays")
+    assert fetch(dsn, "SELECT DISTINCT items FROM arrays") == [(["a", None, "NULL"],)]
+
+
 def test_identity_generated_and_awkward_names(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute(
