@@ -1357,6 +1357,31 @@ def test_a_row_is_found_by_a_value_of_any_type(target, dsn, type_name, value, ke
     assert fetch(dsn, "SELECT code FROM found") == []
 
 
+@pytest.mark.parametrize("count", [1, BULK_FROM])
+@pytest.mark.parametrize("type_name", ["ltree", "citext", "labels"])
+def test_a_row_is_found_by_a_key_whose_type_an_extension_has_in_a_schema_of_its_own(
+    target, dsn, type_name, count
+) -> None:
+    """By the index: a citext would be compared as text, which none serves."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            'CREATE SCHEMA "100%"; CREATE EXTENSION ltree SCHEMA "100%"; CREATE EXTENSION citext SCHEMA "100%"'
+        )
+        connection.execute('CREATE DOMAIN "100%".label AS "100%".ltree; CREATE DOMAIN "100%".labels AS "100%".label')
+        connection.execute(f'CREATE TABLE found (n integer, k "100%".{type_name}, note text, PRIMARY KEY (n, k))')
+    rows = [{"n": 1, "k": f"a.b{number}", "note": "a"} for number in range(count)]
+    named = {"table": "found", "key": ("n", "k")}
+    end = applied(target, 0, *(("c", None, row) for row in rows), **named)
+    end = applied(target, end, *(("u", None, {"n": 1, "k": row["k"]}, ("note",)) for row in rows), **named)
+    shape = target.tables()[TableName("public", "found")]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET enable_seqscan = off")
+        told = connection.execute(f"EXPLAIN {statements.delete(shape, ('k',))}", ("a.b0",)).fetchall()
+    assert any("Index Cond" in line and "k" in line for (line,) in told)
+    applied(target, end, *(("d", row, None) for row in rows), **named)
+    assert fetch(dsn, "SELECT FROM found") == []
+
+
 _CHILD = """
 import os, pickle, signal, sys
 from seriatim.consumer.spark.targets.postgres import PostgresTarget

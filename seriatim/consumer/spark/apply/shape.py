@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from seriatim.protocol.change import Change
@@ -32,6 +32,7 @@ class TableShape:
     keeps_order: the target will enforce a foreign key at each statement, so changes of this table and of others
         like it must be carried out in their original order.
     is_partitioned: rows live in partitions; a ctid alone doesn't name a row.
+    operators: of columns in unique rules, whose type an extension brings: its equality as SQL spells it where the extension's schema isn't searched.
     """
 
     name: TableName
@@ -43,6 +44,7 @@ class TableShape:
     arbiters: frozenset[frozenset[str]] = frozenset()
     keeps_order: bool = False
     is_partitioned: bool = False
+    operators: Mapping[str, str] = field(default_factory=dict)
 
     def key_for(self, change: Change) -> tuple[str, ...]:
         """The columns that identify a row: those the change names, else the target's own primary key, else none.

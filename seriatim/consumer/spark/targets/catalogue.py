@@ -9,6 +9,13 @@ import psycopg
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 
 _TABLES = b"""
+WITH equal AS MATERIALIZED (  -- of types that extensions bring
+     SELECT o.oid AS class, format('OPERATOR(%I.%s)', s.nspname, e.oprname) AS operator
+       FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
+       JOIN pg_amop p ON p.amopfamily = o.opcfamily AND p.amopstrategy = 3
+                     AND p.amoplefttype = o.opcintype AND p.amoprighttype = o.opcintype
+       JOIN pg_operator e ON e.oid = p.amopopr
+       JOIN pg_namespace s ON s.oid = e.oprnamespace AND s.nspname <> 'pg_catalog')
 SELECT n.nspname, c.relname, c.relkind = 'p',
        (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
                                                   a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum), '[]')
@@ -22,7 +29,11 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
                    i.indimmediate AND NOT i.indisexclusion)), '[]')
           FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisunique OR i.indisexclusion)),
        EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND c.oid IN (f.conrelid, f.confrelid)
-                  AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a'))
+                  AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a')),
+       (SELECT coalesce(json_object_agg(a.attname, e.operator), '{}')
+          FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1]) AS k(attnum, class)
+          JOIN equal e USING (class) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisunique)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
@@ -41,7 +52,7 @@ def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) ->
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
-    schema, table, is_partitioned, columns, indexes, has_foreign_key = row
+    schema, table, is_partitioned, columns, indexes, has_foreign_key, operators = row
     return TableShape(
         name=TableName(schema, table),
         columns={name: type_name for name, type_name, _, _ in columns},
@@ -54,4 +65,5 @@ def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
         ),
         keeps_order=fires_triggers and has_foreign_key,
         is_partitioned=is_partitioned,
+        operators=operators,
     )

@@ -65,13 +65,18 @@ def copy_into(stage: str) -> str:
     return f"COPY {stage} FROM STDIN"
 
 
-def _same_key(key: Iterable[str]) -> str:
-    return " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
+def _same_key(shape: TableShape, key: Iterable[str]) -> str:
+    return " AND ".join(f"t.{quote(name)} {_equality(shape, name)} s.{quote(name)}" for name in key)
+
+
+def _equality(shape: TableShape, name: str) -> str:
+    """The operator by which a unique rule knows values of a column as one."""
+    return shape.operators.get(name, "=").replace("%", "%%")
 
 
 def delete_staged(stage: str, shape: TableShape, key: tuple[str, ...]) -> str:
     """Delete the rows whose keys are staged."""
-    return f"DELETE FROM {rows_of(shape)} t USING {stage} s WHERE {_same_key(key)}"
+    return f"DELETE FROM {rows_of(shape)} t USING {stage} s WHERE {_same_key(shape, key)}"
 
 
 def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str | None:
@@ -79,7 +84,7 @@ def update_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: 
     sets = [f"{quote(name)} = s.{quote(name)}" for name in columns if name not in key]
     if not sets:
         return None
-    return f"UPDATE {rows_of(shape)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(key)}"
+    return f"UPDATE {rows_of(shape)} t SET {', '.join(sets)} FROM {stage} s WHERE {_same_key(shape, key)}"
 
 
 def insert_staged(stage: str, shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -110,7 +115,7 @@ def delete(shape: TableShape, key: tuple[str, ...]) -> str:
 
 def of_key(shape: TableShape, key: Iterable[str]) -> str:
     """Which row is meant. Parameters: the key."""
-    return " AND ".join(f"{quote(name)} = {_typed(shape.columns[name])}" for name in key)
+    return " AND ".join(f"{quote(name)} {_equality(shape, name)} {_typed(shape.columns[name])}" for name in key)
 
 
 def _typed(type_name: str) -> str:
