@@ -67,7 +67,8 @@ class Member:
         assert record.index is not None
         await self.other.commit(record.subscription_id, record.index, is_relayed=True, is_copied=is_copied)
 
-    async def _note(self, _: LinkKey, whose: object, *, version: int = 0) -> None:
+    async def _note(self, _: LinkKey, whose: object, *, token: int = 0, version: int = 0) -> None:
+        del token
         self.notes.append(whose or version)
 
     async def bring_up_peer(self) -> None:

@@ -229,14 +229,19 @@ class Oracle:
                 del self.lost[path]  # the newest are back
 
     def send_granted(self, queue_id: int, epoch: int, token: int) -> None:
-        """A coordinator answered a sender with a grant."""
+        """A coordinator answered a sender with a grant, perhaps by what ZooKeeper has lost since."""
         key = queue_id, epoch
         self.granted[key] = max(token, self.granted.get(key, 0))
-        for document in self.documents.values():
-            if document.queue_id == queue_id:
-                link = document.link(epoch)  # type: ignore[arg-type]
-                if link is None or (
-                    any(epoch not in one.consume_list and link.end != 0 for one in document.subscriptions)
-                    and link.state in (LinkState.OPENING, LinkState.OPEN)
-                ):
-                    raise Violation(f"2: epoch {epoch} was granted, and a consume list lacks it")
+        documents = [one for one in (*self.documents.values(), *self.lost.values()) if one.queue_id == queue_id]
+        if documents and all(_lacks(document, epoch) for document in documents):
+            raise Violation(f"2: epoch {epoch} was granted, and a consume list lacks it")
+
+
+def _lacks(document: ChainDocument, epoch: int) -> bool:
+    """Whether the link isn't there, or isn't on a consume list though it may hold records."""
+    link = document.link(epoch)  # type: ignore[arg-type]
+    return link is None or (
+        link.state in (LinkState.OPENING, LinkState.OPEN)
+        and link.end != 0
+        and any(epoch not in one.consume_list for one in document.subscriptions)
+    )

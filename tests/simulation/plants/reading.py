@@ -122,9 +122,9 @@ def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -
 # ---- cursors
 
 
-async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, *, version: int = 0) -> None:
+async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, **named: Any) -> None:
     if whose is None:
-        await right(self, key, whose, version=version)
+        await right(self, key, whose, **named)
 
 
 async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
@@ -272,7 +272,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         within=300,
         shape=Shape(kinds=("commit on one member",), faults=(2, 3), paces=(1,)),
-        finds="6:",
+        finds="[67]:",
     ),
     Plant(
         "H7, taken back late",
@@ -288,7 +288,7 @@ PLANTS: tuple[Plant, ...] = (
         changed(acquire_read, "_note_stale", _starts_unnoted),
         within=300,
         shape=Shape(kinds=("commit on one member",), faults=(1, 2), paces=(1,)),
-        finds="6:",
+        finds="[67]:",
     ),
     Plant(
         "kept before the other is asked",
