@@ -3,8 +3,8 @@
 A commit is answered when both members have it. When the other one can't be reached, a coordinator first notes in the
 chain document that its cursors of this link are stale; the note is taken back by the member that wrote it, after it has passed
 on every cursor of the link. Note and take-back run under one lock with the commits, so neither can overtake a commit (H7).
-Only behind that is a commit kept here: the other member, or the chain, may know a newer reader, who was granted a place while this
-one was away, and what was kept here of the older one would count some day (invariant 7).
+Where one of them refuses it, for a newer reader was elected, it is taken back here, too: while this member stood still that one may
+have been granted a place, and what is kept here of the older one would count some day (invariant 7).
 What the other member passes on waits for none of that: it may have a commit of its own under way, which waits for this member.
 """
 
@@ -31,6 +31,8 @@ from seriatim.protocol.chain import ChainDocument, Whose, whose_from
 from seriatim.protocol.errors import (
     DeadlineOver,
     DiskFailed,
+    Fenced,
+    OlderGeneration,
     OlderVersion,
     SeriatimError,
     StaleCursor,
@@ -191,9 +193,13 @@ class CursorKeeper:
             record = await self._changed(key, subscription_id, change)
         else:
             async with self._lock(key):
-                self._check_can_keep(key)
-                await self._on_the_other(runner, change(self.get(key, subscription_id)), request.cause_id)
+                before = self.get(key, subscription_id)
                 record = await self._changed(key, subscription_id, change)
+                try:
+                    await self._on_both(runner, record, request.cause_id)
+                except (Fenced, OlderGeneration):
+                    await self._changed(key, subscription_id, partial(_taken_back, record, before))
+                    raise
         if cursors.is_drained(record, runner.record.end):
             self._broker.look_for_drained(key)
 
@@ -213,8 +219,8 @@ class CursorKeeper:
             limit=runner.readable_end,
         )
 
-    async def _on_the_other(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
-        """The other member has the commit, or it is noted that it may lack it. Raises Fenced, OlderGeneration, Unreachable."""
+    async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
+        """The other member has the commit, too, or it is noted that it may lack it. Raises Fenced, OlderGeneration, Unreachable."""
         try:
             await self._relay(runner, record, cause_id)
         except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink, DiskFailed):
@@ -457,3 +463,8 @@ class CursorKeeper:
             "drained reported", queue_id=key[0], epoch=key[1], subscriptions=[one.subscription_id for one in noted]
         )
         return frozenset(whose_from((one.subscription_id, one.generation) for one in noted))
+
+
+def _taken_back(record: CursorRecord, before: CursorRecord | None, now: CursorRecord | None) -> CursorRecord:
+    """The cursor without a commit that was refused; as it is where a newer reader was told of meanwhile, whose grant may rest on it."""
+    return replace(record, index=before.index if before is not None else None) if now == record else now or record

@@ -40,8 +40,6 @@ class Readings:
         self._kept_at_first: dict[str, int] = {}
         self._granted: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = {}
         """By queue and subscription the newest grant: generation and token, and where it starts."""
-        self._tried: dict[tuple[int, int, int], dict[int, tuple[int, int]]] = {}
-        """By queue, subscription and generation, and token, the furthest commit that was asked for."""
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
@@ -68,10 +66,6 @@ class Readings:
         Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
         somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
         """
-        if path.endswith("/CommitCursor"):
-            tried = self._tried.setdefault(_whose(request), {})
-            tried[request.token] = max((request.link.epoch, request.index), tried.get(request.token, (0, 0)))
-            return None
         if path.endswith("/AcquireRead"):
             progress = self._ledger.progress[request.subscription]
             return (progress.subscription_id, progress.generation), progress.committed
@@ -85,7 +79,7 @@ class Readings:
         match method:
             case "AcquireRead":
                 self._check_read_granted(request, reply, known)
-                self._check_start(reply)
+                self._note_granted(reply)
             case "CreateSubscription":
                 self._check_position(request.queue, getattr(request, "from"), reply, known)
             case "SeekSubscription":
@@ -209,25 +203,16 @@ class Readings:
                 f"6: {request.subscription} is granted {grant.epoch}:{grant.index}, committed is {committed}"
             )
 
-    def _check_start(self, reply: Any) -> None:
-        """No reader starts behind what the one before was granted, and has tried to commit since: what an older one commits then is void."""
+    def _note_granted(self, reply: Any) -> None:
         grant = reply.grant
-        if reply.WhichOneof("kind") != "grant" or not grant.epoch:
-            return
-        key, whose = (reply.queue_id, grant.subscription_id), (grant.generation, reply.token)
-        place = grant.epoch, grant.index
-        before, start = self._granted.get(key, ((0, 0), (0, 0)))
-        if before[0] == whose[0] and before <= whose:
-            tried = self._tried.get((*key, grant.generation), {})
-            most = max([start, *(at for token, at in tried.items() if token >= before[1])])
-            if most[0] == place[0] and most < place:
-                raise Violation(f"7: the reader {whose} starts at {place}, the one before it, {before}, came to {most}")
-        if before <= whose:
-            self._granted[key] = whose, place
+        if reply.WhichOneof("kind") == "grant" and grant.epoch:
+            key, whose = (reply.queue_id, grant.subscription_id), (grant.generation, reply.token)
+            if whose >= self._granted.get(key, ((0, 0), (0, 0)))[0]:
+                self._granted[key] = whose, (grant.epoch, grant.index)
 
     def _check_newest(self, request: Any) -> None:
         """No commit is answered that counts beyond what a newer reader was granted."""
-        whose, start = self._granted.get(_whose(request)[:2], ((0, 0), (0, 0)))
+        whose, start = self._granted.get((request.link.queue_id, request.subscription_id), ((0, 0), (0, 0)))
         asked, place = (request.generation, request.token), (request.link.epoch, request.index)
         if asked[0] == whose[0] and asked < whose and place > start:
             raise Violation(f"7: {asked} is answered that {place} is committed, {whose} was granted {start}")
@@ -297,11 +282,6 @@ def _is_noted(document: ChainDocument, link: Link, side: ChainMember, whose: Who
     """Whether the chain says that this member may lack commits of theirs."""
     note = document.stale_note(link.epoch, side.name.member)
     return note is not None and whose in note.of
-
-
-def _whose(request: Any) -> tuple[int, int, int]:
-    """The queue, the subscription and its generation that a commit is for."""
-    return request.link.queue_id, request.subscription_id, request.generation
 
 
 def _told(request: Any) -> tuple[tuple[object, ...], tuple[int, int]]:

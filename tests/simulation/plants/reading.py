@@ -25,7 +25,6 @@ from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import DiskFailed
 from seriatim.protocol.names import Index, QueueId
 from tests.simulation import applications
 from tests.simulation.limits import Limits, Sizes
@@ -163,17 +162,9 @@ def _not_passed_on(right: Any, state: Any, link: Any, behind: Any, furthest: Any
     return acquire_read._granted(state, furthest)
 
 
-async def _kept_by_the_other_alone(right: Any, self: CursorKeeper, runner: Any, record: Any, cause_id: str) -> None:
-    await right(self, runner, record, cause_id)
-    if record.index % 3 == 0:
-        raise DiskFailed("as where the own disk fails just then")
-
-
-async def _kept_before_the_other_is_asked(
-    right: Any, self: CursorKeeper, runner: Any, record: Any, cause_id: str
-) -> None:
-    await self._changed(runner.key, record.subscription_id, lambda _: record)
-    await right(self, runner, record, cause_id)
+async def _fails_with_the_peers_disk(right: Any, self: CursorKeeper, runner: Any, record: Any, cause_id: str) -> None:
+    await self._relay(runner, record, cause_id)  # so that one member has a cursor that the other refused
+    del right
 
 
 def _as_first_read(right: Any, state: Any, again: Any) -> Any:
@@ -268,11 +259,11 @@ PLANTS: tuple[Plant, ...] = (
         "a reader starts at a cursor that one member refused, or never got",
         together(
             changed(acquire_read, "_pass_on", _not_passed_on),
-            changed(CursorKeeper, "_on_the_other", _kept_by_the_other_alone),
+            changed(CursorKeeper, "_on_both", _fails_with_the_peers_disk),
         ),
         within=300,
-        shape=Shape(kinds=("commit on one member",), faults=(2, 3), paces=(1,)),
-        finds="[67]:",
+        shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
+        finds="6:",
     ),
     Plant(
         "H7, taken back late",
@@ -288,15 +279,7 @@ PLANTS: tuple[Plant, ...] = (
         changed(acquire_read, "_note_stale", _starts_unnoted),
         within=300,
         shape=Shape(kinds=("commit on one member",), faults=(1, 2), paces=(1,)),
-        finds="[67]:",
-    ),
-    Plant(
-        "kept before the other is asked",
-        "a commit is kept by the member that it comes to, whether or not the other one knows a newer reader",
-        changed(CursorKeeper, "_on_the_other", _kept_before_the_other_is_asked),
-        within=100,
-        shape=Shape(kinds=("commit found late",), faults=(1, 2), paces=(1,)),
-        finds="7:",
+        finds="6:",
     ),
     Plant(
         "H7, read once",
