@@ -157,6 +157,7 @@ class Membership:
         if broker.lease.session_id != session_id:
             broker.lease = lease.session_began(session_id)
             await broker.seal_open_links()
+        self._check_lease(session_id)
         group = broker.name.group
         with contextlib.suppress(NodeExists):
             await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
@@ -170,6 +171,7 @@ class Membership:
         self._chains_changed.set()
         _log.info("registered", member=broker.name, incarnation=broker.incarnation, address=self._address)
         while self._session.session_id == session_id:
+            self._check_lease(session_id)
             await self._renew(session_id, is_first=False)
             interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
             until_s = boottime_s() + interval_s
@@ -181,6 +183,11 @@ class Membership:
                     break
                 await self._register(session_id)
             self._look_at_disk()
+
+    def _check_lease(self, session_id: int) -> None:
+        """Raises Unreachable where the loss of an earlier session was told only when this one had begun here: it has to begin again."""
+        if self._broker.lease.session_id != session_id:
+            raise Unreachable("the session was lost meanwhile")
 
     def _look_at_disk(self) -> None:
         """How much room there is. It is told where that changes whether records are taken; what was taken may have done so, too."""
@@ -338,7 +345,7 @@ class Membership:
         await self._broker.saw_chain(SeenChain(document, ChainVersion(version), data))
         for record in mine:
             link = document.link(record.epoch)
-            if link is not None:
+            if link is not None and link.group == self._broker.name.group:
                 # On a slow disk it may be let go before it could be sealed; a chain that is recovered has low versions at first.
                 with contextlib.suppress(UnknownLink, ChainSetBack, OlderVersion):
                     await self._look_at_link(document, ChainVersion(version), link, record)

@@ -119,9 +119,15 @@ class BrokerService(BrokerServicer):
 
     @uninterrupted
     async def seal(self, request: pb.SealRequest) -> pb.SealReply:
-        """Take no more records for a link, for good, and say what is durable; also for a link never heard of (H11)."""
+        """Take no more records for a link, for good, and say what is durable; also for a link never heard of (H11).
+
+        One of another group's, whose member had this address before, is none of this member's: nothing is kept of it.
+        """
         broker = self._broker
         key = QueueId(request.link.queue_id), Epoch(request.link.epoch)
+        mine = request.master if broker.side_of(request.master) else request.slave
+        if not broker.side_of(mine):
+            return self._unknown(f"this is {broker.name}, for which the link wasn't made")
         version = ChainVersion(request.chain_version)
         try:
             durability = durability_from(request.durability or "sync")
@@ -137,8 +143,7 @@ class BrokerService(BrokerServicer):
             return self._unknown(refused.message)
         if refused is not None:
             raise refused
-        mine = request.master if broker.side_of(request.master) else request.slave
-        if not broker.side_of(mine) or mine.incarnation.disk_id != broker.incarnation.disk_id:
+        if mine.incarnation.disk_id != broker.incarnation.disk_id:
             return self._unknown("this is another disk than the one that the link was made with")
         if runner.record.opened_start != mine.incarnation.start:
             # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.

@@ -8,16 +8,22 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from seriatim.broker_group.broker import Broker
+from seriatim.broker_group.core import lease
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
+from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
-from seriatim.protocol.errors import DiskFailed, UnknownLink
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import DiskFailed, UnknownLink, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName, QueueId
+from seriatim.protocol.zookeeper import SessionState
 
 OPENED = LinkRecord(QueueId(1), Epoch(2), chain_version=ChainVersion(3), opened_start=1)
 
@@ -126,5 +132,51 @@ def test_calls_that_come_when_a_link_was_let_go_or_are_ended_leave_nothing(tmp_p
             await asyncio.wait((master,))
             del master
             assert not broker._opening
+
+    asyncio.run(scenario())
+
+
+def test_a_seal_for_whoever_had_this_address_before_leaves_nothing_here(tmp_path: Path) -> None:
+    """A link of another group's lay on this disk from then on, which the chain contradicted: the queue stood still for good."""
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (store, broker):
+            sides = [
+                pb.LinkMember(group="g2", member=place, incarnation=pb.Incarnation(disk_id=f"g2-{place}", start=1))
+                for place in "ab"
+            ]
+            name = pb.LinkName(cluster="c", queue_id=1, epoch=7)
+            request = pb.SealRequest(link=name, chain_version=5, master=sides[0], slave=sides[1], durability="sync")
+            reply = await BrokerService(broker, cast("Any", None), cast("Any", None)).seal(request)
+            assert reply.answer == pb.SealReply.UNKNOWN
+            assert [record.key for record in store.links()] == [OPENED.key]
+
+    asyncio.run(scenario())
+
+
+class LateToTell:
+    """A session that began while the loss of the one before is still on its way to the loop."""
+
+    session_id, state = 2, SessionState.CONNECTED
+
+    def on_state(self, _: object) -> None:
+        pass
+
+
+def test_a_loss_that_is_told_while_the_next_session_begins_begins_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member was registered, and refused everything for want of a lease, for as long as the session lived."""
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (_, broker):
+            membership = Membership(broker, cast("Any", LateToTell()), "h:1", lambda: (True, ""))
+
+            async def told_meanwhile() -> None:
+                broker.lease = lease.session_began(0)
+
+            monkeypatch.setattr(broker, "seal_open_links", told_meanwhile)
+            with pytest.raises(Unreachable, match="lost meanwhile"):
+                await membership._serve_session()
 
     asyncio.run(scenario())

@@ -399,6 +399,8 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
     assert known_more(opened(1, 9, 9, opened_start=0), answered(sealed(1, 9))) == ""  # copied to a new disk
     assert known_more(opened(1, None, 0), unended(sealed(1, 9), LinkState.OPENING)) == ""
     assert known_more(opened(1, None, 0), sealed(1, 0)) == ""  # closed before it was granted
+    # A Seal of another group's link came to this address, which that one's member had before.
+    assert known_more(opened(1, None, 0, opened_start=0), sealed(1, 9, group="g2")) == ""
     # Given up while this disk was away, the whole link or its tail: it is kept aside (H21).
     assert known_more(opened(1, None, 5), given_up(sealed(1, 0))) == ""
     assert known_more(opened(1, 9, 9), given_up(answered(sealed(1, 4, digest=b"x" * 32)))) == ""

@@ -27,8 +27,8 @@ from seriatim.coordinator.core.chain_point import filled, point_before
 from seriatim.coordinator.core.events import Wait
 from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.protocol import chain_json
-from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors
-from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, QueueId, Token
+from seriatim.protocol.chain import ChainDocument, LinkState, QueueSettings, StaleCursors
+from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 LATER_MS = 10_000
@@ -553,6 +553,38 @@ def test_the_tail_of_a_sealed_link_can_be_given_up_without_moving_any_offset():
     assert (given_up.links[0].end, given_up.links[1].base) == (0, 1)
     later = point_before(given_up, Epoch(2))
     assert later.chain_hash == given_up.links[0].certificate.chain_hash != link.certificate.chain_hash
+
+
+def test_what_was_given_up_is_no_record_of_later_links_that_only_began_behind_it():
+    """Its disks were lost one after the other, behind a link that has nothing of its source: what was sent again counted as there."""
+    world = sealed_links(1)
+
+    def sealed(document: ChainDocument, *positions: seal.Position) -> ChainDocument:
+        link = document.last_link
+        answers = {
+            side.name.member: seal.SealAnswer(seal.Wholeness.WHOLE, side.incarnation, positions)
+            for side in (link.master, link.slave)
+        }
+        certificate = seal.decide(link, point_before(document, link.epoch), answers, now_ms=2)
+        return chain.sealed(chain.closing(document, link.epoch), link.epoch, certificate)
+
+    def listed(document: ChainDocument) -> ChainDocument:
+        document = chain.next_link(document, world.registry(), avoid={}, now_ms=1)
+        return chain.opened(document, document.last_link.epoch)
+
+    def position(index: int, **marks: int) -> seal.Position:
+        return seal.Position(Index(index), bytes([index]) * 32, marks)
+
+    document = listed(chain.created(cluster="c", queue_id=QueueId(1), name="q", settings=QueueSettings(), groups=("g1", "g2", "g3"), now_ms=1))  # fmt: skip
+    document = sealed(document, position(4, s=104), position(5, s=105))
+    document = sealed(listed(document), position(3, t=7))
+    link = document.links[0]
+    left = seal.SealAnswer(seal.Wholeness.WHOLE, link.slave.incarnation, (position(4, s=104),))
+    certificate = seal.given_up(link, point_before(document, Epoch(1)), [left], now_ms=3)
+    document = chain.abandoned(document, Epoch(1), certificate, "one", 4)
+    point = point_before(document, Epoch(3))
+    assert (point.marks, point.marks_on_two) == ({"s": 104, "t": 7},) * 2
+    assert listed(document).last_link.marks_on_two == {"s": 104, "t": 7}
 
 
 # ---- ZooKeeper was set back

@@ -100,6 +100,8 @@ def _differing(name: MemberName, disk_id: str, link: Link, holding: Holding) -> 
     side = link.side(name.member)
     opened = Incarnation(disk_id, record.opened_start)
     if link.group != name.group or side is None:
+        if not record.opened_start and not holding.next_index and record.end is None:
+            return ""  # a Seal that an earlier version kept, and that was for whoever had this address before
         return f"it has link {link.epoch}, which is {link.group}'s in the chain"
     if record.opened_start and side.incarnation != opened:
         return f"link {link.epoch} was made for {opened}, in the chain it is for {side.incarnation}"

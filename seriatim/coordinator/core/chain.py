@@ -290,16 +290,30 @@ def _without_given_up(later: Link, from_seqs: Mapping[str, int], link: Link) -> 
     """A later link whose marks no longer count what was given up of `link`, where it only has it from there.
 
     Else a record that is sent again would be taken for a re-send, and be handed to nobody. A later link that was sealed
-    at the very same mark may have the record itself; it counts as far as two members are known to hold it.
+    at the very same mark may have the record itself, unless it began with that mark; it counts as far as two members are known to hold it.
     """
     certificate = later.certificate
     if certificate is None or link.certificate is None:
         return later
-    marks = dict(certificate.marks)
+    marks, on_two, at_start = dict(certificate.marks), dict(certificate.marks_on_two), dict(later.marks_on_two)
     for source, seq in from_seqs.items():
-        if marks.get(source) == link.certificate.marks[source]:
-            marks[source] = max(seq - 1, certificate.marks_on_two.get(source, -1))  # -1: none, `filled` leaves it out
-    return replace(later, certificate=replace(certificate, marks=marks))
+        given_up = link.certificate.marks[source]
+        if at_start.get(source) == given_up:
+            for inherited in (at_start, on_two):
+                if inherited.get(source) == given_up:
+                    _lower(inherited, source, seq - 1)
+        if marks.get(source) == given_up:
+            _lower(marks, source, max(seq - 1, on_two.get(source, -1)))
+    lowered = replace(certificate, marks=marks, marks_on_two=on_two)
+    return replace(later, certificate=lowered, marks_on_two=at_start)
+
+
+def _lower(marks: dict[str, int], source: str, to: int) -> None:
+    """A mark of a source, or none where `to` is before its first seq."""
+    if to < 0:
+        del marks[source]
+    else:
+        marks[source] = to
 
 
 def given_up_from(document: ChainDocument) -> dict[str, int]:
