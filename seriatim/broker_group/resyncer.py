@@ -284,26 +284,34 @@ class Resyncer:
                 if runner.record is not record:
                     raise MemberBehind("what is known of the link has changed meanwhile", epoch=record.epoch)
                 await self._broker.cut(runner, record, Index(0))
+        try:
+            await self._take(runner, record, end)
+        finally:
+            # Also what came before it was broken off: the peer may never come back.
+            await self._broker.store.flushed()
+            runner.reload(runner.record)
+        _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, end=end)
+
+    async def _take(self, runner: LinkRunner, record: LinkRecord, end: Index) -> None:
+        """What the peer has behind the last batch here."""
         last = self._broker.store.last_position(runner.key)
         position, size_bytes, unflushed = last.position, last.size_bytes, 0
-        if end > position.index:
-            async for encoded in self._fetch(runner, position.index, end):
-                self._broker.check_kept(runner.key)  # let go meanwhile: nobody would remove what came after that
-                self._check_room()
-                if encoded.header.first_index != position.index:
-                    raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
-                position = _after(position, encoded)
-                size_bytes += encoded.size_bytes
-                unflushed += encoded.size_bytes
-                stored = StoredPosition(position, position.index, size_bytes)
-                self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, _ignore)
-                self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
-                if unflushed > UNFLUSHED_BYTES:
-                    await self._broker.store.flushed()
-                    unflushed = 0
-        await self._broker.store.flushed()
-        runner.reload(runner.record)
-        _log.info("link copied", queue_id=record.queue_id, epoch=record.epoch, next_index=position.index, end=end)
+        if end <= position.index:
+            return
+        async for encoded in self._fetch(runner, position.index, end):
+            self._broker.check_kept(runner.key)  # let go meanwhile: nobody would remove what came after that
+            self._check_room()
+            if encoded.header.first_index != position.index:
+                raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
+            position = _after(position, encoded)
+            size_bytes += encoded.size_bytes
+            unflushed += encoded.size_bytes
+            stored = StoredPosition(position, position.index, size_bytes)
+            self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, _ignore)
+            self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
+            if unflushed > UNFLUSHED_BYTES:
+                await self._broker.store.flushed()
+                unflushed = 0
 
     def _check_room(self) -> None:
         """A disk that is filled to its last byte has failed: nothing can be sealed there, nor started again. Raises DiskFull."""

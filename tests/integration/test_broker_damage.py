@@ -576,6 +576,29 @@ def resyncer_of(broker: Broker, zookeeper: EmptyZooKeeper | None = None) -> tupl
     return Resyncer(broker, keeper, cast("ZooKeeperSession", zookeeper or EmptyZooKeeper()), Paths("c")), keeper
 
 
+def test_what_was_copied_before_the_peer_was_gone_for_good_counts(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its process was started again the member answered what it had had before: more was given up than was gone."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        await broker.cut(runner, runner.record, Index(20))
+        broker.room = disk.seen(broker.room, 1 << 40)
+        resyncer, _ = resyncer_of(broker)
+
+        async def gone_amid(*_: object) -> AsyncIterator[EncodedBatch]:
+            for one in batches(5)[2:4]:
+                yield one
+            raise Unreachable("the other member is gone")
+
+        monkeypatch.setattr(resyncer, "_fetch", gone_amid)
+        with pytest.raises(Unreachable):
+            await resyncer._copy(runner, Index(20), Index(50))
+        assert (runner.state.durable, broker.extent(RECORD.key)[1]) == (40, 40)
+
+    with_links(scenario)
+
+
 class LostBetweenTwoChains(EmptyZooKeeper):
     """The connection is lost, and there again, when the first slice of chains has been read the first time."""
 
