@@ -582,7 +582,8 @@ def _options() -> rocksdict.Options:
     options.set_level_zero_file_num_compaction_trigger(COMPACTION_TRIGGER)
     options.set_max_write_buffer_number(4)
     options.set_recycle_log_file_num(0)
-    # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently.
+    # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently. RocksDB doesn't
+    # tell a torn tail from a length in the last block that is damaged, so that this does shorten it (README, "What isn't there yet").
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_open_files(512)
     options.set_keep_log_file_num(3)
