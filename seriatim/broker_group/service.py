@@ -125,12 +125,12 @@ class BrokerService(BrokerServicer):
         """
         broker = self._broker
         key = QueueId(request.link.queue_id), Epoch(request.link.epoch)
-        mine = request.master if broker.side_of(request.master) else request.slave
-        if not broker.side_of(mine):
-            return self._unknown(f"this is {broker.name}, for which the link wasn't made")
         version = ChainVersion(request.chain_version)
         try:
             durability = durability_from(request.durability or "sync")
+            mine = request.master if broker.side_of(request.master) else request.slave
+            if not broker.side_of(mine):
+                return self._unknown(f"this is {broker.name}, for which the link wasn't made")
             async with broker.lock(key):
                 runner = broker.find(key)
                 if runner is None:

@@ -741,9 +741,11 @@ def test_what_comes_late_makes_no_dropped_link_again(run: Callable[..., None]) -
                 group.chain_members[Epoch(epoch)] = group.link_members()
                 for member in group.both:
                     name = group.name(epoch, member.incarnation)
+                    master, slave = group.chain_members[Epoch(epoch)]
+                    seal = pb.SealRequest(link=name, chain_version=group.version + 1, master=master, slave=slave)
                     late = [
                         (member.stub.OpenLink, group.opening(member, epoch, 1, "sync")),
-                        (member.stub.Seal, pb.SealRequest(link=name, chain_version=group.version + 1)),
+                        (member.stub.Seal, seal),
                         (member.stub.RecordEnd, pb.RecordEndRequest(link=name)),
                         (member.stub.TellReader, pb.TellReaderRequest(link=name, subscription_id=1, generation=1)),
                         (member.stub.CommitCursor, pb.CommitCursorRequest(link=name, is_relayed=True)),
