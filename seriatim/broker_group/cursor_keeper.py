@@ -61,9 +61,8 @@ class CursorKeeper:
         self._broker = broker
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
-        self._named: dict[
-            LinkKey, dict[SubscriptionId, CursorRecord]
-        ] = {}  # who reads, of links whose cursors can't be read
+        # Of links whose cursors can't be read, who reads.
+        self._named: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
         self._write_locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
         self._noted: dict[LinkKey, set[Whose]] = {}
@@ -122,16 +121,10 @@ class CursorKeeper:
             before = self.get(key, subscription_id)
             record = change(before)
             if record != before:
-                self._check_can_keep(key)
+                self._broker.check_kept(key)
                 await self._broker.store.keep_cursor(key, record)
                 self.of_link(key)[subscription_id] = record
             return record
-
-    def _check_can_keep(self, key: LinkKey) -> None:
-        """Raises UnknownLink, and DiskFailed: a member that keeps nothing any more says nothing of the other's cursors either."""
-        self._broker.check_kept(key)
-        if (failed := self._broker.store.failure) is not None:
-            raise copied(failed)
 
     @uninterrupted
     async def tell(
@@ -164,7 +157,8 @@ class CursorKeeper:
     ) -> CursorRecord:
         async with self._lock(key):
             try:
-                self._check_can_keep(key)
+                if (failure := self._broker.store.failure) is not None:  # also where nothing is to be written
+                    raise copied(failure)
                 return await self._changed(
                     key,
                     subscription_id,
@@ -467,4 +461,4 @@ class CursorKeeper:
 
 def _taken_back(record: CursorRecord, before: CursorRecord | None, now: CursorRecord | None) -> CursorRecord:
     """The cursor without a commit that was refused; as it is where a newer reader was told of meanwhile, whose grant may rest on it."""
-    return replace(record, index=before.index if before is not None else None) if now == record else now or record
+    return before if now == record and before is not None else now or record
