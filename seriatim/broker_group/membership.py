@@ -165,14 +165,15 @@ class Membership:
         await self._session.ensure(self._paths.leases(group))
         await self._register(session_id)
         await self._renew(session_id, is_first=True)
-        broker.lease = lease.admitted(broker.lease) if broker.lease.session_id == session_id else broker.lease
+        self._check_lease(session_id)
+        broker.lease = lease.admitted(broker.lease)
         self.is_registered.set()
         self._peer_changed.set()
         self._chains_changed.set()
         _log.info("registered", member=broker.name, incarnation=broker.incarnation, address=self._address)
         while self._session.session_id == session_id:
-            self._check_lease(session_id)
             await self._renew(session_id, is_first=False)
+            self._check_lease(session_id)
             interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
             until_s = boottime_s() + interval_s
             while (left_s := until_s - boottime_s()) > 0:
