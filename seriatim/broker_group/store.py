@@ -30,9 +30,10 @@ from typing import Any, Final
 import rocksdict
 
 from seriatim.broker_group import directories, layout
-from seriatim.broker_group.core import cursors, link_record
+from seriatim.broker_group.core import cursors, link_record, rocksdb_log
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
+from seriatim.broker_group.flush_mark import FlushMark
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
@@ -79,6 +80,7 @@ class Store:
         directory: Path,
         database: rocksdict.Rdict,
         segments: SegmentFiles,
+        mark: FlushMark,
         lock: int,
         incarnation: Incarnation,
         segment_bytes: int,
@@ -94,7 +96,8 @@ class Store:
         self._clearing_until_s = 0.0
         self._is_clearing_up = False
         self._logs = LogFiles(directory / "data")
-        self._writer = Writer(_Sink(database, self._logs, segments), asyncio.get_running_loop())
+        self._mark = mark
+        self._writer = Writer(_Sink(database, self._logs, segments, mark), asyncio.get_running_loop())
 
     @property
     def failure(self) -> DiskFailed | None:
@@ -149,6 +152,7 @@ class Store:
     def _close(self) -> None:
         self._writer.close()
         self._logs.close()
+        self._mark.close()
         self._segments.close()
         try:
             self._database.close()
@@ -429,10 +433,12 @@ def _ignore(_: int, error: DiskFailed | None) -> None:
 class _Sink:
     """RocksDB, as the writer's thread sees it."""
 
-    def __init__(self, database: rocksdict.Rdict, logs: LogFiles, segments: SegmentFiles) -> None:
+    def __init__(self, database: rocksdict.Rdict, logs: LogFiles, segments: SegmentFiles, mark: FlushMark) -> None:
         self._database = database
         self._logs = logs
         self._segments = segments
+        self._mark = mark
+        self._logged = database.latest_sequence_number()  # what isn't logged behind that may be lost with the process
         self._unlogged = rocksdict.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment] # the stub calls it a method
 
@@ -461,10 +467,12 @@ class _Sink:
                 changes.put(key, value)
         self._database.write(changes, None if uses_log else self._unlogged)
         if uses_log:
+            self._logged = self._database.latest_sequence_number()
             self._logs.wrote()
 
     def flush(self) -> None:
         self._logs.sync()
+        self._mark.keep(self._logged)
 
     def empty_memory(self) -> None:
         self._database.flush(True)
@@ -499,15 +507,20 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         if isinstance(error, BlockingIOError):
             raise InvalidArgument(f"another broker runs on the directory {directory}") from error
         raise InvalidArgument(f"can't lock the directory {directory}: {error.strerror}") from error
+    mark = None
     try:
-        _check_is_whole(directory)
+        mark = FlushMark(directory)
+        _check_is_whole(directory, mark.number)
         database = rocksdict.Rdict(str(directory / "data"), _options())
     except Exception as error:
+        if mark is not None:
+            mark.close()
         os.close(lock)
         if isinstance(error, DiskFailed):
             raise
         raise _not_opened(directory, error) from error
     try:
+        _check_is_all(directory, database.latest_sequence_number(), mark.number)
         found = database.get(b"Midentity")
         new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
         identity: dict[str, Any] = json.loads(found) if found else new
@@ -517,11 +530,12 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         synced.sync = True
         database.put(b"Midentity", json.dumps(identity).encode(), synced)
         incarnation = Incarnation(identity["disk_id"], identity["start"])
-        store = Store(directory, database, _segments(directory), lock, incarnation, segment_bytes)
+        store = Store(directory, database, _segments(directory), mark, lock, incarnation, segment_bytes)
         store.forget_orphans()
     except Exception as error:
         with contextlib.suppress(Exception):  # what it says then, it said before
             database.close()
+        mark.close()
         os.close(lock)
         if is_the_disk_s(error):
             raise _not_opened(directory, error) from error
@@ -536,20 +550,33 @@ def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:
     return kind(f"can't open the data in {directory}: {error}")
 
 
-def _check_is_whole(directory: Path) -> None:
+def _check_is_whole(directory: Path, flushed: int) -> None:
     """What was never a database is made one, but not beside the records of one: it would be a blank disk, and remove them. Raises DiskFailed.
 
-    Nor is one opened without its log, as RocksDB would: what was written last, and acknowledged, would never have been. Who clears
-    away log files by their names takes it for one of those; there is always one.
+    Nor is one opened without its log, as RocksDB would, or without a part of it that RocksDB would pass over: what was written
+    last, and acknowledged, would never have been. Who clears away log files by their names takes it for one of those; there
+    is always one.
     """
     data = directory / "data"
-    if not (data / "CURRENT").exists() and any(directory.glob(f"segments/*{SUFFIX}")):
-        raise DiskFailed(
-            f"{directory} holds records in segments/, and in data/ nothing that names them: is it mounted?"
-        )
-    if any(data.glob("*.sst")) and not any(data.glob("*.log")):
+    if not (data / "CURRENT").exists() and (flushed or any(directory.glob(f"segments/*{SUFFIX}"))):
+        raise DiskFailed(f"{directory} held records, and in data/ is nothing that names them: is it mounted?")
+    logs = sorted(data.glob("*.log"))
+    if any(data.glob("*.sst")) and not logs:
         raise DiskFailed(
             f"{data} holds tables, and not the log (*.log) with what was written behind them: was it deleted?"
+        )
+    for path in (*data.glob("MANIFEST-*"), *logs):
+        at = rocksdb_log.damage(path.read_bytes())
+        if at is not None:
+            raise DiskFailed(f"can't open the data in {directory}: Corruption: {path.name} is damaged at byte {at}")
+
+
+def _check_is_all(directory: Path, found: int, flushed: int) -> None:
+    """Raises DiskFailed where less was recovered than had been flushed."""
+    if found < flushed:
+        raise DiskFailed(
+            f"can't open the data in {directory}: Corruption: {flushed - found} of {flushed} changes are missing that were flushed: "
+            "the end of its log (*.log), or of MANIFEST, was cut off"
         )
 
 
@@ -582,8 +609,8 @@ def _options() -> rocksdict.Options:
     options.set_level_zero_file_num_compaction_trigger(COMPACTION_TRIGGER)
     options.set_max_write_buffer_number(4)
     options.set_recycle_log_file_num(0)
-    # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently. RocksDB doesn't
-    # tell a torn tail from a length in the last block that is damaged, so that this does shorten it (README, "What isn't there yet").
+    # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently: what RocksDB
+    # takes for a torn tail and is none, `rocksdb_log` and `flush_mark` find.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_open_files(512)
     options.set_keep_log_file_num(3)

@@ -82,8 +82,8 @@ class DiskTrouble:
 
 
 @dataclass(frozen=True, slots=True)
-class FlipBits:
-    """Bits of stored records flipped on the disk; `is_killed`: of a member that is dead meanwhile."""
+class Damage:
+    """Bits of stored records flipped on the disk; `is_killed`: of a member that is dead meanwhile, or its log cut short."""
 
     role: Role
     is_killed: bool
@@ -106,7 +106,7 @@ class Order:
     ]  # fmt: skip
 
 
-Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | FlipBits | BlankDisk | Order
+Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | Damage | BlankDisk | Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +294,13 @@ def _kinds_of_disks() -> list[Kind]:
             Kind(f"{role}'s writes find no room", "disk", (DiskTrouble(role, "full"),)),
             Kind(f"{role}'s disk full to the last byte", "disk", (DiskTrouble(role, "filled"),), (1.0, 1.5)),
             Kind(f"{role}'s disk full up to its reserve", "disk", (DiskTrouble(role, "nearly filled"),), (1.0, 1.5)),
-            Kind(f"bits flipped on the killed {role}'s disk", "disk", (FlipBits(role, is_killed=True),), share=1.5),
-            Kind(f"bits flipped on the living {role}'s disk", "disk", (FlipBits(role, is_killed=False),)),
+            Kind(
+                f"bits flipped, or the log cut, on the killed {role}'s disk",
+                "disk",
+                (Damage(role, is_killed=True),),
+                share=1.5,
+            ),
+            Kind(f"bits flipped on the living {role}'s disk", "disk", (Damage(role, is_killed=False),)),
             Kind(f"{role} back with a blank disk", "disk", (BlankDisk(role),), share=1.5),
         ]
     return found

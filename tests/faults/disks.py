@@ -2,7 +2,7 @@
 
 Failing, slow or without room, by the library of `faulty_disk.c` under the server. A member's is a real file system of limited
 size besides, in an image of its own: full, by real bytes; damaged, by flipped bits in the files of the database and in
-segment files; blank, by removal.
+segment files, or by an end that its log lacks; blank, by removal.
 """
 
 from __future__ import annotations
@@ -120,6 +120,16 @@ class MemberDisk(Disk):
         for path in self.path.iterdir():
             if path.name != "lost+found":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def cut_log(self, chance: random.Random) -> str:
+        """Cut the database's newest log off at any byte; says which, and where."""
+        newest = max((self.path / "data").glob("*.log"), key=lambda path: int(path.stem))
+        size_bytes = newest.stat().st_size
+        left = chance.randrange(size_bytes) if size_bytes else 0
+        with newest.open("r+b") as file:
+            file.truncate(left)
+            os.fsync(file.fileno())
+        return f"{newest.name}@{left} of {size_bytes}"
 
     def flip(self, chance: random.Random, needles: tuple[bytes, ...], most: int = 3) -> list[str]:
         """Flip a bit in up to `most` places where stored records lie (found by a needle); says where."""

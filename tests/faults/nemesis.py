@@ -16,8 +16,8 @@ from seriatim.protocol.errors import SubscriptionExists, UnknownGroup
 from tests.faults.catalogue import (
     BlankDisk,
     Cut,
+    Damage,
     DiskTrouble,
-    FlipBits,
     Harm,
     Kill,
     Kind,
@@ -85,7 +85,7 @@ class Nemesis:
         self._paused: set[str] = set()
         self._killed: set[str] = set()
         self._distrusted: set[str] = set()
-        self._damaged: set[str] = set()  # whose disk may be refused at a start, because of flipped bits
+        self._damaged: set[str] = set()  # whose disk may be refused at a start, because of what we did to it
         self._unread: set[str] = set()  # whose damage nobody has read yet
         self._drained: set[str] = set()
         self._is_for_some = False
@@ -178,8 +178,8 @@ class Nemesis:
                     self._cluster.network.narrow(name, harm.kbit_s)
             case DiskTrouble():
                 self._trouble(harm, names)
-            case FlipBits():
-                self._flip(harm, names, scene, fault)
+            case Damage():
+                self._damage(harm, names, scene, fault)
             case BlankDisk():
                 self._kill(names)
                 self._wipe(names)
@@ -223,16 +223,20 @@ class Nemesis:
             if harm.trouble not in _STAYS_TRUSTED:
                 self._distrusted.add(name)
 
-    def _flip(self, harm: FlipBits, names: tuple[str, ...], scene: Round, fault: Fault) -> None:
+    def _damage(self, harm: Damage, names: tuple[str, ...], scene: Round, fault: Fault) -> None:
         if harm.is_killed:
             self._kill(names)
         scene.follow()
         values = scene.some_values(self._chance, 40)
         for name in names:
-            flipped = self._cluster.disks[name].flip(self._chance, values)
+            disk = self._cluster.disks[name]
+            if harm.is_killed and self._chance.random() < 0.5:
+                done = f"cut {disk.cut_log(self._chance)}"
+            else:
+                done = f"flipped {', '.join(disk.flip(self._chance, values)) or 'nothing: no records on this disk'}"
             self._damaged.add(name)
             self._unread.add(name)
-            fault.note += f"{name}: flipped {', '.join(flipped) or 'nothing: no records on this disk'}; "
+            fault.note += f"{name}: {done}; "
 
     # ------------------------------------------------------------------------------------------------------ people
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -98,8 +99,19 @@ class Cluster:
         return done.stdout
 
     def tried(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = (*SERIATIM, *arguments)
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=self._environment)
+        """What became of a command. One that doesn't end is asked where it stands, and the cluster, how it is."""
+        environment = self._environment | {"PYTHONFAULTHANDLER": "1"}
+        command, pipe = (*SERIATIM, *arguments), subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+            try:
+                said, errors = process.communicate(timeout=100)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)
+                said, errors = process.communicate()
+                status = "" if arguments[0] == "status" else self.tried("status", "orders").stdout
+                last = said.splitlines()[-3:]
+                pytest.fail(f"{arguments} didn't end: {len(said.splitlines())} lines, {last=}\n{errors}\n{status}")
+        return subprocess.CompletedProcess(command, process.returncode, said, errors)
 
     def end(self) -> None:
         self._kill(*self._processes)

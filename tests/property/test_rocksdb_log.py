@@ -1,0 +1,69 @@
+"""What RocksDB would leave out of its log without a word: found wherever it is, and never in what a power failure tore.
+
+The real reader's opinion of the same damage is in tests/integration/test_broker_store_damage.py.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seriatim.broker_group.core.rocksdb_log import BLOCK_BYTES, damage, masked
+
+HEADER_BYTES = 7
+payloads = st.lists(
+    st.one_of(st.binary(max_size=60), st.integers(0, 2 * BLOCK_BYTES).map(lambda size: b"\x01" * size)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def written(payloads: list[bytes]) -> tuple[bytes, list[int]]:
+    """A log with these, in pieces where they cross a block's bounds, and where each piece begins."""
+    log, places = bytearray(), []
+    for payload in payloads:
+        rest, is_first = payload, True
+        while is_first or rest:
+            room = BLOCK_BYTES - len(log) % BLOCK_BYTES
+            if room < HEADER_BYTES:
+                log += bytes(room)
+                continue
+            piece, rest = rest[: room - HEADER_BYTES], rest[room - HEADER_BYTES :]
+            kind = bytes([(1 if not rest else 2) if is_first else (4 if not rest else 3)])
+            places.append(len(log))
+            log += struct.pack("<IH", masked(crc32c(kind + piece)), len(piece)) + kind + piece
+            is_first = False
+    return bytes(log), places
+
+
+def test_the_checksum_is_rocksdb_s() -> None:
+    """The first record of a MANIFEST that RocksDB wrote: the database's identity."""
+    payload = b"\x81@$5c8d61a8-1fa3-422a-be37-99c5a73430c4\x0b"[:39]
+    assert masked(crc32c(b"\x01" + payload)) == 4180184561
+
+
+@given(payloads, st.data())
+def test_what_is_torn_anywhere_or_ends_in_zeros_is_no_damage(payloads: list[bytes], data: st.DataObject) -> None:
+    log, _ = written(payloads)
+    torn = log[: data.draw(st.integers(0, len(log)))]
+    assert damage(torn) is None
+    assert damage(torn + bytes(data.draw(st.integers(0, 2 * BLOCK_BYTES)))) is None
+
+
+@given(payloads, st.data())
+def test_a_length_beyond_the_end_and_zeros_before_more_are_found(payloads: list[bytes], data: st.DataObject) -> None:
+    log, places = written(payloads)
+    at = data.draw(st.sampled_from(places))
+    (length,) = struct.unpack_from("<H", log, at + 4)
+    wrong = length ^ 1 << data.draw(st.integers(0, 15))
+    in_last_block = at // BLOCK_BYTES == (len(log) - 1) // BLOCK_BYTES
+    if in_last_block and at + HEADER_BYTES + wrong > len(log):  # elsewhere RocksDB tells
+        longer = bytearray(log)
+        struct.pack_into("<H", longer, at + 4, wrong)
+        assert damage(bytes(longer)) == at
+    zeroed = bytearray(log)
+    zeroed[at : at + HEADER_BYTES] = bytes(HEADER_BYTES)
+    assert damage(bytes(zeroed)) == (at if any(zeroed[at + HEADER_BYTES :]) else None)
