@@ -135,6 +135,11 @@ class FetchStream:
                 return
             if self._is_beat_due:
                 self._is_beat_due = False
+                if index >= runner.readable_end and runner.is_left_unsure:
+                    raise MemberBehind(
+                        f"this member can't tell whether its records from {index} on are committed",
+                        epoch=runner.record.epoch,
+                    )
                 await self._say(pb.FetchReply(committed_index=runner.state.committed.index))
             elif index >= runner.readable_end or self._credit_bytes <= 0:
                 await self._wake.wait()

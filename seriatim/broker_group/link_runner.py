@@ -13,7 +13,7 @@ from typing import Final, Protocol, assert_never
 
 from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import replica, replica_events
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.broker_group.core.resync import Holding
 from seriatim.broker_group.layout import StoredPosition
@@ -82,6 +82,7 @@ class LinkRunner:
         self.flight_bytes = 0
         self.size_bytes = 0
         self.source: Sender | None = None
+        self._left_at_s = 0.0
         self._rest: asyncio.TimerHandle | None = None
         self.slave: SlaveLink | None = None
         self.readers: dict[Callable[[], None], None] = {}  # a set in the order in which they came
@@ -122,6 +123,12 @@ class LinkRunner:
         if record.end is not None:
             return Index(min(record.end, self.state.durable))
         return self.state.committed.index
+
+    @property
+    def is_left_unsure(self) -> bool:
+        """A slave that has records of which nobody has told it whether they are committed, nor is there to do so, since REST_S."""
+        is_unsure = self.record.role is Role.SLAVE and self.state.phase is SealPhase.OPEN and bool(self.state.flight)
+        return is_unsure and self.source is None and asyncio.get_running_loop().time() >= self._left_at_s + REST_S
 
     @property
     def is_quiet(self) -> bool:
@@ -170,6 +177,7 @@ class LinkRunner:
         """The stream is at its end."""
         if self.source is source:
             self.source = None
+            self._left_at_s = asyncio.get_running_loop().time()
             self.rest_soon()
 
     def slave_ended(self, slave: SlaveLink, reason: str) -> None:

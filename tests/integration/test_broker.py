@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.broker_group.link_runner import REST_S
 from seriatim.broker_group.store import open_store
 from seriatim.protocol import batch_streams
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.batch_streams import TOGETHER_BYTES
+from seriatim.protocol.batch_streams import TOGETHER_BYTES, BatchMessage
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -40,9 +41,9 @@ from seriatim.protocol.errors import (
     WrongIncarnation,
     WrongIndex,
 )
-from seriatim.protocol.names import Epoch, Incarnation
+from seriatim.protocol.names import Epoch, Incarnation, Index
 from seriatim.protocol.rpc import call
-from seriatim.protocol.streams import each, read
+from seriatim.protocol.streams import each, read, write
 from seriatim.protocol.zookeeper import Registration
 from tests.files import sizes
 from tests.integration.broker_members import (
@@ -450,6 +451,38 @@ def test_a_reader_gets_what_commits_at_once_within_its_credit_from_both(run: Cal
             assert sent_batches([await anext(fetching), await anext(fetching)]) == as_sent(batches(6)[4:])
         await fetching.aclose()
         await stream.close()
+
+    run(scenario)
+
+
+def test_a_slave_that_can_t_tell_what_is_committed_leaves_its_readers_to_the_master(run: Callable[..., None]) -> None:
+    """Its stream broke between the master's acknowledgement and its word to the slave, and nobody sends any more."""
+
+    async def scenario(group: Members) -> None:
+        await group.open()
+        fetching = group.fetching(group.b)
+        assert (await anext(fetching)).start.index == 0
+        master = await batch_streams.replicate(group.b.direct, lambda: group.b.stub)
+        me = pb.Incarnation(disk_id=group.a.incarnation.disk_id, start=group.a.incarnation.start)
+        opening = pb.ReplicateOpen(link=group.name(1, group.b.incarnation), from_master=me, token=1)
+        await write(master, pb.ReplicateRequest(open=opening))
+        await read(master)
+        first, second = batches(2)
+        await write(master, BatchMessage.of(first))
+        await write(master, BatchMessage.of(second, Index(10)))
+        while (await read(master)).next_index < 20:
+            pass
+        async with asyncio.timeout(CALL_S):
+            assert sent_batches([await anext(fetching)]) == as_sent([first])
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2 * REST_S):  # while the stream lives it can be told
+                    await anext(fetching)
+        fetching = group.fetching(group.b)
+        async with asyncio.timeout(CALL_S):
+            assert sent_batches([await anext(fetching) for _ in range(2)][1:]) == as_sent([first])
+            master.cancel()
+            with pytest.raises(MemberBehind, match="can't tell whether its records from 10 on are committed"):
+                await anext(fetching)
 
     run(scenario)
 

@@ -239,8 +239,8 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     state = replace(state, view=view)
     if before is None or after is None:
         return state, []
-    if before.end != after.end:
-        state = replace(state, progress_at_s=now_s)
+    if before.end != after.end:  # and what failed for want of it may work now
+        state = replace(state, progress_at_s=now_s, retry_at_s=now_s)
     if before.end is None and _is_to_be_left(state, after):
         return _failed(state, "it didn't answer when the link was sealed", now_s, order_close=True)
     if (before.master, before.slave) == (after.master, after.slave):
