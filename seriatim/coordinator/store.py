@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection
@@ -34,6 +35,7 @@ from seriatim.protocol.zookeeper import (
     NoNode,
     NotEmpty,
     NotUnderstood,
+    ZooKeeperSession,
     queue_id_from,
     queue_ids,
     read_as,
@@ -42,6 +44,10 @@ from seriatim.protocol.zookeeper import (
 
 class Store(Remembered):
     """One coordinator's window on ZooKeeper: what it has seen there, and what is read now and written. `start` it, then keep `run` going."""
+
+    def __init__(self, session: ZooKeeperSession, cluster: str) -> None:
+        super().__init__(session, cluster)
+        self._freeing = asyncio.Lock()  # side by side they would only be in each other's way
 
     async def start(self) -> None:
         """Make the cluster's nodes where they aren't there, and read everything once. Raises Unreachable."""
@@ -230,14 +236,22 @@ class Store(Remembered):
     async def free_name(self, name: str, queue_id: QueueId) -> None:
         """The name of a deleted queue may be given to another one. What isn't understood there is left.
 
-        A ZooKeeper server that is behind would show this one's node still, where another queue has one by now, with the same version.
+        A ZooKeeper server that is behind would show this one's node still, where another queue has one by now, with the same version. And this
+        process may stand still behind its look: so names go one after the other, each by the version of what they lie in.
         """
-        path = self.paths.name(name)
-        await self.catch_up()
-        with contextlib.suppress(NoNode, BadVersion, NotUnderstood):
-            found, version = await read_as(queue_id_from, self.session, path)
-            if found == queue_id:
-                await self.session.delete(path, version)
+        path, names = self.paths.name(name), self.paths.names
+        async with self._freeing:
+            with contextlib.suppress(NoNode, NotUnderstood):
+                is_done = False
+                while not is_done:
+                    await self.catch_up()
+                    _, removals = await self.session.get(names)
+                    found, version = await read_as(queue_id_from, self.session, path)
+                    if found != queue_id:
+                        return
+                    with contextlib.suppress(BadVersion):
+                        await self.session.delete(path, version, (names, removals))
+                        is_done = True
 
     async def clear_queue(self, queue_id: QueueId) -> None:
         """Delete all nodes of a queue. Raises Waiting.

@@ -413,8 +413,25 @@ class ZooKeeperSession:
         stat = await self._ask(self._client.set_async, path, data, version)
         return int(stat.version)
 
-    async def delete(self, path: str, version: int = -1) -> None:
-        await self._ask(self._client.delete_async, path, version)
+    async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
+        """Delete a node; with `version`, only if it still has it.
+
+        `guard`: a node and its version, which this raises; only if it still has it. A node that was made anew has the versions of the
+        one before again; one that is only deleted so isn't taken for that by who comes late.
+        """
+        if guard is None:
+            await self._ask(self._client.delete_async, path, version)
+            return
+        done = await self._ask(self._delete_guarded, path, version, guard)
+        for result in done:  # of all that were undone, the one that failed says why
+            if isinstance(result, Exception) and not isinstance(result, kazoo.exceptions.RolledBackError):
+                raise _translated(result, path)
+
+    def _delete_guarded(self, path: str, version: int, guard: tuple[str, int]) -> Any:
+        both = self._client.transaction()
+        both.set_data(guard[0], b"", guard[1])
+        both.delete(path, version)
+        return both.commit_async()
 
     async def sync(self, path: str) -> None:
         """Let this server catch up with the leader: what is read next is not older than now."""

@@ -492,6 +492,43 @@ def test_ids_are_never_used_again_and_names_are(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_who_stands_still_while_it_frees_a_name_doesn_t_take_it_from_the_queue_that_has_it_then(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new queue's node has the version of the old one's: it was left without a name, and, not used yet, cleared away."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, slow), session(zookeeper) as other:
+            store, delete = Store(other, CLUSTER), own.delete
+            first, second = await store.new_queue_id(), await store.new_queue_id()
+            await store.create_queue(new_document("orders", first))
+            await store.create_queue(new_document("carts", await store.new_queue_id()))
+
+            async def late(*arguments: Any) -> None:
+                monkeypatch.undo()
+                await store.free_name("orders", first)  # the operator asks the next coordinator
+                await store.create_queue(new_document("orders", second))
+                await delete(*arguments)
+
+            monkeypatch.setattr(own, "delete", late)
+            await slow.free_name("orders", first)
+            assert await store.queue_id("orders") == second
+            # Who is only disturbed does it all the same.
+            there = await store.queue_id("carts")
+            await asyncio.gather(
+                *(
+                    one.free_name(name, queue)
+                    for one in (slow, store)
+                    for name, queue in [("orders", second), ("carts", there)]
+                )
+            )
+            for name in ("orders", "carts"):
+                with pytest.raises(UnknownQueue):
+                    await store.queue_id(name)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_remembered_follows_what_changes(zookeeper: str) -> None:
     async def scenario() -> None:
         async with session(zookeeper) as own, session(zookeeper) as member:

@@ -241,10 +241,21 @@ class Ensemble:
                     session.notify(watch)
 
     def write(
-        self, kind: str, path: str, data: bytes, version: int, *, owner: int, is_sequential: bool, through: Server
+        self,
+        kind: str,
+        path: str,
+        data: bytes,
+        version: int,
+        *,
+        owner: int,
+        is_sequential: bool,
+        guard: tuple[str, int] | None,
+        through: Server,
     ) -> Any:
         """Check and commit at the leader. Returns the path made, or the new version. Raises as ZooKeeper does."""
         nodes = self.leader.nodes
+        if guard is not None and nodes[guard[0]].version != guard[1]:
+            raise BadVersion(guard[0])
         if kind == "create":
             if is_sequential:
                 parent = path.rpartition("/")[0]
@@ -268,6 +279,8 @@ class Ensemble:
             return node.version
         if self.leader.children.get(path):
             raise NotEmpty(path)
+        if guard is not None:
+            self.commit(("set", guard[0], b"", guard[1] + 1), through=through)
         self.commit(("delete", path), through=through)
         return None
 

@@ -364,6 +364,7 @@ class SimulatedSession:
         *,
         is_ephemeral: bool = False,
         is_sequential: bool = False,
+        guard: tuple[str, int] | None = None,
     ) -> Any:
         ensemble = self.ensemble
 
@@ -390,6 +391,7 @@ class SimulatedSession:
                         version,
                         owner=session_id if is_ephemeral else 0,
                         is_sequential=is_sequential,
+                        guard=guard,
                         through=server,
                     )
                 except (NoNode, NodeExists, BadVersion, NotEmpty) as error:
@@ -441,8 +443,8 @@ class SimulatedSession:
         found: int = await self._write("set", path, data, version)
         return found
 
-    async def delete(self, path: str, version: int = -1) -> None:
-        await self._write("delete", path, b"", version)
+    async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
+        await self._write("delete", path, b"", version, guard=guard)
 
     async def sync(self, path: str) -> None:
         del path

@@ -201,7 +201,7 @@ class Laggard:
     async def get(self, *_: object) -> tuple[bytes, int]:
         return self.shown, 0
 
-    async def delete(self, path: str, _: int) -> None:
+    async def delete(self, path: str, *_: object) -> None:
         self.deleted.append(path)
 
 
