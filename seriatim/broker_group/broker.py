@@ -41,11 +41,14 @@ from seriatim.protocol.errors import (
     WrongCluster,
     WrongIncarnation,
 )
+from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
 
 _log = log.logger("broker")
 
 CACHE_BYTES = 64 * 1024 * 1024
+MOST_READ_AGAIN = 100
+"""Damaged batches, in a pass of the resync: a lost file has thousands."""
 EVERY_EPOCH = Epoch(1 << 64)
 """Beyond all links that a queue can have."""
 
@@ -312,6 +315,14 @@ class Broker:
             with contextlib.suppress(BadChecksum, DiskFailed):  # noted by who met it
                 await self.batches(key, index, unread.end, unread.limit_bytes)
                 self.unreadable.pop((key, index), None)
+        for key, index in sorted(self.damaged)[:MOST_READ_AGAIN]:
+            with contextlib.suppress(BadChecksum, DiskFailed, UnknownLink):
+                (found,) = await self.batches(key, index, Index(index + 1), 1)
+                runner = self.link(key)
+                before, after = runner.hash_at(index), runner.hash_at(found.header.end_index)
+                if before is not None and hash_after_batch(before, found.header_bytes) == after:
+                    self.damaged.discard((key, index))
+                    _log.info("damaged batch can be read again", queue_id=key[0], epoch=key[1], index=index)
 
     def note_damage(self, key: LinkKey, index: Index) -> None:
         """The batch that starts there can't be read: readers go to the peer, and it is mended from there."""

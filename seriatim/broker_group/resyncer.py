@@ -131,6 +131,7 @@ class Resyncer:
                 self._waiting.add(problem)
                 if problem not in told:
                     _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
+        await self._broker.read_again()
         for key, index in sorted(self._broker.damaged):
             try:
                 await self._mend(key, index)
@@ -139,7 +140,6 @@ class Resyncer:
                 problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {found}"
                 if isinstance(found, (Unreachable, DiskFull)):
                     break  # for all the others, too; of a lost file they are as many as its batches
-        await self._broker.read_again()
         problem = problem or self._broker.unreadable_problem
         await self._keeper.forget_deleted(documents)
         await self._bring_up_peer(documents)

@@ -241,6 +241,33 @@ def test_a_read_that_failed_once_is_no_damage(
     with_links(scenario)
 
 
+def test_bytes_that_came_only_at_the_second_try_are_no_damage(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sector that the disk could read when it was asked again: the seal was no whole answer as long as the peer was away."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        def failing(*_: object) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        resyncer, _ = resyncer_of(broker)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pread", failing)
+            with pytest.raises(BadChecksum):
+                await broker.batches(runner.key, Index(0), runner.readable_end, 1)
+            await resyncer._pass()
+            assert broker.damaged == {(runner.key, Index(0))}
+        with monkeypatch.context() as patched:  # another batch is in its place
+            (other,) = batches(1, first_seq=77)
+            patched.setattr(broker.store, "batches", lambda *_: [other])
+            await resyncer._pass()
+            assert broker.damaged == {(runner.key, Index(0))}
+        await resyncer._pass()
+        assert not broker.damaged
+
+    with_links(scenario)
+
+
 def test_a_scrub_reads_the_disk_and_not_what_the_system_remembers_of_it(
     with_links: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
@@ -430,6 +457,17 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 
     async def create(self, _: str, data: bytes, **__: object) -> None:
         self.created.append(data)
+
+
+def damage_batches(broker: Broker, *damaged: tuple[LinkKey, int]) -> None:
+    """They can't be read, and that was noted."""
+
+    def failing(_: LinkKey, from_index: Index, *__: object) -> list[EncodedBatch]:
+        raise BadChecksum("damaged", index=from_index)
+
+    broker.store.batches = failing  # type: ignore[method-assign]
+    for key, index in damaged:
+        broker.note_damage(key, Index(index))
 
 
 def damage_index(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,8 +760,7 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
             done.append("peer")
 
         resyncer._mend, resyncer._bring_up_peer = mended, brought_up  # type: ignore[method-assign]
-        broker.note_damage(RECORD.key, Index(0))
-        broker.note_damage(OTHER.key, Index(30))
+        damage_batches(broker, (RECORD.key, 0), (OTHER.key, 30))
         assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
         assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
 
@@ -869,8 +906,7 @@ def test_what_keeps_all_batches_from_being_mended_is_met_once_a_pass(
             raise why
 
         resyncer._mend = mended  # type: ignore[method-assign]
-        for index in (0, 10, 20):
-            broker.note_damage(RECORD.key, Index(index))
+        damage_batches(broker, *((RECORD.key, index) for index in (0, 10, 20)))
         assert f"mend index 0: {why}" in await resyncer._pass()
         assert tried == [(RECORD.key, 0)]
 
