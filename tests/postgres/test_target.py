@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables
+from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables, UnloggedTable
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
@@ -764,6 +764,32 @@ def test_a_key_that_the_target_generates_in_part_tells_whole_rows_apart_and_is_n
         connection.execute(str(refused.value).split("mend it with: ")[1].encode())
     applied(target, end, *by_key, ("d", {"id": 2, "twice": 0}, None), table="doubled", key=("id", "twice"))
     assert fetch(dsn, "SELECT count(*), sum(twice) FROM doubled") == [(count - 1, count * (count - 1))]
+
+
+@pytest.mark.parametrize(
+    ("made", "unlogged"),
+    [
+        ("CREATE UNLOGGED TABLE forgetful (id int PRIMARY KEY)", "public.forgetful"),
+        (
+            (
+                "CREATE TABLE forgetful (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+                "CREATE TABLE kept PARTITION OF forgetful FOR VALUES FROM (0) TO (10);"
+                'CREATE UNLOGGED TABLE "Late" PARTITION OF forgetful DEFAULT'
+            ),
+            'public."Late"',
+        ),
+    ],
+)
+def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged) -> None:
+    """Its rows were gone, the position stayed, and the replay went on behind them."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(made)
+    with pytest.raises(UnloggedTable, match=f"{unlogged} is UNLOGGED") as refused:
+        applied(target, 0, ("c", None, {"id": 1}), table="forgetful")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(str(refused.value).split("mend it with: ")[1].encode())
+    applied(target, 0, ("c", None, {"id": 1}), table="forgetful")
+    assert fetch(dsn, "SELECT id FROM forgetful") == [(1,)]
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

@@ -6,7 +6,8 @@ SeriatimError
 │       ├── MissingTables
 │       ├── MissingColumns
 │       ├── MissingKey
-│       └── GeneratedKey
+│       ├── GeneratedKey
+│       └── UnloggedTable
 ├── RefusedError
 │   └── GivenUp               a transaction of which a part was planned was never finished
 └── BugError
@@ -92,6 +93,20 @@ class GeneratedKey(UnfitTarget):
             f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {alters}",
             table=str(table),
             columns=names,
+            offset=offset,
+        )
+
+
+class UnloggedTable(UnfitTarget):
+    """PostgreSQL empties it when it recovers from a crash, and the position of what was applied stays. `details` holds table and offset."""
+
+    code = "unlogged-table"
+
+    def __init__(self, table: TableName, unlogged: str, offset: int) -> None:
+        super().__init__(
+            f"a crash of the target would empty its table {table} for good, of which the change at offset {offset} is: {unlogged} is UNLOGGED; "
+            f"mend it with: ALTER TABLE {unlogged} SET LOGGED",
+            table=str(table),
             offset=offset,
         )
 

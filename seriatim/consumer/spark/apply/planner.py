@@ -24,6 +24,7 @@ from seriatim.consumer.spark.apply.errors import (
     MissingColumns,
     MissingKey,
     MissingTables,
+    UnloggedTable,
 )
 from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, TableChanges, Truncate
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
@@ -52,7 +53,7 @@ def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
 
     Raises:
         BrokenStream: the rows are no run of whole transactions, or one is no change envelope.
-        MissingTables, MissingColumns, MissingKey, GeneratedKey: the target's tables don't fit.
+        MissingTables, MissingColumns, MissingKey, GeneratedKey, UnloggedTable: the target's tables don't fit.
     """
     reading = _read(rows, start, None)
     return _plan(
@@ -253,6 +254,8 @@ def _segment(
 
 def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
     """Each set of columns once, not each row: tables rarely change their columns."""
+    if shape.unlogged:
+        raise UnloggedTable(shape.name, shape.unlogged, entries[0][0])
     seen: set[tuple[object, ...]] = set()
     for offset, change in entries:
         image = change.after if change.after is not None else change.before

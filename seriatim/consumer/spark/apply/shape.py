@@ -32,6 +32,7 @@ class TableShape:
     keeps_order: the target will enforce a foreign key at each statement, so changes of this table and of others
         like it must be carried out in their original order.
     is_partitioned: rows live in partitions; a ctid alone doesn't name a row.
+    unlogged: it, or the partition of it, that a crash of the target's server empties, as SQL spells it; "" for none.
     operators: of columns in unique rules, whose type an extension brings: its equality as SQL spells it where the extension's schema isn't searched.
     """
 
@@ -44,6 +45,7 @@ class TableShape:
     arbiters: frozenset[frozenset[str]] = frozenset()
     keeps_order: bool = False
     is_partitioned: bool = False
+    unlogged: str = ""
     operators: Mapping[str, str] = field(default_factory=dict)
 
     def key_for(self, change: Change) -> tuple[str, ...]:

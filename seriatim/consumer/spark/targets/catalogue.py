@@ -33,7 +33,10 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
        (SELECT coalesce(json_object_agg(a.attname, e.operator), '{}')
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1]) AS k(attnum, class)
           JOIN equal e USING (class) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisunique)
+         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisunique),
+       (SELECT coalesce(min(format('%I.%I', s.nspname, p.relname)), '')
+          FROM pg_class p JOIN pg_namespace s ON s.oid = p.relnamespace
+         WHERE p.relpersistence = 'u' AND p.oid IN (SELECT c.oid UNION ALL SELECT relid FROM pg_partition_tree(c.oid)))
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
@@ -52,7 +55,7 @@ def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) ->
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
-    schema, table, is_partitioned, columns, indexes, has_foreign_key, operators = row
+    schema, table, is_partitioned, columns, indexes, has_foreign_key, operators, unlogged = row
     return TableShape(
         name=TableName(schema, table),
         columns={name: type_name for name, type_name, _, _ in columns},
@@ -66,4 +69,5 @@ def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
         keeps_order=fires_triggers and has_foreign_key,
         is_partitioned=is_partitioned,
         operators=operators,
+        unlogged=unlogged,
     )
