@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,17 +102,22 @@ class Cluster:
     def tried(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """What became of a command. One that doesn't end is asked where it stands, and the cluster, how it is."""
         environment = self._environment | {"PYTHONFAULTHANDLER": "1"}
-        command, pipe = (*SERIATIM, *arguments), subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        command = (*SERIATIM, *arguments)
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(command, stdout=said, stderr=errors, env=environment)
             try:
-                said, errors = process.communicate(timeout=100)
+                process.wait(100)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGABRT)
-                said, errors = process.communicate()
-                status = "" if arguments[0] == "status" else self.tried("status", "orders").stdout
-                last = said.splitlines()[-3:]
-                pytest.fail(f"{arguments} didn't end: {len(said.splitlines())} lines, {last=}\n{errors}\n{status}")
-        return subprocess.CompletedProcess(command, process.returncode, said, errors)
+                process.wait()
+            said.seek(0)
+            errors.seek(0)
+            done = subprocess.CompletedProcess(command, process.returncode, said.read(), errors.read())
+        if done.returncode == -signal.SIGABRT:
+            status = "" if arguments[0] == "status" else self.tried("status", "orders").stdout
+            lines = done.stdout.splitlines()
+            pytest.fail(f"{arguments} didn't end: {len(lines)} lines, last {lines[-3:]}\n{done.stderr}\n{status}")
+        return done
 
     def end(self) -> None:
         self._kill(*self._processes)
