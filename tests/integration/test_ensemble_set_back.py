@@ -11,10 +11,8 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +26,7 @@ from seriatim.cli.embedded.ports import LOCALHOST, free_port
 from seriatim.producer import Handle, Producer
 from seriatim.protocol.errors import OutcomeUnknown, SeriatimError
 from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
+from tests.commands import ended
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 SERVERS = (1, 2, 3)
@@ -100,24 +99,7 @@ class Cluster:
         return done.stdout
 
     def tried(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What became of a command. One that doesn't end is asked where it stands, and the cluster, how it is."""
-        environment = self._environment | {"PYTHONFAULTHANDLER": "1"}
-        command = (*SERIATIM, *arguments)
-        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(command, stdout=said, stderr=errors, env=environment)
-            try:
-                process.wait(100)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)
-                process.wait()
-            said.seek(0)
-            errors.seek(0)
-            done = subprocess.CompletedProcess(command, process.returncode, said.read(), errors.read())
-        if done.returncode == -signal.SIGABRT:
-            status = "" if arguments[0] == "status" else self.tried("status", "orders").stdout
-            lines = done.stdout.splitlines()
-            pytest.fail(f"{arguments} didn't end: {len(lines)} lines, last {lines[-3:]}\n{done.stderr}\n{status}")
-        return done
+        return ended((*SERIATIM, *arguments), 100, self._environment)
 
     def end(self) -> None:
         self._kill(*self._processes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import ended
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/tutorial.md").read_text()
@@ -30,9 +31,7 @@ def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None
     )
     # Longer than a machine stands still: who is elected stays it, but where the tutorial wants it.
     environment = os.environ | {"SERIATIM_SESSION_TIMEOUT_MS": "20000"}
-    done = subprocess.run(
-        ("bash", str(script)), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=350, check=False
-    )
+    done = ended(("bash", str(script)), 350, environment, ROOT)
     said = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, said
     assert done.stdout.endswith("all done\n"), said
