@@ -86,16 +86,17 @@ class BrokerService(BrokerServicer):
             raise WrongIncarnation(f"{master} isn't the master of this link", epoch=record.epoch)
         stream = MasterStream(context)
         runner.attach(stream)
-        await first_confirmation(runner, context)
-        writing = asyncio.ensure_future(stream.write_confirmations())
-        reading = asyncio.ensure_future(self._replicated(runner, stream, context))
+        tasks: list[asyncio.Future[None]] = []
         try:
-            done, _ = await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            await first_confirmation(runner, context)
+            tasks.append(asyncio.ensure_future(stream.write_confirmations()))
+            tasks.append(asyncio.ensure_future(self._replicated(runner, stream, context)))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            writing.cancel()
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
             runner.detach(stream)
 
     async def _replicated(self, runner: LinkRunner, stream: MasterStream, context: Any) -> None:
