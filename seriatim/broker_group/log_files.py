@@ -29,7 +29,10 @@ from seriatim.broker_group import directories
 
 
 class LogFiles:
-    """The write-ahead log of one database directory. Used by one thread at a time."""
+    """The write-ahead log of one database directory. Used by one thread at a time.
+
+    `flushed`: by the number of each log that was there at the last `sync`, how many of its bytes are surely durable.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -37,6 +40,7 @@ class LogFiles:
         self._open: dict[int, int] = {}
         self._size_bytes = 0
         self._is_newest_known = False
+        self.flushed: dict[int, int] = {}
 
     def wrote(self) -> None:
         """A write to the log has returned; to be called behind each. Where it began another, all are synced. Raises OSError."""
@@ -50,6 +54,7 @@ class LogFiles:
         """Everything that was written before the call is durable after it. Raises OSError; then nothing is known."""
         if self._is_newest_known:
             os.fdatasync(self._open[self._newest])
+            self.flushed[self._newest] = self._size_bytes
             return
         self._sync_all()
         self._is_newest_known = self._newest in self._open
@@ -62,6 +67,7 @@ class LogFiles:
         for number in [number for number in self._open if number not in names]:
             os.close(self._open.pop(number))
         is_new = False
+        self.flushed = {number: size_bytes for number, size_bytes in self.flushed.items() if number in names}
         for number in numbers:
             descriptor = self._open.get(number)
             if descriptor is None:
@@ -71,7 +77,9 @@ class LogFiles:
                     continue  # its table file was written and synced meanwhile
                 self._open[number] = descriptor
                 is_new = True
+            size_bytes = os.fstat(descriptor).st_size
             os.fdatasync(descriptor)
+            self.flushed[number] = size_bytes
         if is_new:
             directories.sync(self._directory)
         if numbers:

@@ -33,7 +33,7 @@ from seriatim.broker_group import directories, layout
 from seriatim.broker_group.core import cursors, link_record, rocksdb_log
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
-from seriatim.broker_group.flush_mark import FlushMark
+from seriatim.broker_group.flush_mark import Flushed, FlushMark
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
@@ -472,7 +472,7 @@ class _Sink:
 
     def flush(self) -> None:
         self._logs.sync()
-        self._mark.keep(self._logged)
+        self._mark.keep(self._logged, self._logs.flushed)
 
     def empty_memory(self) -> None:
         self._database.flush(True)
@@ -510,7 +510,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
     mark = None
     try:
         mark = FlushMark(directory)
-        _check_is_whole(directory, mark.number)
+        _check_is_whole(directory, mark.before)
         database = rocksdict.Rdict(str(directory / "data"), _options())
     except Exception as error:
         if mark is not None:
@@ -520,8 +520,8 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
             raise
         raise _not_opened(directory, error) from error
     try:
-        _check_is_all(directory, database.latest_sequence_number(), mark.number)
         found = database.get(b"Midentity")
+        _check_is_all(directory, database.latest_sequence_number(), mark.before.number, is_named=found is not None)
         new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
         identity: dict[str, Any] = json.loads(found) if found else new
         _check_identity(directory, identity, place)
@@ -529,6 +529,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         synced = rocksdict.WriteOptions()
         synced.sync = True
         database.put(b"Midentity", json.dumps(identity).encode(), synced)
+        mark.keep(database.latest_sequence_number(), {})
         incarnation = Incarnation(identity["disk_id"], identity["start"])
         store = Store(directory, database, _segments(directory), mark, lock, incarnation, segment_bytes)
         store.forget_orphans()
@@ -550,7 +551,7 @@ def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:
     return kind(f"can't open the data in {directory}: {error}")
 
 
-def _check_is_whole(directory: Path, flushed: int) -> None:
+def _check_is_whole(directory: Path, flushed: Flushed) -> None:
     """What was never a database is made one, but not beside the records of one: it would be a blank disk, and remove them. Raises DiskFailed.
 
     Nor is one opened without its log, as RocksDB would, or without a part of it that RocksDB would pass over: what was written
@@ -558,7 +559,7 @@ def _check_is_whole(directory: Path, flushed: int) -> None:
     is always one.
     """
     data = directory / "data"
-    if not (data / "CURRENT").exists() and (flushed or any(directory.glob(f"segments/*{SUFFIX}"))):
+    if not (data / "CURRENT").exists() and (flushed.number or any(directory.glob(f"segments/*{SUFFIX}"))):
         raise DiskFailed(f"{directory} held records, and in data/ is nothing that names them: is it mounted?")
     logs = sorted(data.glob("*.log"))
     if any(data.glob("*.sst")) and not logs:
@@ -566,18 +567,21 @@ def _check_is_whole(directory: Path, flushed: int) -> None:
             f"{data} holds tables, and not the log (*.log) with what was written behind them: was it deleted?"
         )
     for path in (*data.glob("MANIFEST-*"), *logs):
-        at = rocksdb_log.damage(path.read_bytes())
+        flushed_bytes = flushed.logs.get(int(path.stem), 0) if path.suffix == ".log" else 0
+        at = rocksdb_log.damage(path.read_bytes(), flushed_bytes)
         if at is not None:
             raise DiskFailed(f"can't open the data in {directory}: Corruption: {path.name} is damaged at byte {at}")
 
 
-def _check_is_all(directory: Path, found: int, flushed: int) -> None:
-    """Raises DiskFailed where less was recovered than had been flushed."""
+def _check_is_all(directory: Path, found: int, flushed: int, *, is_named: bool) -> None:
+    """Raises DiskFailed where less was recovered than had been flushed, as far as that is seen."""
     if found < flushed:
         raise DiskFailed(
             f"can't open the data in {directory}: Corruption: {flushed - found} of {flushed} changes are missing that were flushed: "
             "the end of its log (*.log), or of MANIFEST, was cut off"
         )
+    if flushed and not is_named:
+        raise DiskFailed(f"can't open the data in {directory}: Corruption: what names this disk is missing")
 
 
 def _check_identity(directory: Path, identity: dict[str, Any], place: str) -> None:

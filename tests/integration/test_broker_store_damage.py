@@ -136,7 +136,7 @@ def test_a_log_that_ends_before_what_was_flushed_is_no_torn_one(tmp_path: Path) 
             file.truncate(found[number][0])
         unmarked = copied(image, f"{number} unmarked")
         for _ in range(2):
-            with pytest.raises(DiskFailed, match="changes are missing that were flushed"):
+            with pytest.raises(DiskFailed, match=r"Corruption: .*(log is damaged at|changes are missing)"):
                 opened(image)
         (unmarked / flush_mark.NAME).unlink()
         assert opened(unmarked) == kept  # as RocksDB has it
@@ -152,6 +152,55 @@ def test_what_is_torn_behind_what_was_flushed_never_was(tmp_path: Path) -> None:
         assert opened(image) == COUNT
 
 
+@pytest.mark.parametrize("how", ["cut", "zeros", "whole"])
+def test_an_older_log_that_lacks_its_end_leaves_no_hole_before_a_newer_one(tmp_path: Path, how: str) -> None:
+    """Both are there while what the older one has is written to a table: RocksDB takes its end for torn, and goes on with the newer one."""
+    alive, disk = tmp_path / "alive", tmp_path / "left"
+
+    async def lived() -> None:
+        store = open_store(alive, PLACE, IN_THE_LOG)
+        await store.keep_link(RECORD)
+        for number, one in enumerate(SENT, 1):
+            await fill(store, RECORD, [one])
+            if number == COUNT // 2:
+                shutil.copytree(alive, disk)  # as long as the table isn't there
+                vars(store)["_database"].flush(True)
+        for path in (*alive.glob("data/*.log"), alive / flush_mark.NAME):
+            shutil.copy(path, disk / path.relative_to(alive))
+        await store.close()
+
+    asyncio.run(lived())
+    older, newer = sorted(path for path in disk.glob("data/*.log") if path.stat().st_size)
+    # The newer one's first flush was the older one's last: it is marked as it was then.
+    marked = FlushMark(disk)
+    assert marked.before.logs.keys() <= {int(newer.stem)}
+    marked.keep(marked.before.number, {**marked.before.logs, int(older.stem): older.stat().st_size})
+    marked.close()
+    content = older.read_bytes()
+    at = list(places(content))[-3][0]
+    if how == "cut":
+        older.write_bytes(content[:at])
+    elif how == "zeros":
+        harm(older, at, bytes(len(content) - at))
+    if how == "whole":
+        assert opened(disk) == COUNT
+    else:
+        with pytest.raises(DiskFailed, match="Corruption"):
+            opened(disk)
+
+
+def test_how_far_each_log_was_flushed_is_kept(tmp_path: Path) -> None:
+    disk = left(tmp_path)
+    mark = FlushMark(disk)
+    assert mark.before.logs == {int(log_of(disk).stem): log_of(disk).stat().st_size}
+    for logs in ({}, {7: 70}, {number: number for number in range(100)}):
+        mark.keep(5, logs)
+        again = FlushMark(disk)
+        assert (again.before.number, again.before.logs) == (5, dict(sorted(logs.items())[-31:]))
+        again.close()
+    mark.close()
+
+
 @pytest.mark.parametrize("number", [-1, -2, -3])
 def test_a_length_in_manifest_that_points_beyond_its_end_is_damage(tmp_path: Path, number: int) -> None:
     """It left out a table: a hole in the middle of a link, and where nothing was written behind it a shorter one."""
@@ -162,13 +211,19 @@ def test_a_length_in_manifest_that_points_beyond_its_end_is_damage(tmp_path: Pat
         opened(disk)
 
 
-def test_a_manifest_that_lacks_the_last_table_is_no_whole_one(tmp_path: Path) -> None:
-    disk = left(tmp_path, flushes_at=(10, COUNT))
+@pytest.mark.parametrize(
+    ("flushes_at", "why"),
+    [((10, COUNT), "changes are missing that were flushed"), ((COUNT // 2,), "what names this disk is missing")],
+)
+def test_a_manifest_that_lacks_the_last_table_is_no_whole_one(
+    tmp_path: Path, flushes_at: tuple[int, ...], why: str
+) -> None:
+    disk = left(tmp_path, flushes_at=flushes_at)
     (manifest,) = disk.glob("data/MANIFEST-*")
     content = manifest.read_bytes()
     with manifest.open("r+b") as file:
         file.truncate([at for at, length in places(content) if length > 60][-1])  # behind it: what is no table
-    with pytest.raises(DiskFailed, match="changes are missing that were flushed"):
+    with pytest.raises(DiskFailed, match=why):
         opened(disk)
 
 
@@ -205,17 +260,17 @@ def test_a_mark_that_can_t_be_read_or_written_is_none_and_keeps_nobody_from_star
 
     disk = left(tmp_path)
     marked = (disk / flush_mark.NAME).read_bytes()
-    for damaged in (b"", marked[:-1], bytes([marked[0] ^ 1]) + marked[1:]):
+    for damaged in (b"", marked[:20], bytes([marked[0] ^ 1]) + marked[1:]):
         (disk / flush_mark.NAME).write_bytes(damaged)
         with monkeypatch.context() as patch:
             patch.setattr(flush_mark.os, "pwrite", failing)
             assert opened(disk) == COUNT
         mark = FlushMark(disk)
-        assert mark.number == 0
+        assert mark.before.number == 0
         mark.close()
     asyncio.run(_started(disk))
     mark = FlushMark(disk)
-    assert mark.number > 0
+    assert mark.before.number > 0
     mark.close()
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from seriatim.producer.sources.postgres import catalog
-from seriatim.producer.sources.postgres.errors import CaptureRefused, KeylessTable
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from tests.postgres.test_capture import (
     Queue,
     Sender,
@@ -133,3 +133,26 @@ def test_a_partitioned_table_that_the_publication_doesn_t_name_is_refused_with_w
     queue = Queue()
     with running(dsn, Sender(queue), tables=("parted",)) as run:
         wait_for(lambda: streaming(queue), run)
+
+
+def test_a_partition_whose_identity_no_longer_tells_rows_apart_is_a_gap_with_its_first_change(new_database):
+    """A delete without a key was sent, and applied to nothing; an update made a second row of one."""
+    dsn = new_database()
+    sql(
+        dsn,
+        "CREATE TABLE z (id int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE z1 PARTITION OF z FOR VALUES FROM (0) TO (200)",
+        "CREATE UNIQUE INDEX zu ON z1 (u)",
+        "INSERT INTO z VALUES (1, 10), (2, 20)",
+        "CREATE PUBLICATION pub FOR TABLE z WITH (publish_via_partition_root)",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "ALTER TABLE z1 REPLICA IDENTITY USING INDEX zu", "INSERT INTO z VALUES (3, 30)")
+        wait_for(lambda: last_commit_of(queue, 3), run)
+        sql(dsn, "DELETE FROM z WHERE id = 1")
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, CaptureGap)
+    assert "doesn't tell the rows of that apart" in str(run.error)
+    assert not [change for change in queue.changes() if change.op == "d"]

@@ -188,3 +188,75 @@ def test_a_snapshot_outlives_the_stream_behind_it(dsn: str, monkeypatch: pytest.
     queue = captured(dsn, Interrupted(dsn, ended, "INSERT INTO a VALUES (3, 3)"))
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
     assert len(slots) == 1
+
+
+@pytest.mark.parametrize(
+    ("published", "altered"),
+    [
+        ("a, b", "ADD TABLE c"),
+        ("a, b", "ADD TABLES IN SCHEMA public"),
+        ("a, b, c WHERE (id < 2)", "SET TABLE a, b, c"),
+    ],
+)
+def test_a_table_that_joins_between_the_slot_and_the_look_at_the_publication_is_copied_as_of_a_slot_that_knows_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, published: str, altered: str
+) -> None:
+    """It was copied as of before, and what was changed in it since is in no log that this slot gives."""
+    sql(dsn, "CREATE TABLE c (id int PRIMARY KEY, n int)", "INSERT INTO c VALUES (1, 1), (2, 2)")
+    sql(dsn, f"CREATE PUBLICATION pub FOR TABLE {published}")
+    changes = "INSERT INTO c VALUES (3, 3)", "UPDATE c SET n = 99 WHERE id = 2"
+    points = after_the_first_slot(monkeypatch, lambda: sql(dsn, *changes, f"ALTER PUBLICATION pub {altered}"))
+    queue = captured(dsn, Sender(Queue()))
+    assert len(points) == 2
+    assert {key: row for key, row in replayed(queue).items() if key[0] == "c"} == table_rows(dsn, "c")
+
+
+def test_rows_of_another_table_are_not_copied_under_a_name_that_it_has_now(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql(dsn, "CREATE TABLE c (id int PRIMARY KEY, n int)", "INSERT INTO c VALUES (1, 1000)")
+    sql(dsn, "CREATE PUBLICATION pub FOR TABLE a, b")
+    swap = "ALTER TABLE b RENAME TO b_old", "ALTER TABLE c RENAME TO b"
+    after_the_first_slot(monkeypatch, lambda: sql(dsn, *swap))
+    queue = captured(dsn, Sender(Queue()))
+    assert 1000 not in [row["n"] for row in replayed(queue).values()]
+
+
+class Meanwhile(Sender):
+    """Has something done behind the first row of a snapshot."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__(Queue())
+        self._do: Callable[[], None] | None = do
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        super().send(value, key, seq, source)
+        if self._do is not None and value.startswith(b'{"op":"r"'):
+            do, self._do = self._do, None
+            do()
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_table_that_is_attached_while_others_are_read_is_not_copied_as_it_was(dsn: str, was_there: bool) -> None:
+    """What was changed in it since the slot is in no log; of one that was made since all is. The whole is as of one moment."""
+    made = "CREATE TABLE p (id int PRIMARY KEY, n int)", "INSERT INTO p VALUES (1, 1), (2, 2)"
+    attach = "ALTER TABLE z ATTACH PARTITION p FOR VALUES FROM (0) TO (100)"
+    sql(
+        dsn,
+        "CREATE TABLE z (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE z1 PARTITION OF z FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO z VALUES (100, 100)",
+        "CREATE PUBLICATION pub FOR TABLE a, z WITH (publish_via_partition_root)",
+        *(made if was_there else ()),
+    )
+    changes = "INSERT INTO p VALUES (3, 3)", "UPDATE p SET n = 99 WHERE id = 2"
+
+    def grow() -> None:
+        if was_there:
+            sql(dsn, *changes, attach)
+        else:
+            sql(dsn, made[0], attach, *made[1:], *changes)
+
+    queue = captured(dsn, Meanwhile(grow))
+    assert [change.op for change in queue.changes()].count("snapshot_begin") == (2 if was_there else 1)
+    assert {key: row for key, row in replayed(queue).items() if key[0] == "z"} == table_rows(dsn, "z")

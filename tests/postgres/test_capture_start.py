@@ -13,7 +13,7 @@ from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.resume import Kept, Stream, TakeSnapshot
 from seriatim.producer.sources.postgres.errors import CaptureRefused, ResumePointUnknown, RowsHidden
-from seriatim.producer.sources.postgres.replication import ReplicationConnection
+from seriatim.producer.sources.postgres.replication import Connection, ReplicationConnection
 from tests.postgres.test_capture import (
     SLOT,
     Queue,
@@ -41,6 +41,7 @@ class SnapshotFirst(PostgresCapture):
 
     def _take_snapshot(
         self,
+        connection: Connection,
         replication: ReplicationConnection,
         attendant: Attendant,
         step: TakeSnapshot,
@@ -54,7 +55,7 @@ class SnapshotFirst(PostgresCapture):
             row = earlier.execute("SELECT pg_export_snapshot()").fetchone()
             assert row is not None
             replication.create_slot = lambda slot: (make(slot)[0], row[0])  # type: ignore[method-assign]
-            return super()._take_snapshot(replication, attendant, step, system_id, timeline, db)
+            return super()._take_snapshot(connection, replication, attendant, step, system_id, timeline, db)
 
 
 def copied(dsn: str, kind: type[PostgresCapture], monkeypatch: pytest.MonkeyPatch) -> Queue:

@@ -30,8 +30,11 @@ def masked(checksum: int) -> int:
     return ((checksum >> 15 | checksum << 17) + _MASK) & _WORD
 
 
-def damage(data: bytes) -> int | None:
-    """Where in the file lies what was written whole and RocksDB would leave out without telling; None for nowhere."""
+def damage(data: bytes, flushed_bytes: int = 0) -> int | None:
+    """Where in the file lies what was written whole and RocksDB would leave out without telling; None for nowhere.
+
+    `flushed_bytes`: how many of its first bytes are known to have been flushed: none of these is torn.
+    """
     size_bytes = len(data)
     for block in range(0, size_bytes, BLOCK_BYTES):
         at, end = block, min(block + BLOCK_BYTES, size_bytes)
@@ -39,14 +42,13 @@ def damage(data: bytes) -> int | None:
             checksum, length, kind = _HEADER.unpack_from(data, at)
             behind = at + _HEADER.size + length
             if behind > end:
-                is_damaged = end == size_bytes and _holds_for_less(data[at + _HEADER.size - 1 :], checksum)
-                if is_damaged:
+                if at < flushed_bytes or (end == size_bytes and _holds_for_less(data[at + 6 :], checksum)):
                     return at
                 break  # torn; or RocksDB tells
             if kind == length == 0:
-                return at if any(memoryview(data)[at + _HEADER.size :]) else None
+                return at if at < flushed_bytes or any(memoryview(data)[at + _HEADER.size :]) else None
             at = behind
-    return None
+    return size_bytes if size_bytes < flushed_bytes else None
 
 
 def _holds_for_less(kind_and_payload: bytes, checksum: int) -> bool:

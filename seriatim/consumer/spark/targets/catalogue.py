@@ -34,9 +34,12 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1]) AS k(attnum, class)
           JOIN equal e USING (class) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisunique),
-       (SELECT coalesce(min(format('%I.%I', s.nspname, p.relname)), '')
-          FROM pg_class p JOIN pg_namespace s ON s.oid = p.relnamespace
-         WHERE p.relpersistence = 'u' AND p.oid IN (SELECT c.oid UNION ALL SELECT relid FROM pg_partition_tree(c.oid)))
+       CASE WHEN c.relkind = 'p'  -- whose own persistence means nothing
+            THEN (SELECT coalesce(min(format('%I.%I', s.nspname, p.relname)), '')
+                    FROM pg_partition_tree(c.oid) t JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
+                   WHERE t.isleaf AND p.relpersistence = 'u')
+            WHEN c.relpersistence = 'u' THEN format('%I.%I', n.nspname, c.relname)
+            ELSE '' END
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')

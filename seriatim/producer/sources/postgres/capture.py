@@ -238,7 +238,7 @@ class PostgresCapture:
             self._give_up_slot(replication, step)
         if isinstance(step, TakeSnapshot):
             self._publish(connection, exists=exists)
-            step = self._take_snapshot(replication, attendant, step, system_id, timeline, db)
+            step = self._take_snapshot(connection, replication, attendant, step, system_id, timeline, db)
         elif not exists:
             raise CaptureGap(
                 f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
@@ -279,6 +279,7 @@ class PostgresCapture:
 
     def _take_snapshot(
         self,
+        connection: Connection,
         replication: ReplicationConnection,
         attendant: Attendant,
         step: TakeSnapshot,
@@ -297,6 +298,10 @@ class PostgresCapture:
             ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
             catalog.hold_tables(reader, tables)
+            if catalog.publication_rows(reader, self._publication) != catalog.publication_rows(
+                connection, self._publication
+            ):
+                raise SourceTablesChanged(f"publication {self._publication} was altered while the snapshot began")
             # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
             self._start(reader, replication, consistent_point)
             writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
@@ -319,6 +324,7 @@ class PostgresCapture:
                 if count % 1000 == 0:
                     self._watch()
                     self._progress(SnapshotProgress(relation.schema, relation.name, count, table.estimated_rows))
+        catalog.check_not_attached(reader, table)
         self._progress(SnapshotProgress(relation.schema, relation.name, count, max(count, table.estimated_rows)))
 
     def _progress(self, progress: SnapshotProgress) -> None:

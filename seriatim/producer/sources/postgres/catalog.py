@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -24,6 +25,7 @@ from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, Connecti
 from seriatim.protocol.postgres import HOLDER, in_a_line, told_holder
 
 OLDEST_VERSION = 150000
+ONLY = "ONLY "
 
 _IDENTITY = """(
     SELECT x.indexrelid FROM pg_index x WHERE x.indrelid = c.oid AND x.indimmediate AND (x.indisvalid OR c.relkind = 'p')
@@ -89,6 +91,21 @@ WITH part AS (SELECT p.oid AS above, t.relid FROM pg_class p, pg_partition_tree(
 SELECT own.nspname, own.relname, whole.relname
   FROM part JOIN told own ON own.oid = part.relid JOIN told whole ON whole.oid = part.above
  WHERE own.is_by_key AND (whole.columns = '{{}}' OR NOT whole.columns <@ own.columns) ORDER BY 1, 2 LIMIT 1"""  # noqa: S608 - a constant
+
+
+_PUBLICATION = """
+WITH own AS (SELECT oid, xmin FROM pg_publication WHERE pubname = %(name)s)
+SELECT 0 AS kind, oid::int8 AS oid, xmin::text AS xmin FROM own
+UNION ALL SELECT 1, r.oid, r.xmin::text FROM pg_publication_rel r JOIN own ON own.oid = r.prpubid
+UNION ALL SELECT 2, n.oid, n.xmin::text FROM pg_publication_namespace n JOIN own ON own.oid = n.pnpubid
+ ORDER BY 1, 2"""
+
+_ATTACHED = """
+WITH RECURSIVE seen AS (SELECT %(oid)s::oid AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN seen ON i.inhparent = seen.oid)
+SELECT n.nspname, c.relname
+  FROM pg_partition_tree(%(oid)s::oid) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE t.relid NOT IN (SELECT oid FROM seen) ORDER BY 1, 2 LIMIT 1"""
+"""`pg_inherits` and `pg_class` are as of the snapshot, the tree is as of now: a partition that was made since isn't among them, nor has rows to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +286,7 @@ def published_tables(connection: Connection, publication: str) -> list[CapturedT
         if not has_identity(relation):
             raise keyless(schema, name)
         names = ", ".join(quote_name(column.name) for column in described)
-        only = "" if kind == "p" else "ONLY "
+        only = "" if kind == "p" else ONLY
         where = f" WHERE {row_filter}" if row_filter else ""
         place = f"{only}{quote_name(schema)}.{quote_name(name)}"
         query = f"COPY (SELECT {names} FROM {place}{where}) TO STDOUT"  # noqa: S608 - quoted
@@ -342,16 +359,40 @@ def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None
 
     Raises:
         CaptureRefused: this role may not read one.
-        SourceTablesChanged: one was written anew, or dropped, since the snapshot.
+        SourceTablesChanged: one was written anew, or dropped, since the snapshot, or another one has its name.
     """
     for table in tables:
         with _reading(table):
             # Takes the lock, and needs no more rights than the rows that are read: LOCK needs the whole table's.
             connection.execute(f"SELECT FROM {table.place} LIMIT 0".encode())
+            found = connection.execute("SELECT to_regclass(%s)::oid", (table.place.removeprefix(ONLY),)).fetchone()
+            if found != (table.relation.oid,):
+                raise SourceTablesChanged(f"{table.place} was another table's name when the snapshot began")
     oids = [table.relation.oid for table in tables]
     row = connection.execute(_REWRITTEN, {"oids": oids}).fetchone()
     if row is not None:
         raise SourceTablesChanged(f"table {row[0]}.{row[1]} was written anew while the snapshot began")
+
+
+def publication_rows(connection: Connection, publication: str) -> list[tuple[Any, ...]]:
+    """What a publication is made of, as this connection sees it.
+
+    The log is read with the publication of that time, and what PostgreSQL tells of its tables is of now, whatever snapshot asks: where
+    they differ, the log lacks what was changed between.
+    """
+    return connection.execute(_PUBLICATION, {"name": publication}).fetchall()
+
+
+def check_not_attached(connection: Connection, table: CapturedTable) -> None:
+    """To be asked in the snapshot behind the rows of a table.
+
+    Raises:
+        SourceTablesChanged: a table that was none of its partitions in the snapshot is one by now, and may have been read along: as of
+            the snapshot, where the log lacks what was changed in it since.
+    """
+    row = connection.execute(_ATTACHED, {"oid": table.relation.oid}).fetchone()
+    if row is not None:
+        raise SourceTablesChanged(f"table {row[0]}.{row[1]} was attached to {table.place} while that was read")
 
 
 def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, None, None]:

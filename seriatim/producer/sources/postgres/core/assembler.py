@@ -255,6 +255,13 @@ class Assembler:
         if kind not in {_FULL_OLD, _KEY_OLD}:
             raise MalformedLog(f"a row image of kind {kind}")
         old, position = writer.read(data, 6)
+        if kind == _KEY_OLD and writer.lacks_key(old):
+            table = writer.table
+            raise gap(
+                self._slot,
+                f"a partition published as {table.schema}.{table.name} was given a replica identity that doesn't tell the rows of that apart, "
+                f"and a row was changed; run: {full_identity(table.schema, table.name)}, on each such partition, too",
+            )
         return old, writer.row(old)[0] if kind == _FULL_OLD else writer.key_object(old), position
 
     def _envelope(self, head: bytes, oid: int, unchanged: bytes) -> bytes:

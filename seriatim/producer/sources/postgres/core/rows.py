@@ -129,6 +129,10 @@ class RowWriter:
         template = object_template([name for name, _ in present])
         return template % tuple(value for _, value in present), dump_json(missing).encode()
 
+    def lacks_key(self, old: Values) -> bool:
+        """Whether a column of the key is null, which none of a replica identity is: what was sent is another one's (of a partition)."""
+        return any(old[place] == b"null" for place in self._key_positions)
+
     def key_object(self, values: Values) -> bytes:
         """The key columns of a row as a JSON object."""
         return self._key_template % tuple([values[place] for place in self._key_positions])
