@@ -110,7 +110,8 @@ from seriatim.protocol.errors import SeriatimError
 
 def in_a_fork(work):
     if os.fork():
-        os.wait()
+        if status := os.wait()[1]:
+            print("it ended with", os.waitstatus_to_exitcode(status))
         return
     try:
         work()

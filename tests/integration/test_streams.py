@@ -518,8 +518,9 @@ async def stranger(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
 
 
 @pytest.mark.parametrize("answer", STRANGERS)
-def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes) -> None:
+def test_somebody_else_s_answer_is_no_fault_of_the_caller_s(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a broker was once: another program has its port."""
+    monkeypatch.setattr(direct, "CONNECT_S", WAIT_S)  # who isn't reached at once is asked who he is
 
     async def scenario() -> None:
         async with stranger(answer) as (port, _):

@@ -159,7 +159,7 @@ TRUNCATE = b"T" + struct.pack(">IBI", 1, 0, 5)
         [BEGIN, TRUNCATE],
         [BEGIN, RELATION, INSERT.replace(b"N\0\1", b"N\0\2")],
         [BEGIN, RELATION, INSERT.replace(b"\1t", b"\1x")],
-        [BEGIN, RELATION, b"U" + INSERT[1:5] + b"K\0\1n" + b"X\0\1n"],
+        [BEGIN, RELATION, b"U" + INSERT[1:5] + b"K" + INSERT[6:] + b"X\0\1n"],
         [BEGIN, RELATION, b"U" + INSERT[1:5] + b"N\0\1u"],
         [BEGIN, RELATION, b"D" + INSERT[1:5] + b"N" + INSERT[6:]],
         [b"Z"],
