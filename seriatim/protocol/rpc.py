@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import functools
 import gc
+import math
 import os
+import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -69,6 +72,11 @@ Reply = TypeVar("Reply")
 Stub = TypeVar("Stub")
 
 
+_ENDING_S = 1.0
+_THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
+"""Of gRPC's core, as the system calls them: there as long as it is in use, and some ten milliseconds more."""
+
+
 class _Process:
     """`channels`: those that are there, some of them `closed`. `is_deaf`: it was forked while there were some; gRPC's thread isn't in here."""
 
@@ -76,16 +84,31 @@ class _Process:
         self.channels: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self.closed: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self.is_deaf = False
+        self.closed_at_s = -math.inf
         forks.call_in_child(self, _Process._forked)
-        os.register_at_fork(before=self._collect)
+        os.register_at_fork(before=self._let_go)
 
-    def _collect(self) -> None:
-        """A closed one keeps gRPC going, too, and what went wrong with it may keep it, in a circle: an `open` that failed."""
+    def _let_go(self) -> None:
+        """A closed one keeps gRPC going, too, and what went wrong with it may keep it, in a circle: an `open` that failed.
+
+        It ends its threads a moment later, and a fork in between would leave the locks that they have held for ever.
+        """
         if self.closed:
             gc.collect()
+            self.closed_at_s = time.monotonic()
+        if not self.channels:
+            while time.monotonic() < self.closed_at_s + _ENDING_S and not _THREADS.isdisjoint(_threads()):
+                time.sleep(0.001)
 
     def _forked(self) -> None:
         self.is_deaf = self.is_deaf or bool(self.channels)
+
+
+def _threads() -> Iterator[str]:
+    """What this process's threads are called by the system; none where it doesn't tell."""
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield path.read_text().rstrip("\n")
 
 
 _process = _Process()
@@ -155,6 +178,7 @@ class Connections(Generic[Stub]):
         """One that can't be closed is let go."""
         gone = [self._found.pop(address)[0] for address in addresses]
         _process.closed.update(gone)
+        _process.closed_at_s = time.monotonic()
         for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)
