@@ -41,7 +41,6 @@ from seriatim.protocol.errors import (
     WrongCluster,
     WrongIncarnation,
 )
-from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
 
 _log = log.logger("broker")
@@ -318,9 +317,7 @@ class Broker:
         for key, index in sorted(self.damaged)[:MOST_READ_AGAIN]:
             with contextlib.suppress(BadChecksum, DiskFailed, UnknownLink):
                 (found,) = await self.batches(key, index, Index(index + 1), 1)
-                runner = self.link(key)
-                before, after = runner.hash_at(index), runner.hash_at(found.header.end_index)
-                if before is not None and hash_after_batch(before, found.header_bytes) == after:
+                if self.link(key).is_here(found, index):
                     self.damaged.discard((key, index))
                     _log.info("damaged batch can be read again", queue_id=key[0], epoch=key[1], index=index)
 

@@ -21,6 +21,7 @@ from seriatim.broker_group.store import Store
 from seriatim.protocol import log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink, copied
+from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Index
 
 _log = log.logger("broker.link")
@@ -164,6 +165,13 @@ class LinkRunner:
             if position.index == index:
                 return position
         return self._store.position_at(self.key, index)
+
+    def is_here(self, encoded: EncodedBatch, index: Index) -> bool:
+        """Whether a batch, wherever its bytes are from, is the one that was stored at `index`, by the link's hashes. Raises DiskFailed."""
+        before, header = self.hash_at(index), encoded.header
+        if header.first_index != index or before is None:
+            return False
+        return hash_after_batch(before, encoded.header_bytes) == self.hash_at(header.end_index)
 
     # ---- streams
 

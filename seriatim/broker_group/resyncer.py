@@ -337,12 +337,7 @@ class Resyncer:
         self._check_room()
         async for encoded in self._fetch(runner, index, end):
             self._broker.check_kept(key)  # as in `_copy`
-            before, after = runner.hash_at(index), runner.hash_at(end)
-            if (
-                encoded.header.first_index != index
-                or before is None
-                or hash_after_batch(before, encoded.header_bytes) != after
-            ):
+            if not runner.is_here(encoded, index):
                 raise BadChecksum(f"the peer's batch at index {index} isn't the one that was stored here", epoch=key[1])
             self._broker.store.repair(key, encoded, _ignore)
             self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)

@@ -507,41 +507,44 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
         if isinstance(error, BlockingIOError):
             raise InvalidArgument(f"another broker runs on the directory {directory}") from error
         raise InvalidArgument(f"can't lock the directory {directory}: {error.strerror}") from error
-    mark = None
-    try:
-        mark = FlushMark(directory)
-        _check_is_whole(directory, mark.before)
-        database = rocksdict.Rdict(str(directory / "data"), _options())
-    except Exception as error:
-        if mark is not None:
-            mark.close()
-        os.close(lock)
-        if isinstance(error, DiskFailed):
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, lock)
+        try:
+            mark = FlushMark(directory)
+            held.callback(mark.close)
+            _check_is_whole(directory, mark.before)
+            database = rocksdict.Rdict(str(directory / "data"), _options())
+        except DiskFailed:
             raise
-        raise _not_opened(directory, error) from error
-    try:
-        found = database.get(b"Midentity")
-        _check_is_all(directory, database.latest_sequence_number(), mark.before.number, is_named=found is not None)
-        new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
-        identity: dict[str, Any] = json.loads(found) if found else new
-        _check_identity(directory, identity, place)
-        identity |= {"start": identity["start"] + 1, "format": FORMAT}
-        synced = rocksdict.WriteOptions()
-        synced.sync = True
-        database.put(b"Midentity", json.dumps(identity).encode(), synced)
-        mark.keep(database.latest_sequence_number(), {})
-        incarnation = Incarnation(identity["disk_id"], identity["start"])
-        store = Store(directory, database, _segments(directory), mark, lock, incarnation, segment_bytes)
-        store.forget_orphans()
-    except Exception as error:
-        with contextlib.suppress(Exception):  # what it says then, it said before
-            database.close()
-        mark.close()
-        os.close(lock)
-        if is_the_disk_s(error):
+        except Exception as error:
             raise _not_opened(directory, error) from error
-        raise
+        held.callback(_closed, database)
+        try:
+            found = database.get(b"Midentity")
+            _check_is_all(directory, database.latest_sequence_number(), mark.before.number, is_named=found is not None)
+            new = {"disk_id": uuid.uuid4().hex, "start": 0, "place": place}
+            identity: dict[str, Any] = json.loads(found) if found else new
+            _check_identity(directory, identity, place)
+            identity |= {"start": identity["start"] + 1, "format": FORMAT}
+            synced = rocksdict.WriteOptions()
+            synced.sync = True
+            database.put(b"Midentity", json.dumps(identity).encode(), synced)
+            mark.keep(database.latest_sequence_number(), {})
+            incarnation = Incarnation(identity["disk_id"], identity["start"])
+            store = Store(directory, database, _segments(directory), mark, lock, incarnation, segment_bytes)
+            store.forget_orphans()
+        except Exception as error:
+            if is_the_disk_s(error):
+                raise _not_opened(directory, error) from error
+            raise
+        held.pop_all()
     return store
+
+
+def _closed(database: rocksdict.Rdict) -> None:
+    """What it says then, it said before."""
+    with contextlib.suppress(Exception):
+        database.close()
 
 
 def _not_opened(directory: Path, error: Exception) -> DiskFailed | DiskFull:

@@ -242,8 +242,7 @@ class Store(Remembered):
         path, names = self.paths.name(name), self.paths.names
         async with self._freeing:
             with contextlib.suppress(NoNode, NotUnderstood):
-                is_done = False
-                while not is_done:
+                while True:
                     await self.catch_up()
                     _, removals = await self.session.get(names)
                     found, version = await read_as(queue_id_from, self.session, path)
@@ -251,7 +250,7 @@ class Store(Remembered):
                         return
                     with contextlib.suppress(BadVersion):
                         await self.session.delete(path, version, (names, removals))
-                        is_done = True
+                        return
 
     async def clear_queue(self, queue_id: QueueId) -> None:
         """Delete all nodes of a queue. Raises Waiting.

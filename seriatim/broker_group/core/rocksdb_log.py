@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = struct.Struct("<IHB")
+_KIND_AT: Final = _HEADER.size - 1
 _WORD: Final = (1 << 32) - 1
 _MASK: Final = 0xA282EAD8
 
@@ -42,7 +43,7 @@ def damage(data: bytes, flushed_bytes: int = 0) -> int | None:
             checksum, length, kind = _HEADER.unpack_from(data, at)
             behind = at + _HEADER.size + length
             if behind > end:
-                if at < flushed_bytes or (end == size_bytes and _holds_for_less(data[at + 6 :], checksum)):
+                if at < flushed_bytes or (end == size_bytes and _holds_for_less(data[at + _KIND_AT :], checksum)):
                     return at
                 break  # torn; or RocksDB tells
             if kind == length == 0:

@@ -298,10 +298,7 @@ class PostgresCapture:
             ts_ms = catalog.start_snapshot(reader, name)
             tables = catalog.published_tables(reader, self._publication)
             catalog.hold_tables(reader, tables)
-            if catalog.publication_rows(reader, self._publication) != catalog.publication_rows(
-                connection, self._publication
-            ):
-                raise SourceTablesChanged(f"publication {self._publication} was altered while the snapshot began")
+            catalog.check_not_altered(reader, connection, self._publication)
             # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
             self._start(reader, replication, consistent_point)
             writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -374,13 +373,18 @@ def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None
         raise SourceTablesChanged(f"table {row[0]}.{row[1]} was written anew while the snapshot began")
 
 
-def publication_rows(connection: Connection, publication: str) -> list[tuple[Any, ...]]:
-    """What a publication is made of, as this connection sees it.
+def check_not_altered(reader: Connection, connection: Connection, publication: str) -> None:
+    """`reader`: sees the snapshot; `connection`: the present.
 
     The log is read with the publication of that time, and what PostgreSQL tells of its tables is of now, whatever snapshot asks: where
     they differ, the log lacks what was changed between.
+
+    Raises:
+        SourceTablesChanged: the publication isn't made of what it was made of in the snapshot.
     """
-    return connection.execute(_PUBLICATION, {"name": publication}).fetchall()
+    seen, present = (one.execute(_PUBLICATION, {"name": publication}).fetchall() for one in (reader, connection))
+    if seen != present:
+        raise SourceTablesChanged(f"publication {publication} was altered while the snapshot began")
 
 
 def check_not_attached(connection: Connection, table: CapturedTable) -> None:
