@@ -198,7 +198,7 @@ class CursorKeeper:
             self._broker.look_for_drained(key)
 
     def _after(self, runner: LinkRunner, request: pb.CommitCursorRequest, before: CursorRecord | None) -> CursorRecord:
-        """What a commit makes of the cursor here. Raises Fenced, OlderGeneration, InvalidArgument."""
+        """What a commit makes of the cursor here. Raises Fenced, OlderGeneration, InvalidArgument, MemberBehind."""
         subscription_id, generation = SubscriptionId(request.subscription_id), Generation(request.generation)
         token, index = Token(request.token), Index(request.index)
         if request.is_copied:
@@ -211,6 +211,7 @@ class CursorKeeper:
             index,
             is_relayed=request.is_relayed,
             limit=runner.readable_end,
+            is_limit_known=runner.is_readable_end_known,
         )
 
     async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:

@@ -126,6 +126,12 @@ class LinkRunner:
         return self.state.committed.index
 
     @property
+    def is_readable_end_known(self) -> bool:
+        """Whether `readable_end` is all there is: not behind a seal without an end, nor where records are still to be copied."""
+        end = self.record.end
+        return self.state.phase is SealPhase.OPEN if end is None else self.state.durable >= end
+
+    @property
     def is_left_unsure(self) -> bool:
         """A slave that has records of which nobody has told it whether they are committed, nor is there to do so, since REST_S."""
         is_unsure = self.record.role is Role.SLAVE and self.state.phase is SealPhase.OPEN and bool(self.state.flight)

@@ -13,7 +13,7 @@ import pytest
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState, StaleCursors, Subscription
-from seriatim.protocol.errors import Fenced, StaleCursor, Unreachable
+from seriatim.protocol.errors import Fenced, InvalidArgument, MemberBehind, StaleCursor, Unreachable
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
@@ -190,6 +190,35 @@ def test_a_commit_on_one_member_is_answered_only_when_the_other_is_noted_as_stal
         await commit(group, group.a, 20, generation=2)
         await commit(group, group.a, 30, generation=2)
         assert listener.notes == [("b", True), ("b", True)]
+
+    run(scenario)
+
+
+def test_a_member_that_restarted_doesn_t_call_a_commit_wrong_of_which_it_wasn_t_told(run: Callable[..., None]) -> None:
+    """Its reader got an InvalidArgument for what both members had confirmed, when both had just started again.
+
+    What is committed is told in the next batch, and kept with that: of the last one nobody told the disk.
+    """
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        del listener
+        for member in group.both:
+            await member.kill()
+        for member in group.both:
+            member.launch()
+        for member in group.both:
+            await member.ready()
+        await group.registered(lambda a, b: a.peer == b.incarnation and b.peer == a.incarnation)
+        for member in group.both:
+            await tell(group, member)
+            with pytest.raises(MemberBehind, match="not to 100"):
+                await commit(group, member, 100)
+        end = (await group.seal(group.a)).positions[-1]
+        for member in group.both:
+            assert (await group.record_end(member, end)).has_it
+        await commit(group, group.a, 100)
+        with pytest.raises(InvalidArgument, match="committed up to 100"):
+            await commit(group, group.a, 101)
 
     run(scenario)
 

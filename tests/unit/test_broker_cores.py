@@ -25,7 +25,7 @@ from seriatim.protocol.chain import (
     StaleCursors,
     Subscription,
 )
-from seriatim.protocol.errors import Fenced, IncompatibleVersion, InvalidArgument, OlderGeneration
+from seriatim.protocol.errors import Fenced, IncompatibleVersion, InvalidArgument, MemberBehind, OlderGeneration
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import (
     ChainVersion,
@@ -105,9 +105,23 @@ def cursor(generation: int = 1, token: int = 1, index: int | None = 5) -> Cursor
     return CursorRecord(SubscriptionId(2), Generation(generation), Token(token), at)
 
 
-def commit(record: CursorRecord, generation: int, token: int, index: int, *, is_relayed: bool = False) -> CursorRecord:
+def commit(
+    record: CursorRecord,
+    generation: int,
+    token: int,
+    index: int,
+    *,
+    is_relayed: bool = False,
+    is_limit_known: bool = True,
+) -> CursorRecord:
     return cursors.committed(
-        record, Generation(generation), Token(token), Index(index), is_relayed=is_relayed, limit=Index(10)
+        record,
+        Generation(generation),
+        Token(token),
+        Index(index),
+        is_relayed=is_relayed,
+        limit=Index(10),
+        is_limit_known=is_limit_known,
     )
 
 
@@ -119,6 +133,14 @@ def test_only_the_reader_that_was_told_moves_the_cursor_and_only_forward() -> No
     for generation, token, error in ((1, 0, Fenced), (1, 2, Fenced), (2, 1, Fenced), (0, 9, OlderGeneration)):
         with pytest.raises(error):
             commit(cursor(), generation, token, 8)
+
+
+def test_a_commit_beyond_what_a_member_can_know_is_no_user_s_mistake() -> None:
+    assert commit(cursor(), 1, 1, 10, is_limit_known=False).index == 10
+    with pytest.raises(MemberBehind):
+        commit(cursor(), 1, 1, 11, is_limit_known=False)
+    with pytest.raises(Fenced):
+        commit(cursor(), 1, 2, 11, is_limit_known=False)
 
 
 def test_a_relayed_commit_brings_the_newer_reader_along() -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 
 from seriatim.protocol.chain import Whose
-from seriatim.protocol.errors import Fenced, InvalidArgument, OlderGeneration
+from seriatim.protocol.errors import Fenced, InvalidArgument, MemberBehind, OlderGeneration
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 START = Index(0)
@@ -50,19 +50,29 @@ def told(record: CursorRecord, generation: Generation, token: Token, cursor: Ind
 
 
 def committed(
-    record: CursorRecord, generation: Generation, token: Token, index: Index, *, is_relayed: bool, limit: Index
+    record: CursorRecord,
+    generation: Generation,
+    token: Token,
+    index: Index,
+    *,
+    is_relayed: bool,
+    limit: Index,
+    is_limit_known: bool,
 ) -> CursorRecord:
     """A reader committed `index`; a cursor never moves back, and a repeated commit changes nothing.
 
     `limit`: what is committed of the link, or its end; a relayed commit may be ahead of what this member knows, so it is
-    not held against it. Raises OlderGeneration or Fenced for anybody but the reader that was told; a relayed commit
-    comes from a member that was told, so a newer reader is taken over from it.
+    not held against it. Beyond it raises InvalidArgument, or MemberBehind where more may be committed than this member
+    will ever be told (`is_limit_known` is false). Raises OlderGeneration or Fenced for anybody but the reader that was
+    told; a relayed commit comes from a member that was told, so a newer reader is taken over from it.
     """
     _check_order(record, generation, token)
     if is_relayed:
         record = told(record, generation, token)
     elif (generation, token) != (record.generation, record.token):
         raise Fenced("this member wasn't told of this reader", token=record.token, generation=record.generation)
+    elif index > limit and not is_limit_known:
+        raise MemberBehind(f"this member knows records up to {limit} to be committed, not to {index}")
     elif index > limit:
         raise InvalidArgument(f"a cursor can't be at {index}: the link is committed up to {limit}")
     if record.index is not None and index <= record.index:
