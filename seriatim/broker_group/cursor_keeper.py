@@ -11,7 +11,7 @@ What the other member passes on waits for none of that: it may have a commit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -203,7 +203,8 @@ class CursorKeeper:
         token, index = Token(request.token), Index(request.index)
         if request.is_copied:
             # The reader that committed it was this link's when it did, whoever was told of here since.
-            return cursors.further(before, CursorRecord(subscription_id, generation, token, index))
+            by = Token(request.by or token)
+            return cursors.further(before, CursorRecord(subscription_id, generation, token, index, by))
         return cursors.committed(
             before or CursorRecord(subscription_id),
             generation,
@@ -233,6 +234,7 @@ class CursorKeeper:
             index=record.index or 0,
             is_relayed=True,
             is_copied=is_copied,
+            by=record.by,
             cause_id=cause_id,
         )
         await self._broker.peer.call(present, lambda stub: stub.CommitCursor, request, RELAY_TIMEOUT_S)
@@ -340,6 +342,7 @@ class CursorKeeper:
                     Generation(cursor.generation),
                     Token(cursor.token),
                     Index(cursor.index - 1) if cursor.index else None,
+                    Token(cursor.by or cursor.token),
                 )
                 await self._changed(runner.key, theirs.subscription_id, partial(cursors.further, other=theirs))
         await self.lack(runner, ())
@@ -362,6 +365,7 @@ class CursorKeeper:
                     generation=record.generation,
                     token=record.token,
                     index=0 if record.index is None else record.index + 1,
+                    by=record.by,
                 )
                 for record in self.of_link(key).values()
             ]
@@ -415,13 +419,13 @@ class CursorKeeper:
             return True
         reported = self._reported.get(key, set())
         # A member that is still refilling reports nothing.
-        of = [
-            cursor.whose
+        of = {
+            cursor.whose: cursor.by
             for cursor in self.of_link(key).values()
             if cursor.whose not in reported
             and not record.lacks_of(cursor.whose)
             and cursors.is_drained(cursor, record.end)
-        ]
+        }
         if not of:
             return True
         cause_id = log.new_cause_id("drained")
@@ -438,17 +442,21 @@ class CursorKeeper:
             self._broker.look_for_drained(key)  # the others now, not in a second
         return is_done
 
-    async def _report(self, key: LinkKey, of: Sequence[Whose], cause_id: str) -> frozenset[Whose]:
+    async def _report(self, key: LinkKey, of: Mapping[Whose, Token], cause_id: str) -> frozenset[Whose]:
         """Those of whom nothing is left to say: an earlier coordinator hears of the first one only, and doesn't say."""
         me = self._broker.incarnation
-        first, *also = (pb.Drained(subscription_id=one, generation=generation) for one, generation in of)
+        first, *also = (
+            pb.Drained(subscription_id=one, generation=generation, by=by) for (one, generation), by in of.items()
+        )
         report = pb.DrainedReport(
             cluster=self._broker.cluster,
             queue_id=key[0],
             epoch=key[1],
             subscription_id=first.subscription_id,
             generation=first.generation,
+            by=first.by,
             also=also,
+            member=self._broker.name.member,
             cause_id=cause_id,
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )

@@ -26,7 +26,7 @@ from seriatim.coordinator.recovery import Recovery
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Whose, whose_from
+from seriatim.protocol.chain import ChainDocument, Whose
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, Unreachable, WrongCluster
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
@@ -193,13 +193,15 @@ class CoordinatorService(CoordinatorServicer):
         del context
         self._check_cluster(request.cluster)
         epoch = Epoch(request.epoch)
-        also = ((one.subscription_id, one.generation) for one in request.also)
-        of = whose_from([(request.subscription_id, request.generation), *also])
+        of = {
+            (SubscriptionId(one.subscription_id), Generation(one.generation)): Token(one.by)
+            for one in (request, *request.also)
+        }
         noted: tuple[Whose, ...] = ()
 
         def changed(document: ChainDocument) -> ChainDocument:
             nonlocal noted
-            document, noted = subscriptions.all_drained(document, epoch, of)
+            document, noted = subscriptions.all_drained(document, epoch, of, request.member)
             return document
 
         await self._execution.give_way_in(QueueId(request.queue_id))

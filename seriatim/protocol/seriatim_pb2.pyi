@@ -919,6 +919,7 @@ class CommitCursorRequest(_message.Message):
     IS_RELAYED_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     IS_COPIED_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     token: _builtins.int
@@ -928,6 +929,8 @@ class CommitCursorRequest(_message.Message):
     cause_id: _builtins.str
     is_copied: _builtins.bool
     """with is_relayed: no reader's commit, but what the other member holds: the further counts"""
+    by: _builtins.int
+    """with is_copied: the token of the reader that committed it; 0: an earlier version doesn't say"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -941,10 +944,11 @@ class CommitCursorRequest(_message.Message):
         is_relayed: _builtins.bool = ...,
         cause_id: _builtins.str = ...,
         is_copied: _builtins.bool = ...,
+        by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["link", b"link"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "generation", b"generation", "index", b"index", "is_copied", b"is_copied", "is_relayed", b"is_relayed", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cause_id", b"cause_id", "generation", b"generation", "index", b"index", "is_copied", b"is_copied", "is_relayed", b"is_relayed", "link", b"link", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -973,10 +977,13 @@ class Cursor(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     token: _builtins.int
     index: _builtins.int
+    by: _builtins.int
+    """the token of the reader that committed it; 0: an earlier version doesn't say"""
     def __init__(
         self,
         *,
@@ -984,10 +991,11 @@ class Cursor(_message.Message):
         generation: _builtins.int = ...,
         token: _builtins.int = ...,
         index: _builtins.int = ...,
+        by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "index", b"index", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "generation", b"generation", "index", b"index", "subscription_id", b"subscription_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1825,12 +1833,18 @@ class DrainedReport(_message.Message):
     FROM_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     ALSO_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
     epoch: _builtins.int
     cause_id: _builtins.str
+    by: _builtins.int
+    """the token of the reader that committed the end"""
+    member: _builtins.str
+    """"a" or "b", who reports; empty: an earlier version doesn't say"""
     @_builtins.property
     def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drained]:
         """others who have read the same link; an earlier coordinator passes over them"""
@@ -1845,10 +1859,12 @@ class DrainedReport(_message.Message):
         epoch: _builtins.int = ...,
         cause_id: _builtins.str = ...,
         also: _abc.Iterable[Global___Drained] | None = ...,
+        by: _builtins.int = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "by", b"by", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1860,17 +1876,20 @@ class Drained(_message.Message):
 
     SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     generation: _builtins.int
+    by: _builtins.int
     def __init__(
         self,
         *,
         subscription_id: _builtins.int = ...,
         generation: _builtins.int = ...,
+        by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "generation", b"generation", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

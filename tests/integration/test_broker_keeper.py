@@ -33,6 +33,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     StaleCursor,
     UnknownQueue,
+    Unreachable,
 )
 from seriatim.protocol.names import Epoch, Generation, Index, MemberName, QueueId, SubscriptionId, Token
 from tests.integration.broker_members import batches
@@ -59,13 +60,14 @@ class Member:
         await self.keeper.tell(self.runner, of, generation, Token(token), Index(0))
 
     async def commit(self, subscription_id: int, index: int, **keys: Any) -> None:
-        request = pb.CommitCursorRequest(subscription_id=subscription_id, token=1, index=index, **keys)
+        request = pb.CommitCursorRequest(subscription_id=subscription_id, index=index, **({"token": 1} | keys))
         await self.keeper.commit(self.runner, request)
 
     async def _relay(self, _: LinkRunner, record: CursorRecord, __: str, *, is_copied: bool = False) -> None:
         await self._may_pass()
         assert record.index is not None
-        await self.other.commit(record.subscription_id, record.index, is_relayed=True, is_copied=is_copied)
+        keys = {"token": record.token, "by": record.by, "is_relayed": True, "is_copied": is_copied}
+        await self.other.commit(record.subscription_id, record.index, **keys)
 
     async def _note(self, _: LinkKey, whose: object, *, token: int = 0, version: int = 0) -> None:
         del token
@@ -120,6 +122,47 @@ def test_members_that_pass_commits_on_to_each_other_don_t_wait_for_each_other(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_came_to_a_member_cut_off_and_was_answered_to_nobody_doesn_t_count_behind_the_next_reader_s_commit(
+    tmp_path: Path, *, is_late: bool
+) -> None:
+    """`is_late`: it comes when that one was granted its place by the other member. The reader after it started at 50 (invariant 7)."""
+    is_cut = False
+
+    async def may_pass() -> None:
+        if is_cut:
+            raise Unreachable("cut off")
+
+    async def unanswered(*_: object, **__: object) -> None:
+        raise Unreachable("no coordinator")
+
+    async def scenario() -> None:
+        nonlocal is_cut
+        async with pair(tmp_path, may_pass) as (a, b):
+            for member in (a, b):
+                await member.tell(3)
+            await a.commit(3, 10)
+            is_cut = True
+            b.keeper._note = unanswered  # type: ignore[method-assign]
+            if is_late:
+                await a.tell(3, token=2)
+                await a.commit(3, 30, token=2)
+            with pytest.raises(Unreachable):
+                await b.commit(3, 50)
+            if not is_late:
+                await a.tell(3, token=2)
+                await a.commit(3, 30, token=2)
+            assert (a.cursors(), b.cursors()) == ({3: 30}, {3: 50})
+            is_cut = False
+            await a.bring_up_peer()
+            assert b.cursors() == {3: 30}
+            await b.tell(3, token=2)
+            await b.commit(3, 40, token=2)
+            assert a.cursors() == b.cursors() == {3: 40}
+
+    asyncio.run(scenario())
+
+
 def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +182,7 @@ def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
                 with pytest.raises(StaleCursor, match="Input/output error"):
                     await a.tell(3, token=2)
             told = a.keeper.get(LINK.key, SubscriptionId(3))
-            assert told == CursorRecord(SubscriptionId(3), Generation(0), Token(2), Index(10))
+            assert told == CursorRecord(SubscriptionId(3), Generation(0), Token(2), Index(10), Token(1))
             cursors.check_reader(told, Generation(0), Token(2))
             with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
                 cursors.check_reader(told, Generation(0), Token(1))

@@ -100,9 +100,10 @@ def test_only_what_lies_before_the_first_kept_link_is_dropped() -> None:
 # ---- cursors
 
 
-def cursor(generation: int = 1, token: int = 1, index: int | None = 5) -> CursorRecord:
+def cursor(generation: int = 1, token: int = 1, index: int | None = 5, by: int | None = None) -> CursorRecord:
     at = None if index is None else Index(index)
-    return CursorRecord(SubscriptionId(2), Generation(generation), Token(token), at)
+    last = token if by is None and at is not None else by or 0
+    return CursorRecord(SubscriptionId(2), Generation(generation), Token(token), at, Token(last))
 
 
 def commit(
@@ -154,7 +155,7 @@ def test_a_relayed_commit_brings_the_newer_reader_along() -> None:
 
 
 def test_a_new_generation_starts_without_a_cursor() -> None:
-    assert cursors.told(cursor(), Generation(1), Token(2)) == cursor(1, 2)
+    assert cursors.told(cursor(), Generation(1), Token(2)) == cursor(1, 2, by=1)
     assert cursors.told(cursor(), Generation(2), Token(3)) == cursor(2, 3, None)
     with pytest.raises(Fenced):
         cursors.told(cursor(token=4), Generation(1), Token(3))
@@ -162,14 +163,32 @@ def test_a_new_generation_starts_without_a_cursor() -> None:
 
 def test_a_cursor_that_only_the_other_member_had_is_taken_over_and_never_takes_one_back() -> None:
     assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(8)) == cursor(1, 2, 8)
-    assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(3)) == cursor(1, 2, 5)
+    assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(3)) == cursor(1, 2, 5, by=1)
     assert cursors.told(cursor(index=None), Generation(1), Token(2), Index(8)) == cursor(1, 2, 8)
     assert cursors.told(cursor(index=5), Generation(2), Token(2), Index(3)) == cursor(2, 2, 3)
 
 
+def test_what_an_earlier_reader_committed_on_one_member_alone_counts_no_more_once_the_next_one_has_committed() -> None:
+    """That one was granted a place before it: it would be led past records, or the one behind it (invariant 7)."""
+    left, now = cursor(1, 1, 50), cursor(1, 2, 30)
+    assert cursors.further(left, now) == cursors.further(now, left) == now
+    told = cursors.told(left, Generation(1), Token(2))
+    assert commit(told, 1, 2, 8) == cursor(1, 2, 8)
+    assert commit(left, 1, 2, 8, is_relayed=True) == cursor(1, 2, 8)
+    # Its own is never moved back, by whomever it is repeated.
+    assert commit(cursor(1, 2, 9), 1, 2, 8) == cursor(1, 2, 9)
+    assert cursors.further(cursor(1, 2, 30), cursor(1, 3, 20, by=2)) == cursor(1, 3, 30, by=2)
+
+
+def test_a_cursor_s_record_is_read_as_it_was_written_also_an_earlier_version_s() -> None:
+    for record in (cursor(), cursor(1, 3, 9, by=2), cursor(index=None)):
+        assert cursors.decode(cursors.encode(record)) == record
+    assert cursors.decode(b"[2, 1, 3, 9]") == cursor(1, 3, 9)
+
+
 def test_the_further_cursor_of_the_newer_generation_counts() -> None:
     assert cursors.further(None, cursor()) == cursor()
-    assert cursors.further(cursor(1, 1, 5), cursor(1, 2, 3)) == cursor(1, 2, 5)
+    assert cursors.further(cursor(1, 1, 5), cursor(1, 2, 3, by=1)) == cursor(1, 2, 5, by=1)
     assert cursors.further(cursor(1, 1, None), cursor(1, 1, 3)) == cursor(1, 1, 3)
     assert cursors.further(cursor(1, 1, None), cursor(1, 2, None)) == cursor(1, 2, None)
     assert cursors.further(cursor(1, 1, 9), cursor(2, 1, None)) == cursor(2, 1, None)

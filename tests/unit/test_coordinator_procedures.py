@@ -56,7 +56,7 @@ from seriatim.coordinator.core.events import (
 )
 from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
-from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors
+from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors, Whose
 from seriatim.protocol.errors import (
     ChainSetBack,
     DeadlineOver,
@@ -73,7 +73,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WrongIncarnation,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 DOWN = Unreachable("connection refused")
@@ -434,7 +434,7 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     assert subscriptions.drained(kept, SubscriptionId(9), generation, Epoch(1)) is kept
     # Of several each that can be noted is, whatever is to be said of the others.
     whose = sought.subscriptions[0].whose
-    assert subscriptions.all_drained(kept, Epoch(1), [(SubscriptionId(9), generation), whose]) == (
+    assert subscriptions.all_drained(kept, Epoch(1), by_first((SubscriptionId(9), generation), whose)) == (
         drained,
         ((SubscriptionId(9), generation), whose),
     )
@@ -446,10 +446,35 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
         ),
     )
     waits = later.subscriptions[1].whose
-    changed, noted = subscriptions.all_drained(later, Epoch(1), [waits, whose])
+    changed, noted = subscriptions.all_drained(later, Epoch(1), by_first(waits, whose))
     assert (changed.subscriptions[0].consume_list, noted) == ((), (whose,))
     with pytest.raises(Waiting, match="link 1 can't be drained yet"):
-        subscriptions.all_drained(later, Epoch(1), [waits])
+        subscriptions.all_drained(later, Epoch(1), by_first(waits))
+
+
+def by_first(*of: Whose) -> dict[Whose, Token]:
+    return dict.fromkeys(of, Token(1))
+
+
+def test_a_stale_member_s_end_leads_nobody_past_what_it_hasn_t_read(world):
+    """An earlier reader's commit, answered to nobody, was kept by a member that was cut off; the next one started before it (invariant 7)."""
+    close_call(world, 1).finish()
+    world.append(Epoch(1), 2)
+    sought = subscriptions.sought(world.document, "s", subscriptions.located(world.document, "earliest", None))
+    one = replace(sought.subscriptions[0], reader_token=Token(2), consume_list=(Epoch(1),))
+    document = replace(sought, subscriptions=(one,))
+    noted = subscriptions.with_stale_cursors(document, Epoch(1), "b", one.whose)
+    with pytest.raises(Waiting, match="cursors that b has of s in link 1 are stale"):
+        subscriptions.all_drained(noted, Epoch(1), {one.whose: Token(1)}, "b")
+    for of, member in (
+        (Token(2), "b"),
+        (Token(1), "a"),
+        (Token(0), ""),
+    ):  # its own commit; the other member's; an earlier version's
+        changed, gone = subscriptions.all_drained(noted, Epoch(1), {one.whose: of}, member)
+        assert (changed.subscriptions[0].consume_list, gone) == ((), (one.whose,))
+    later = replace(noted, subscriptions=(replace(one, generation=Generation(one.generation + 1)),))
+    assert subscriptions.all_drained(later, Epoch(1), {one.whose: Token(1)}, "b") == (later, (one.whose,))
 
 
 def exactly(index: int) -> subscriptions.Committed:

@@ -16,13 +16,15 @@ START = Index(0)
 class CursorRecord:
     """A subscription in a link: the newest reader that this member was told of, and its cursor.
 
-    `index`: all before it is done; None: none was committed in this generation.
+    `index`: all before it is done; None: none was committed in this generation. `by`: the token of the reader that committed
+    it, or was to start there.
     """
 
     subscription_id: SubscriptionId
     generation: Generation = Generation(0)
     token: Token = Token(0)
     index: Index | None = None
+    by: Token = Token(0)
 
     @property
     def whose(self) -> Whose:
@@ -43,10 +45,10 @@ def told(record: CursorRecord, generation: Generation, token: Token, cursor: Ind
     `cursor`: what the other member has of this generation, where this one has less; the further counts.
     """
     _check_order(record, generation, token)
-    index = record.index if generation == record.generation else None
+    index, by = (record.index, record.by) if generation == record.generation else (None, Token(0))
     if cursor > (index or 0):
-        index = cursor
-    return replace(record, generation=generation, token=token, index=index)
+        index, by = cursor, token
+    return replace(record, generation=generation, token=token, index=index, by=by)
 
 
 def committed(
@@ -59,7 +61,9 @@ def committed(
     limit: Index,
     is_limit_known: bool,
 ) -> CursorRecord:
-    """A reader committed `index`; a cursor never moves back, and a repeated commit changes nothing.
+    """A reader committed `index`; its cursor never moves back, and a repeated commit changes nothing.
+
+    An earlier reader's that is further was answered to nobody: this one was granted a place before it (invariant 7).
 
     `limit`: what is committed of the link, or its end; a relayed commit may be ahead of what this member knows, so it is
     not held against it. Beyond it raises InvalidArgument, or MemberBehind where more may be committed than this member
@@ -75,9 +79,9 @@ def committed(
         raise MemberBehind(f"this member knows records up to {limit} to be committed, not to {index}")
     elif index > limit:
         raise InvalidArgument(f"a cursor can't be at {index}: the link is committed up to {limit}")
-    if record.index is not None and index <= record.index:
+    if record.index is not None and index <= record.index and record.by >= token:
         return record
-    return replace(record, index=index)
+    return replace(record, index=index, by=token)
 
 
 def check_reader(record: CursorRecord | None, generation: Generation, token: Token) -> None:
@@ -87,14 +91,17 @@ def check_reader(record: CursorRecord | None, generation: Generation, token: Tok
 
 
 def further(one: CursorRecord | None, other: CursorRecord) -> CursorRecord:
-    """Of what two members hold of a subscription, the newer reader with the further cursor of the newer generation."""
+    """Of what two members hold of a subscription, the newer generation, the newer reader, and of who committed last the further cursor.
+
+    A reader starts where all that was answered to earlier ones lies before it: what one member alone holds of those counts no
+    more once that reader committed (invariant 7).
+    """
     if one is None or one.generation < other.generation:
         return other
     if other.generation < one.generation:
         return one
-    indexes = [record.index for record in (one, other) if record.index is not None]
-    index = max(indexes) if indexes else None
-    return replace(one, token=Token(max(one.token, other.token)), index=index)
+    last = max(one, other, key=lambda record: (record.by, -1 if record.index is None else record.index))
+    return replace(last, token=Token(max(one.token, other.token)))
 
 
 def is_drained(record: CursorRecord, end: Index | None) -> bool:
@@ -104,9 +111,10 @@ def is_drained(record: CursorRecord, end: Index | None) -> bool:
 
 def encode(record: CursorRecord) -> bytes:
     """JSON of a record."""
-    return json.dumps([record.subscription_id, record.generation, record.token, record.index]).encode()
+    return json.dumps([record.subscription_id, record.generation, record.token, record.index, record.by]).encode()
 
 
 def decode(data: bytes) -> CursorRecord:
-    """Read what `encode` wrote."""
-    return CursorRecord(*json.loads(data))
+    """Read what `encode` wrote, also an earlier version, which kept only who was told last: nobody newer committed."""
+    subscription_id, generation, token, index, *by = json.loads(data)
+    return CursorRecord(subscription_id, generation, token, index, by[0] if by else token)

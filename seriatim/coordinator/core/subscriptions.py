@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from seriatim.coordinator.core.chain import without_empty
@@ -230,12 +230,18 @@ def drained(
     return _without_moot_notes(without_empty(_with(document, changed)))
 
 
-def all_drained(document: ChainDocument, epoch: Epoch, of: Iterable[Whose]) -> tuple[ChainDocument, tuple[Whose, ...]]:
-    """As `drained`, of several; and of whom nothing is left to say. Raises Waiting where that is nobody."""
+def all_drained(
+    document: ChainDocument, epoch: Epoch, of: Mapping[Whose, Token], member: str = ""
+) -> tuple[ChainDocument, tuple[Whose, ...]]:
+    """As `drained`, of several, reported by `member`; and of whom nothing is left to say. Raises Waiting where that is nobody.
+
+    `of`: with the token of the reader that committed the end.
+    """
     noted: list[Whose] = []
     refused: Waiting | None = None
-    for subscription_id, generation in of:
+    for (subscription_id, generation), by in of.items():
         try:
+            _check_counts(document, (subscription_id, generation), by, epoch, member)
             document = drained(document, subscription_id, generation, epoch)
         except Waiting as waiting:
             refused = waiting
@@ -244,6 +250,25 @@ def all_drained(document: ChainDocument, epoch: Epoch, of: Iterable[Whose]) -> t
     if refused is not None and not noted:
         raise refused
     return document, tuple(noted)
+
+
+def _check_counts(document: ChainDocument, whose: Whose, by: Token, epoch: Epoch, member: str) -> None:
+    """Whether the end that `member` alone may have was committed by the reader of now. Raises Waiting where that isn't known.
+
+    Of an earlier one's commit nobody else may have heard, and this one was granted a place before it (invariant 7): it would be
+    led past what it hasn't read.
+    """
+    note = document.stale_note(epoch, member)
+    one = next((one for one in document.subscriptions if one.whose == whose), None)
+    if note is None or one is None or not note.is_of(one) or by == one.reader_token:
+        return
+    reason = f"cursors that {member} has of {one.name} in link {epoch} are stale"
+    raise Waiting(
+        f"link {epoch} can't be drained yet: {reason}",
+        queue=document.name,
+        epoch=epoch,
+        reasons={f"link {epoch}": reason},
+    )
 
 
 def with_stale_cursors(
