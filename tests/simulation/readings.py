@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seriatim.broker_group import layout
@@ -13,7 +13,7 @@ from seriatim.consumer.views import chain_view
 from seriatim.protocol import batch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription, Whose
-from seriatim.protocol.names import QueueId
+from seriatim.protocol.names import Epoch, QueueId
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.ledger import Ledger, Violation
 
@@ -40,17 +40,25 @@ class Readings:
         self._kept_at_first: dict[str, int] = {}
         self._granted: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = {}
         """By queue and subscription the newest grant: generation and token, and where it starts."""
+        self._progress: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {}
+        """By queue and subscription, and by a reader's generation and token, how far it was granted to begin, or asked to commit."""
+        self._answered: dict[tuple[int, int], tuple[int, int]] = {}
+        """By queue and subscription the newest reader to whom a commit was answered."""
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
         self._named.clear()
-        self._cursors.clear()
-        self._granted.clear()
+        self._forget_readers()
 
     def recovered(self) -> None:
         """The chain goes on from a copy, which may lack the last notes of who lacks commits."""
+        self._forget_readers()
+
+    def _forget_readers(self) -> None:
         self._cursors.clear()
         self._granted.clear()
+        self._progress.clear()
+        self._answered.clear()
 
     def _document(self, queue_id: int) -> ChainDocument | None:
         return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
@@ -69,6 +77,9 @@ class Readings:
         if path.endswith("/AcquireRead"):
             progress = self._ledger.progress[request.subscription]
             return (progress.subscription_id, progress.generation), progress.committed
+        if path.endswith("/CommitCursor") and not request.is_relayed:
+            whose, place = (request.generation, request.token), (request.link.epoch, request.index)
+            self._note_progress(_reader(request), whose, place)
         kept = max(self._ledger.told, default=-1)
         if path.endswith(("/CreateSubscription", "/SeekSubscription")):
             return self._kept_at_first.setdefault(request.cause_id, kept)
@@ -79,6 +90,7 @@ class Readings:
         match method:
             case "AcquireRead":
                 self._check_read_granted(request, reply, known)
+                self._check_not_led_past(reply)
                 self._note_granted(reply)
             case "CreateSubscription":
                 self._check_position(request.queue, getattr(request, "from"), reply, known)
@@ -94,6 +106,8 @@ class Readings:
                 if not request.is_relayed:
                     self._check_kept_cursor(request)
                     self._check_newest(request)
+                    key, whose = _reader(request), (request.generation, request.token)
+                    self._answered[key] = max(whose, self._answered.get(key, (0, 0)))
             case "Fetch":
                 self._check_fetched(request.open, reply)
 
@@ -207,8 +221,35 @@ class Readings:
         grant = reply.grant
         if reply.WhichOneof("kind") == "grant" and grant.epoch:
             key, whose = (reply.queue_id, grant.subscription_id), (grant.generation, reply.token)
+            place = grant.epoch, grant.index
             if whose >= self._granted.get(key, ((0, 0), (0, 0)))[0]:
-                self._granted[key] = whose, (grant.epoch, grant.index)
+                self._granted[key] = whose, place
+            self._note_progress(key, whose, place)
+
+    def _note_progress(self, key: tuple[int, int], whose: tuple[int, int], place: tuple[int, int]) -> None:
+        of = self._progress.setdefault(key, {})
+        of[whose] = max(place, of.get(whose, (0, 0)))
+
+    def _check_not_led_past(self, reply: Any) -> None:
+        """Behind a reader to whom a commit was answered nobody starts, nor goes on, further than one from that on has come."""
+        grant = reply.grant
+        if reply.WhichOneof("kind") != "grant" or not grant.epoch:
+            return
+        key, whose = (reply.queue_id, grant.subscription_id), (grant.generation, reply.token)
+        first = self._answered.get(key, (0, 0))
+        if first[0] != whose[0] or first > whose:
+            return
+        furthest = max(place for of, place in self._progress[key].items() if first <= of <= whose)
+        document = self._document(reply.queue_id)
+        link = None if document is None else document.link(Epoch(furthest[0]))
+        if grant.epoch > furthest[0] and (
+            link is None or link.end is None or furthest[1] >= link.end or link.is_abandoned
+        ):
+            return
+        if (grant.epoch, grant.index) > furthest:
+            raise Violation(
+                f"7: {whose} is granted {grant.epoch}:{grant.index}, and nobody since {first} has come beyond {furthest}"
+            )
 
     def _check_newest(self, request: Any) -> None:
         """No commit is answered that counts beyond what a newer reader was granted."""
@@ -216,6 +257,11 @@ class Readings:
         asked, place = (request.generation, request.token), (request.link.epoch, request.index)
         if asked[0] == whose[0] and asked < whose and place > start:
             raise Violation(f"7: {asked} is answered that {place} is committed, {whose} was granted {start}")
+
+    def commits_of_the_next(self) -> Callable[[], bool]:
+        """Whether, from now on, a commit was answered to a newer reader than before."""
+        before = dict(self._answered)
+        return lambda: any(whose > before.get(key, (0, 0)) for key, whose in self._answered.items())
 
     def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
         """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
@@ -282,6 +328,11 @@ def _is_noted(document: ChainDocument, link: Link, side: ChainMember, whose: Who
     """Whether the chain says that this member may lack commits of theirs."""
     note = document.stale_note(link.epoch, side.name.member)
     return note is not None and whose in note.of
+
+
+def _reader(request: Any) -> tuple[int, int]:
+    """By queue and subscription."""
+    return request.link.queue_id, request.subscription_id
 
 
 def _told(request: Any) -> tuple[tuple[object, ...], tuple[int, int]]:

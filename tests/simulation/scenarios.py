@@ -331,6 +331,30 @@ def commit_on_one(schedule: Schedule) -> None:
     _change_places(schedule, goes=one, comes=other)
 
 
+def commit_left_behind(schedule: Schedule) -> None:
+    """A commit comes to one member, cut off with its reader, and isn't answered; the next reader commits at the other one before it is back."""
+    world, chance = schedule.world, schedule.chance
+    link = schedule.link_read()
+    if link is None:
+        return
+    one, other = chance.sample(names_of(link), 2)
+    readers = [name for name in world.hosts if name.startswith(("reader", "audit"))]
+    cuts = [*both_ways((one,), (other, *world.coordinator_names)), *both_ways(readers, (other,))]
+    for pair in cuts:
+        world.cut(*pair)
+    world.loop.run(world.loop.now_s + 0.5 + 2 * chance.random())
+    world.kill(one, is_power=False)
+    schedule.kill_readers()
+    for pair in cuts:
+        world.heal_cut(*pair)
+    is_committed = world.oracle.readings.commits_of_the_next()
+    world.loop.run(world.loop.now_s + 12.0, is_committed)
+    if chance.random() < 0.5:
+        schedule.kill_readers()
+    world.start(one)
+    world.loop.run(world.loop.now_s + 4.0)
+
+
 def read_behind_a_note(schedule: Schedule) -> None:
     """A coordinator reads the chain from a server that is behind; since then a first commit has come to one member only, which goes (H7).
 
@@ -801,6 +825,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "let go at rest": (0.5, let_go_at_rest),
     "note taken back late": (0.5, note_taken_back_late),
     "commit on one member": (0.5, commit_on_one),
+    "commit left behind": (0.5, commit_left_behind),
     "read behind a note": (0.5, read_behind_a_note),
     "sought while cut off": (0.5, sought_while_cut_off),
     "cursors lost with a disk": (0.5, lose_cursors),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seriatim.broker_group.core import cursors
+from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.replication import link_name
@@ -25,7 +26,7 @@ from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.names import Index, QueueId
+from seriatim.protocol.names import Index, QueueId, Token
 from tests.simulation import applications
 from tests.simulation.limits import Limits, Sizes
 from tests.simulation.plants.plant import Plant, changed, instead, together
@@ -119,6 +120,16 @@ def _without_the_links_marks(right: Any, state: Any, event: Any, now_s: float) -
 
 
 # ---- cursors
+
+
+def _whoever_committed(one: CursorRecord | None, other: CursorRecord) -> CursorRecord:
+    if one is None or one.generation != other.generation:
+        return other if one is None or one.generation < other.generation else one
+    last = max(one, other, key=lambda record: -1 if record.index is None else record.index)
+    return replace(last, token=Token(max(one.token, other.token)))
+
+
+def _counts(*_: object) -> None: ...
 
 
 async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, **named: Any) -> None:
@@ -272,6 +283,22 @@ PLANTS: tuple[Plant, ...] = (
         within=300,
         shape=Shape(kinds=("note taken back late",), coordinators=(1,), faults=(1, 2), paces=(1,)),
         finds="6:",
+    ),
+    Plant(
+        "further, whoever committed",
+        "of two members' cursors the further counts, also an earlier reader's that was answered to nobody",
+        instead(cursors, "further", _whoever_committed),
+        within=300,
+        shape=Shape(kinds=("commit left behind",), faults=(1, 2), paces=(1,)),
+        finds="7:",
+    ),
+    Plant(
+        "drained, by a stale member",
+        "a link is drained by what a member says whose cursors are stale",
+        instead(subscriptions, "_check_counts", _counts),
+        within=300,
+        shape=Shape(kinds=("commit left behind",), faults=(1, 2), paces=(1,)),
+        finds="7:",
     ),
     Plant(
         "H7, started unnoted",
