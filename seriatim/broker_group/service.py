@@ -144,20 +144,31 @@ class BrokerService(BrokerServicer):
             return self._unknown(refused.message)
         if refused is not None:
             raise refused
-        if mine.incarnation.disk_id != broker.incarnation.disk_id:
-            return self._unknown("this is another disk than the one that the link was made with")
-        if runner.record.opened_start != mine.incarnation.start:
-            # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
-            return self._unknown("this disk lacks the link's opening, so it is an older copy of itself")
-        is_whole = runner.record.is_whole and not broker.is_damaged(key)
+        unlike = self._unlike(runner.record, _incarnation(mine.incarnation))
+        if unlike and runner.record.end is None:
+            return self._unknown(unlike)
+        is_whole = not unlike and runner.record.is_whole and not broker.is_damaged(key)
         _log.lasting("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
         return pb.SealReply(
             answer=pb.SealReply.WHOLE if is_whole else pb.SealReply.PARTIAL,
             incarnation=_message(broker.incarnation),
             committed_index=runner.state.committed.index,
             positions=[position_message(runner, position) for position in sealed_positions(runner.state)],
-            reason="" if is_whole else "this member may have lost records that it acknowledged",
+            reason="" if is_whole else unlike or "this member may have lost records that it acknowledged",
         )
+
+    def _unlike(self, record: LinkRecord, mine: Incarnation) -> str:
+        """Why this disk isn't the one that the link was made with, as it was then, or empty.
+
+        It can tell no end. Once the end is recorded it may hold a copy all the same, made by resync: for who gives up the
+        tail, all that is left counts (protocol.md 5.7).
+        """
+        if mine.disk_id != self._broker.incarnation.disk_id:
+            return "this is another disk than the one that the link was made with"
+        if record.opened_start != mine.start:
+            # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
+            return "this disk lacks the link's opening, so it is an older copy of itself"
+        return ""
 
     def _unknown(self, reason: str) -> pb.SealReply:
         return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=_message(self._broker.incarnation), reason=reason)

@@ -482,6 +482,11 @@ def _changed(document: ChainDocument, transition: Callable[[ChainDocument], Chai
 def _what_is_given_up(document: ChainDocument, link: Link, end: int, answers: dict[str, SealAnswer]) -> str:
     known = "an unknown number of records" if link.end is None else f"{link.end - end} records"
     where = "" if link.base is None else f" (offset {link.base + end})"
-    missing = [str(side.name) for side in (link.master, link.slave) if side.name.member not in answers]
-    copies = f"; no answer from {', '.join(missing)}" if missing else ""
-    return f"{known} of link {link.epoch} of queue {document.name} on {link.group}, from index {end}{where} on{copies}"
+    what = f"{known} of link {link.epoch} of queue {document.name} on {link.group}, from index {end}{where} on"
+    asked = {str(side.name): answers.get(side.name.member) for side in (link.master, link.slave)}
+    missing = [member for member, answer in asked.items() if answer is None]
+    copies = [f"no answer from {', '.join(missing)}"] if missing else []
+    for member, answer in asked.items():
+        if answer is not None and answer.wholeness is Wholeness.UNKNOWN:
+            copies.append(f"nothing from {member}: {answer.reason}")
+    return "; ".join((what, *copies))

@@ -637,6 +637,28 @@ def test_what_was_copied_before_the_peer_was_gone_for_good_counts(
     with_links(scenario)
 
 
+@pytest.mark.parametrize(("disk_id", "opened_start"), [("another-disk", 1), ("", 7)])
+def test_a_disk_that_came_later_tells_what_it_has_once_the_end_is_recorded(
+    with_links: Callable[[Scenario], None], disk_id: str, opened_start: int
+) -> None:
+    """A new one, or an older copy. It said nothing of what resync had filled it with: an operator gave up that, too."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        mine = pb.Incarnation(disk_id=disk_id or broker.incarnation.disk_id, start=opened_start)
+        link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=RECORD.epoch)
+        request = pb.SealRequest(link=link, master=pb.LinkMember(group="g1", member="a", incarnation=mine))
+        service = BrokerService(broker, cast("CursorKeeper", None), cast("Membership", None))
+        await broker.cut(runner, runner.record, Index(20))
+        reply = await service.seal(request)
+        assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.PARTIAL, 20)
+        assert reply.reason.startswith("this ")
+        runner.changed_record(replace(RECORD, end=None))
+        reply = await service.seal(request)
+        assert (reply.answer, list(reply.positions)) == (pb.SealReply.UNKNOWN, [])
+
+    with_links(scenario)
+
+
 class LostBetweenTwoChains(EmptyZooKeeper):
     """The connection is lost, and there again, when the first slice of chains has been read the first time."""
 

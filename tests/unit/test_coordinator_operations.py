@@ -33,7 +33,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
 from seriatim.protocol.zookeeper import NotAllowed, ZooKeeperSession
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -452,6 +452,44 @@ def test_an_end_that_can_be_told_of_a_lost_link_is_written_instead_of_given_up()
     certificate = store.document.links[0].certificate
     assert certificate is not None
     assert (certificate.end, certificate.is_abandoned) == (1, False)
+
+
+def sealed_on_disks_that_were_replaced() -> tuple[OneLinkStore, SealAnswer]:
+    """A sealed link of 2 records, and what a member answers whose disk was replaced since, and filled from the other one."""
+    world = lost_disks()
+    world.append(Epoch(1), 2)
+    held = world.members["g1", "a"].copy(Epoch(1)).positions
+    close_call(world, 1).finish()
+    certificate = world.document.links[0].certificate
+    assert certificate is not None
+    assert certificate.end == held[-1].index == 2
+    return OneLinkStore(world), SealAnswer(Wholeness.PARTIAL, Incarnation("new-disk", 1), tuple(held), "another disk")
+
+
+def test_what_another_disk_was_filled_with_is_not_given_up() -> None:
+    """The other member was gone for good amid the filling: all of the link was given up, and what had been copied went with it."""
+    store, filled = sealed_on_disks_that_were_replaced()
+    part = replace(filled, positions=filled.positions[:-1])
+    reply = given_up(store, a=part)
+    assert "1 records of link 1 of queue orders on g1, from index 1 (offset 1) on; no answer from g1-b" in reply.what
+    certificate = store.document.links[0].certificate
+    assert certificate is not None
+    assert (certificate.end, certificate.link_hash) == (1, part.next.hash)
+
+
+def test_a_link_that_another_disk_has_whole_need_not_be_given_up() -> None:
+    """The other member was merely stopped."""
+    store, filled = sealed_on_disks_that_were_replaced()
+    before = store.document
+    with pytest.raises(InvalidArgument, match="g1-a has all its 2 records"):
+        given_up(store, a=filled)
+    assert store.document == before
+
+
+def test_who_has_nothing_to_tell_of_what_is_given_up_is_shown() -> None:
+    store, filled = sealed_on_disks_that_were_replaced()
+    none = SealAnswer(Wholeness.UNKNOWN, filled.incarnation, (), "this is another disk")
+    assert given_up(store, a=none).what.endswith("no answer from g1-b; nothing from g1-a: this is another disk")
 
 
 # ---- asked again by a call whose answer was lost

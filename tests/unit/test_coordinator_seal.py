@@ -137,6 +137,18 @@ def test_another_disk_says_nothing_whatever_it_says_h1():
     assert isinstance(decided({"a": judged}), Undecided)
 
 
+def test_another_disk_tells_what_it_has_only_of_a_link_whose_end_is_recorded():
+    """It was filled by the certificate: for who gives up the link's tail, that is a copy like any other."""
+    filled = SealAnswer(Wholeness.PARTIAL, Incarnation("new-disk", 1), (at(4),), "another disk")
+    ended = decided({"b": answer(Wholeness.WHOLE, at(4), at(6), side=SLAVE)})
+    assert isinstance(ended, Certificate)
+    for state in LinkState:
+        assert seal.judged(replace(LINK, state=state), MASTER, filled).wholeness is Wholeness.UNKNOWN
+    link = replace(LINK, state=LinkState.SEALED, certificate=ended)
+    assert seal.judged(link, MASTER, filled) == filled
+    assert seal.given_up(link, BEFORE, [filled], now_ms=7).end == 4
+
+
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_restarted_member_is_whole_only_where_that_survives_a_restart(durability):
     restarted = SealAnswer(Wholeness.WHOLE, Incarnation("disk-a", 2), (at(4),))

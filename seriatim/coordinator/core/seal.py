@@ -66,10 +66,11 @@ class Undecided:
 def judged(link: Link, side: ChainMember, answer: SealAnswer) -> SealAnswer:
     """The answer, held against what the chain says about this side of the link.
 
-    Another disk's answer is no answer, whatever it says (H1). In a mode that doesn't survive a restart, the answer of
-    another start of the process isn't whole (protocol.md 5.2).
+    Another disk's answer is no answer, whatever it says (H1), until the end is recorded: what it has been filled with since
+    is a copy by the certificate. In a mode that doesn't survive a restart, the answer of another start of the process isn't
+    whole (protocol.md 5.2).
     """
-    if answer.incarnation.disk_id != side.incarnation.disk_id:
+    if link.end is None and answer.incarnation.disk_id != side.incarnation.disk_id:
         reason = f"another disk ({answer.incarnation.disk_id}) is at its place"
         return SealAnswer(Wholeness.UNKNOWN, answer.incarnation, (), reason)
     restarted = answer.incarnation.start != side.incarnation.start

@@ -233,7 +233,8 @@ class GroupStep(AskedPair):
     def _seal_answer(self, place: int, state: Replica, disk_id: str) -> SealAnswer:
         """As service.seal."""
         incarnation = self.members[place].incarnation
-        if disk_id != incarnation.disk_id and not switches.another_disk_answers:
+        is_unlike = disk_id != incarnation.disk_id and state.record.end is None
+        if is_unlike and not switches.another_disk_answers:
             return SealAnswer(Wholeness.UNKNOWN, incarnation, (), "another disk")
         positions = tuple(position_message(state.record, one) for one in replica.sealed_positions(state))
         is_whole = state.record.is_whole and disk_id == incarnation.disk_id
