@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
 from seriatim.coordinator import messages, views
@@ -12,6 +12,7 @@ from seriatim.coordinator.core import (
     background,
     chain,
     close_link,
+    draining,
     readmission,
     removal,
     rotation,
@@ -22,18 +23,20 @@ from seriatim.coordinator.core import (
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import LinkClosed, SendSeal, Wait
-from seriatim.coordinator.core.registry import unknown_group
+from seriatim.coordinator.core.registry import Registry, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
+from seriatim.coordinator.remembered import side_by_side
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import (
+    ChainSetBack,
     Fenced,
     InvalidArgument,
     OlderVersion,
@@ -252,10 +255,10 @@ class Operations:
     async def list_groups(self) -> pb.ListGroupsReply:
         """All groups, with the queues that send to them and those with unread links on them."""
         registry = await self._store.look_up_registry()
-        return pb.ListGroupsReply(groups=[self._group_view(name) for name in sorted(registry.groups)])
+        return pb.ListGroupsReply(groups=[self._group_view(name, self._queues()) for name in sorted(registry.groups)])
 
     async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
-        """Mark the group, and close what is open on it at once. Raises UnknownGroup.
+        """Mark the group, close what is open on it at once, and have no switch lead there any more. Raises UnknownGroup.
 
         What can't be closed now, or soon, or has no other group to go on with, is left to the elected coordinator: the group is
         drained all the same.
@@ -266,30 +269,54 @@ class Operations:
         if request.group not in registry.groups:
             raise unknown_group(request.group)
         _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
-        if is_draining:
-            until_s = boottime_s() + DRAINING_S
-            for document in list(self._queues()):
-                if boottime_s() > until_s:
-                    break
-                last = document.last_link
-                if last is None or not views.is_serving(document, request.group):
-                    continue
-                if not chain.can_switch(document, registry):
-                    continue  # it goes on there until another group can take over
-                try:
-                    await self._switched(document, last, request.cause_id)
-                except UnknownQueue:
-                    continue  # it was deleted meanwhile
-                except WorldError as error:
-                    _log.info(
-                        "link can't be closed yet",
-                        queue=document.name,
-                        epoch=last.epoch,
-                        reason=error.message,
-                        cause_id=request.cause_id,
-                    )
-                    break
-        return self._group_view(request.group)
+        if not is_draining:
+            return self._group_view(request.group, self._queues())
+        queues = list(self._queues())
+        await self._close_on(request.group, queues, registry, request.cause_id)
+        concerned = [one for one in queues if draining.may_lead_to(one, registry, request.group)]
+        written = await side_by_side(concerned, lambda one: self._rid_of(one, request.group, request.cause_id))
+        now = {document.queue_id: document for _, document in written}
+        return self._group_view(request.group, [now.get(one.queue_id, one) for one in queues])
+
+    async def _rid_of(self, document: ChainDocument, group: str, cause_id: str) -> ChainDocument:
+        """A queue's chain once no switch can lead to the drained group any more; where one did before, the chain tells.
+
+        A switch that began before the mark was set knows nothing of it. So the chain is written even as it is: what such a one is
+        about to write is refused, and it looks again.
+        """
+        what = f"no switch leads to {group}, it is being drained"
+        with contextlib.suppress(UnknownQueue, ChainSetBack):  # it was deleted meanwhile; or nothing is done by it now
+            document, _ = await self.change(
+                document.queue_id, lambda now: draining.rid_of(now, group), what, cause_id, must_write=True
+            )
+        return document
+
+    async def _close_on(
+        self, group: str, documents: Iterable[ChainDocument], registry: Registry, cause_id: str
+    ) -> None:
+        """Close what is open on the group; what can't be closed now, or soon, is left."""
+        until_s = boottime_s() + DRAINING_S
+        for document in documents:
+            if boottime_s() > until_s:
+                break
+            last = document.last_link
+            if last is None or not views.is_serving(document, group):
+                continue
+            if not chain.can_switch(document, registry):
+                continue  # it goes on there until another group can take over
+            try:
+                await self._switched(document, last, cause_id)
+            except UnknownQueue:
+                continue  # it was deleted meanwhile
+            except WorldError as error:
+                _log.info(
+                    "link can't be closed yet",
+                    queue=document.name,
+                    epoch=last.epoch,
+                    reason=error.message,
+                    cause_id=cause_id,
+                )
+                break
 
     async def remove_group(self, request: pb.GroupRequest) -> None:
         """Forget a drained group without members. Raises UnknownGroup, and Waiting with all that stands against it.
@@ -314,9 +341,10 @@ class Operations:
         """All that aren't deleted. One that is stays until every member that held anything of it has been told, and asks nothing of a group."""
         return (seen.document for seen in self._store.chains.values() if not seen.document.is_deleted)
 
-    def _group_view(self, name: str) -> pb.GroupView:
+    def _group_view(self, name: str, queues: Iterable[ChainDocument]) -> pb.GroupView:
+        """`queues`: the chains of those that aren't deleted."""
         view = views.group_view(name, self._store.registry)
-        for document in self._queues():
+        for document in queues:
             # Also where the link is being closed: until it is, it isn't safe to stop the group.
             if chain.serving(document) == name:
                 view.sending_queues.append(document.name)

@@ -228,7 +228,8 @@ class _Run:
         return ChainRead(self._queue, version, self._store.registry)
 
     async def _written(self, effect: WriteChain) -> Event:
-        version = await self._store.write_chain(effect.document, effect.expected)
+        is_late = await self._leads_to_drained(effect.document)
+        version = None if is_late else await self._store.write_chain(effect.document, effect.expected)
         keys = {"queue": effect.document.name, "what": effect.what, "cause_id": self._cause_id}
         if version is None:
             _log.info("chain had changed", **keys)
@@ -236,6 +237,19 @@ class _Run:
         _log.info("chain written", **keys, version=version)
         self._queue = effect.document
         return ChainWritten(version)
+
+    async def _leads_to_drained(self, document: ChainDocument) -> bool:
+        """Whether a link would be listed for a group that comes back to the send list with it, and is being drained by now.
+
+        Whoever drains it has set the mark before writing the chain that was read, but what is remembered may show that later; no
+        compare-and-set would refuse the write. A group that was on the send list then is off it after a drain.
+        """
+        before, last = self._queue, document.last_link
+        if before is None or last is None or last.state is not LinkState.OPENING:
+            return False
+        if last.group in before.send_list and (last == before.last_link or last.group != chain.serving(before)):
+            return False
+        return (await self._store.look_up_registry([last.group])).group(last.group).is_draining
 
     async def _opened(self, effect: SendOpen) -> Event:
         place = effect.side.name.member

@@ -13,7 +13,7 @@ from seriatim.coordinator import administration, execution, remembered, views
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
 from seriatim.coordinator.core.background import SeenChain
-from seriatim.coordinator.core.events import SealFailed, SendSeal
+from seriatim.coordinator.core.events import ChainConflict, ChainWritten, SealFailed, SendSeal, Wait, WriteChain
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
@@ -35,7 +35,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
 from seriatim.protocol.zookeeper import NotAllowed, ZooKeeperSession
-from tests.property.chain_world import World, close_call, send_call, with_subscription
+from tests.property.chain_world import Run, World, close_call, send_call, with_subscription
 
 
 class BehindStore:
@@ -233,6 +233,13 @@ class QueuesStore:
     async def look_up_registry(self) -> Any:
         return self.registry
 
+    async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        return self.chains[queue_id].document, ChainVersion(1)
+
+    async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion:
+        self.chains[document.queue_id].document = document
+        return ChainVersion(expected + 1)
+
     async def first_in_line(self, queue_id: QueueId, _: object) -> str:
         self.closed.append(queue_id)
         raise self.problem
@@ -286,6 +293,121 @@ def test_who_drains_a_group_is_answered_however_many_queues_it_serves(monkeypatc
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
     assert store.closed == []
     assert list(view.sending_queues) == ["orders", "another"]
+
+
+class MarkedWorld(World):
+    """A world of two groups, and the store of a coordinator in it."""
+
+    def __init__(self) -> None:
+        super().__init__(groups=("g1", "g2"))
+        self.marked: set[str] = set()
+
+    def registry(self) -> Registry:
+        groups = super().registry().groups
+        return Registry({name: replace(one, is_draining=name in self.marked) for name, one in groups.items()})
+
+    def store(self) -> Store:
+        return cast("Store", MarkedStore(self))
+
+    def drained(self, group: str) -> pb.GroupView:
+        operations = Operations(self.store(), *cast("tuple[Any, Any, Any]", (None, None, None)))
+        return asyncio.run(operations.drain_group(pb.GroupRequest(group=group), is_draining=True))
+
+
+class MarkedStore:
+    """What it remembers is as it was before anybody switched."""
+
+    def __init__(self, world: MarkedWorld) -> None:
+        self._world = world
+        self.registry = world.registry()
+        document, _ = world.earlier[0]
+        self.chains = {document.queue_id: SimpleNamespace(document=document)}
+
+    async def set_draining(self, group: str, *, is_draining: bool) -> None:
+        assert is_draining
+        self._world.marked.add(group)
+
+    async def look_up_registry(self) -> Registry:
+        self.registry = self._world.registry()
+        return self.registry
+
+    async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+        return self._world.document, self._world.version
+
+    async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
+        event = self._world.write(document, expected, "drained")
+        return event.version if isinstance(event, ChainWritten) else None
+
+
+def about_to_lead_to_g2(*, is_listed: bool) -> tuple[MarkedWorld, Run]:
+    """The master of g1 is dead, and its sender's call is about to list a link for g2, which is on the send list, or comes back to it."""
+    world = MarkedWorld()
+    with_subscription(world)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    if not is_listed:
+        world.write(replace(world.document, send_list=("g1",)), world.version, "g2 has served before")
+    world.kill(("g1", "a"))
+    switch = send_call(world, token=1, failed_epoch=1)
+    while not (isinstance(write := switch.pending[0], WriteChain) and "listed for g2" in write.what):
+        switch.go()
+    return world, switch
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_switch_that_began_before_a_group_was_drained_does_not_lead_there(is_listed: bool) -> None:
+    """`group drain` had said that nothing was left: who stopped the members then lost the end of the link that was listed."""
+    world, switch = about_to_lead_to_g2(is_listed=is_listed)
+    view = world.drained("g2")
+    assert (view.is_draining, list(view.sending_queues)) == (True, [])
+    answer = switch.finish()
+    assert isinstance(answer, Wait)
+    assert answer.reasons["g2"] == "it is being drained by an operator"
+    assert {link.group for link in world.document.links} == {"g1"}
+    assert "g2" not in world.document.send_list
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_switch_that_led_to_a_group_before_it_was_drained_is_told(is_listed: bool) -> None:
+    """Also where the coordinator that drains it hasn't heard of that yet."""
+    world, switch = about_to_lead_to_g2(is_listed=is_listed)
+    switch.go()
+    assert list(world.drained("g2").sending_queues) == ["orders"]
+    assert world.document.send_list == ("g2",)
+
+
+def test_a_group_that_may_not_serve_a_queue_is_drained_without_a_word_to_it() -> None:
+    world = MarkedWorld()
+    settings = replace(world.document.settings, groups=("g1",))
+    world.write(replace(world.document, settings=settings, send_list=("g1",)), world.version, "g1 alone")
+    world.earlier = [(world.document, world.version)]
+    before = world.version
+    world.drained("g2")
+    assert world.version == before
+
+
+@pytest.mark.parametrize(("is_listed", "is_marked"), [(True, False), (False, False), (False, True)])
+def test_a_group_that_comes_back_is_looked_up_before_a_link_is_listed_for_it(is_listed: bool, is_marked: bool) -> None:
+    """What is remembered showed the mark of who drained it after the chain that he wrote: the next try led there all the same."""
+    world, switch = about_to_lead_to_g2(is_listed=is_listed)
+    write = switch.pending[0]
+    assert isinstance(write, WriteChain)
+    read, looked_up = world.document, list[str]()
+
+    class Watching(MarkedStore):
+        async def look_up_registry(self, groups: Any = ()) -> Registry:
+            looked_up.extend(groups)
+            return await super().look_up_registry()
+
+    store = Watching(world)
+    world.marked |= {"g2"} if is_marked else set()
+    run = execution._Run(*cast("Any", (store, None, read.queue_id, "cause")))
+    run._queue = read
+    event = asyncio.run(run._written(write))
+    assert looked_up == ([] if is_listed else ["g2"])
+    assert isinstance(event, ChainConflict if is_marked else ChainWritten)
+    assert (world.document == read) == is_marked
+    assert store.registry.group("g2").is_draining == is_marked
 
 
 def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
