@@ -62,16 +62,23 @@ Rotation = Callable[[QueueId, Epoch, str], Awaitable[bool]]
 
 
 class BackgroundWork:
-    """Works while `is_elected` says so. `run` ends only when cancelled."""
+    """Works while `is_elected` says so, and calls `leave` with the reason where another one had better. `run` ends only when cancelled."""
 
     def __init__(
-        self, store: Store, members: Members, execution: Execution, rotate: Rotation, is_elected: Callable[[], bool]
+        self,
+        store: Store,
+        members: Members,
+        execution: Execution,
+        rotate: Rotation,
+        is_elected: Callable[[], bool],
+        leave: Callable[[str], None],
     ) -> None:
         self._store = store
         self._members = members
         self._execution = execution
         self._rotate = rotate
         self._is_elected = is_elected
+        self._leave = leave
         self._wake = asyncio.Event()
         self._ends: set[tuple[QueueId, Epoch, bytes, Incarnation]] = set()
         self._drops: set[tuple[QueueId, Epoch, Incarnation]] = set()
@@ -121,6 +128,8 @@ class BackgroundWork:
         if now_s - self._asked_at_s >= ASK_MEMBERS_EVERY_S:
             self._asked_at_s = now_s
             await self._ask_for_seals()
+            if await self._members.reaches_nobody(for_s=self._store.session.session_timeout_s):
+                self._leave("it reaches no broker")
         if now_s - self._forgot_at_s >= FORGET_EVERY_S:
             self._forgot_at_s = now_s
             self._forget_told()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
+from seriatim.coordinator.core.reach import Reach
 from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import MemberState, Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
@@ -15,8 +17,9 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import DirectCalls
-from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
@@ -39,6 +42,7 @@ class Members:
         self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(BrokerStub)
         self._calls = DirectCalls()
         self._connected = Registry()
+        self._reach = Reach()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -64,6 +68,15 @@ class Members:
                     self._calls.connect(state.direct, by_grpc)
                 else:
                     by_grpc()
+
+    async def reaches_nobody(self, for_s: float = 0.0) -> bool:
+        """Whether, by `core.reach`, the path to all brokers is cut, and has been for `for_s`."""
+        groups = self._store.registry.groups
+        names = [MemberName(group, member) for group, state in groups.items() for member in state.members]
+        if not self._reach.is_in_doubt(len(names), boottime_s(), for_s):
+            return False
+        await asyncio.gather(*(self.describe_links(QueueId(0), (), name) for name in names), return_exceptions=True)
+        return self._reach.is_in_doubt(len(names), boottime_s())
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""
@@ -187,9 +200,18 @@ class Members:
     ) -> Reply:
         """A unary call to whoever is at a place now."""
         state = self._state(to)
-        return await self._calls.call(
-            state.direct, lambda: method(self._connections.stub(state.address)), request, timeout_s, str(to)
-        )
+        try:
+            reply = await self._calls.call(
+                state.direct, lambda: method(self._connections.stub(state.address)), request, timeout_s, str(to)
+            )
+        except SeriatimError as error:
+            if isinstance(error, (Unreachable, DeadlineOver)):
+                self._reach.unanswered(to, boottime_s())
+            else:
+                self._reach.answered()
+            raise
+        self._reach.answered()
+        return reply
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))

@@ -110,7 +110,12 @@ class CoordinatorProcess:
         self._description = Description(self._store, self._members)
         self._operations = Operations(self._store, self._members, self._execution, self._description)
         self._background = BackgroundWork(
-            self._store, self._members, self._execution, self._operations.rotate_aged, self._is_elected
+            self._store,
+            self._members,
+            self._execution,
+            self._operations.rotate_aged,
+            self._is_elected,
+            self._election.give_way,
         )
         self._register = asyncio.Event()
         self._server = rpc.server()

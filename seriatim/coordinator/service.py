@@ -54,6 +54,7 @@ class CoordinatorService(CoordinatorServicer):
 
     def __init__(self, parts: Parts) -> None:
         self._store = parts.store
+        self._members = parts.members
         self._execution = parts.execution
         self._description = parts.description
         self._operations = parts.operations
@@ -75,10 +76,16 @@ class CoordinatorService(CoordinatorServicer):
             elected_coordinator=coordinators.get(elected[:-11], ""),
         )
 
+    async def _check_reach(self) -> None:
+        """Raises Unreachable where another coordinator had better be asked: this one would take each group for one that failed."""
+        if await self._members.reaches_nobody():
+            raise Unreachable("this coordinator reaches no broker, and ZooKeeper has several that are there")
+
     @rpc.answers_errors
     async def AcquireSend(self, request: pb.AcquireSendRequest, context: _Context) -> pb.AcquireSendReply:
         """protocol.md 4."""
         del context
+        await self._check_reach()
         queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-send")
         asked = SendRequest(request.election_node, Token(request.token), Epoch(request.failed_epoch))
@@ -113,6 +120,7 @@ class CoordinatorService(CoordinatorServicer):
     async def AcquireRead(self, request: pb.AcquireReadRequest, context: _Context) -> pb.AcquireReadReply:
         """protocol.md 6."""
         del context
+        await self._check_reach()
         queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-read")
         asked = ReadRequest(request.subscription, request.election_node, Token(request.token))
@@ -193,10 +201,8 @@ class CoordinatorService(CoordinatorServicer):
         del context
         self._check_cluster(request.cluster)
         epoch = Epoch(request.epoch)
-        of = {
-            (SubscriptionId(one.subscription_id), Generation(one.generation)): Token(one.by)
-            for one in (request, *request.also)
-        }
+        ends: list[pb.DrainedReport | pb.Drained] = [request, *request.also]
+        of = {(SubscriptionId(one.subscription_id), Generation(one.generation)): Token(one.by) for one in ends}
         noted: tuple[Whose, ...] = ()
 
         def changed(document: ChainDocument) -> ChainDocument:

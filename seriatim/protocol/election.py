@@ -96,6 +96,7 @@ class Election:
         self._node_session = 0
         self._gives_way = gives_way
         self._broken_at_s: deque[float] = deque(maxlen=_BREAKS)
+        self._reason_to_go = ""
         self.standing = Standing.OUT
         session.on_state(self._session_changed)
 
@@ -123,6 +124,11 @@ class Election:
             self._change(Standing.OUT)
             await self._resign()
 
+    def give_way(self, reason: str) -> None:
+        """Go behind the others who stand, if there are any."""
+        self._reason_to_go = reason
+        self._wake.set()
+
     async def _look(self) -> None:
         session = self._session
         if session.state is not SessionState.CONNECTED:
@@ -142,9 +148,12 @@ class Election:
         standing = candidates(nodes)
         before = [node for node in standing if number_of(node) < own]
         if not before:
-            if self._gives_way and len(standing) > 1 and self._breaks_often():
+            reason, self._reason_to_go = self._reason_to_go, ""
+            if self._gives_way and self._breaks_often():
+                reason = "its connection breaks again and again"
+            if reason and len(standing) > 1:
                 self._broken_at_s.clear()
-                _log.warning("gives way: its connection breaks again and again", path=self._path, node=self._node)
+                _log.warning("gives way", path=self._path, node=self._node, reason=reason)
                 await session.delete(f"{self._path}/{self._node}")
                 raise NoNode(self._path)
             if session.state is SessionState.CONNECTED:

@@ -210,6 +210,9 @@ async def groups_whole(stub: CoordinatorStub, *groups: str) -> None:
     await until(are_whole, "the groups are whole")
 
 
+def stays(_: str) -> None: ...
+
+
 def new_document(name: str, queue_id: QueueId) -> ChainDocument:
     return chain.created(
         cluster=CLUSTER, queue_id=queue_id, name=name, settings=QueueSettings(), groups=("g1",), now_ms=1
@@ -271,7 +274,7 @@ def test_what_is_left_of_queues_without_a_chain_is_swept_away(zookeeper: str, mo
     """The making of one was cut off, and to another a sender comes back that was away when it was cleared away."""
     monkeypatch.setattr(core_background, "ORPHAN_AFTER_MS", -1)
 
-    async def nothing() -> None:
+    async def nothing(**_: float) -> None:
         pass
 
     async def scenario() -> None:
@@ -281,8 +284,10 @@ def test_what_is_left_of_queues_without_a_chain_is_swept_away(zookeeper: str, mo
             paths, cut_off, gone = store.paths, QueueId(7), QueueId(8)
             await other.ensure(paths.seals(cut_off))
             await other.ensure(paths.readers(cut_off, SubscriptionId(1)))
-            fakes = SimpleNamespace(forget_gone=nothing, give_way=nothing)
-            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True)
+            fakes = SimpleNamespace(forget_gone=nothing, reaches_nobody=nothing, give_way=nothing)
+            work = background.BackgroundWork(
+                store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True, stays
+            )
             async with elected(zookeeper, paths.senders(gone)) as node:
                 running = [asyncio.create_task(store.run()), asyncio.create_task(work.run())]
 
@@ -308,7 +313,7 @@ def test_what_is_left_of_queues_without_a_chain_is_swept_away(zookeeper: str, mo
 def test_what_members_wrote_beside_the_chain_goes_with_its_links(zookeeper: str) -> None:
     """Where no coordinator was in time at a switch; a queue that lives for years has many of them."""
 
-    async def nothing() -> None:
+    async def nothing(**_: float) -> None:
         pass
 
     async def scenario() -> None:
@@ -323,8 +328,10 @@ def test_what_members_wrote_beside_the_chain_goes_with_its_links(zookeeper: str)
             seals, newest = store.paths.seals(document.queue_id), f"{document.next_epoch}-a"
             for name in ("1-a", "1-b", "2-b", newest):
                 await own.create(f"{seals}/{name}")
-            fakes = SimpleNamespace(forget_gone=nothing, give_way=nothing)
-            work = background.BackgroundWork(store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True)
+            fakes = SimpleNamespace(forget_gone=nothing, reaches_nobody=nothing, give_way=nothing)
+            work = background.BackgroundWork(
+                store, *cast("tuple[Any, Any, Any]", (fakes, fakes, None)), lambda: True, stays
+            )
             running = [asyncio.create_task(store.run()), asyncio.create_task(work.run())]
 
             async def are_swept() -> bool:
@@ -1331,7 +1338,7 @@ def test_no_queue_is_cleared_away_behind_the_back_of_a_group_that_this_coordinat
             store = Store(own, CLUSTER)
             await store.start()
             work = background.BackgroundWork(
-                store, *cast("tuple[Any, Any, Any, Any]", (None, None, None, lambda: True))
+                store, *cast("tuple[Any, Any, Any, Any, Any]", (None, None, None, lambda: True, stays))
             )
             queue_id = await store.new_queue_id()
             await store.create_queue(new_document("orders", queue_id))

@@ -144,7 +144,7 @@ def test_a_lost_link_is_tried_again_rarely_and_at_once_when_somebody_else_is_the
             return Wait({"link 1": "its end can't be told"})
 
     store = SimpleNamespace(on_change=lambda _: None)
-    work = BackgroundWork(*cast("Any", (store, None, Undecided(), None, lambda: True)))
+    work = BackgroundWork(*cast("Any", (store, None, Undecided(), None, lambda: True, None)))
     monkeypatch.setattr(background_shell, "boottime_s", lambda: 100.0)
 
     def tried(there: tuple[Incarnation, ...]) -> dict[object, float]:

@@ -129,7 +129,7 @@ def test_a_coordinator_forgets_where_members_were_also_while_another_one_is_elec
                 has_forgotten.set()
 
         store = SimpleNamespace(on_change=lambda _: None)
-        work = BackgroundWork(*cast("tuple[Any, Any, Any, Any]", (store, FakeMembers(), None, None)), lambda: False)
+        work = BackgroundWork(*cast("Any", (store, FakeMembers(), None, None, lambda: False, None)))
         running = asyncio.create_task(work.run())
         async with asyncio.timeout(60):
             await has_forgotten.wait()
