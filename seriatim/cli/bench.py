@@ -137,23 +137,19 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
     from seriatim.cli import coordinators
     from seriatim.cli.measurement import throughput
     from seriatim.consumer import Consumer
-    from seriatim.consumer.views import chain_view
     from seriatim.protocol import seriatim_pb2 as pb
-    from seriatim.protocol.errors import UnknownSubscription, Unreachable
+    from seriatim.protocol.errors import DeadlineOver, UnknownSubscription, Unreachable
 
-    def is_at_end(offset: int) -> bool:
-        """Whether nothing is left behind `offset`; a path so slow that nobody can be asked isn't the end."""
-        try:
-            view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
-        except Unreachable:
-            return False
-        seen = chain_view(view)
-        return seen.is_latest_known and offset >= seen.latest
+    def is_at_end(consumer: Consumer) -> bool:
+        """A path so slow that nobody can be asked isn't the end."""
+        with suppress(DeadlineOver, Unreachable):
+            return consumer.is_at_end()
+        return False
 
     del size
     name = subscription or f"bench-{os.urandom(4).hex()}"
     waits_s: list[float] = []
-    done = size_bytes = end_offset = 0
+    done = size_bytes = 0
     try:
         with Consumer(coordinator, queue, name, start="earliest") as consumer, _progress("read", count) as advance:
             _wait_until_elected(consumer)
@@ -162,10 +158,9 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
                 asked_s = time.perf_counter()
                 records = consumer.poll(min(10_000, count - done), _IDLE_S)
                 if not records:
-                    if is_at_end(end_offset):
+                    if is_at_end(consumer):
                         break
                     continue
-                end_offset = records[-1].offset + 1
                 last_s = time.perf_counter()
                 waits_s.append(last_s - asked_s)
                 done += len(records)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -36,6 +37,9 @@ _SILENCE_S = 1.0
 _NOTHING_YET = "the next link"
 _NOTHING_IN_IT = "to be opened"
 """A link of which that is waited for was granted to nobody so far."""
+_MORE = "more records, or to be told where the queue ends"
+_ASKED_AGAIN_S = 0.5
+_ASK_TIMEOUT_S = 2.0
 
 
 @click.command(short_help="Print a queue's records in order.")
@@ -53,7 +57,7 @@ _NOTHING_IN_IT = "to be opened"
     "--idle-exit",
     type=Finite(min=0),
     metavar="SECONDS",
-    help="Stop when, elected, no record came for so long (--connect-timeout at least, while nobody tells where to read). Ends with 3 where there may be some that can't be read now.",
+    help="Stop when, elected, no record came for so long (--connect-timeout at least, while nobody tells where to read) and the cluster says that all are read. Ends with 3 where there may be some that can't be read now, or nobody could say so for --connect-timeout more.",
 )
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")
@@ -163,52 +167,79 @@ def _print(
 class _Waiting:
     """Counts how long no record came while elected, and says on standard error what is waited for.
 
-    `blocked_by`: what keeps records from being read, where it is enough because of that, and for how long. Between two tries at a member nothing is
-    waited for: it counts as the end of the queue only where it has lasted as long.
+    Silence is no proof that all is read: when it has lasted, that is asked for, again and again, for as long as a coordinator is looked for.
+    `blocked_by`: what keeps records from being read, where it is enough because of that, and for how long.
     """
 
     def __init__(self, consumer: Consumer, idle_exit_s: float | None, connect_timeout_s: float) -> None:
         self._consumer = consumer
         self._idle_exit_s = idle_exit_s
-        # A grant may take a moment, as in a switch.
-        self._ungranted_exit_s = None if idle_exit_s is None else max(idle_exit_s, connect_timeout_s)
+        self._connect_timeout_s = connect_timeout_s
         self._ungranted_s = 0.0
-        self._idle_s = 0.0
-        self._free_s = 0.0
         self._silent_s = 0.0
+        self._begin_anew()
         self._said = ""
         self.blocked_by = ""
         self.blocked_s = 0.0
 
+    def _begin_anew(self) -> None:
+        self._idle_s = 0.0
+        self._ask_at_s = self._idle_exit_s or 0.0
+
     def ended(self) -> None:
-        self._idle_s = self._free_s = self._silent_s = 0.0
+        self._silent_s = 0.0
+        self._begin_anew()
         if self._said:
             self._said = ""
             click.echo("reading", err=True)
 
     def is_over(self) -> bool:
-        """Called each `_POLL_S` without records."""
-        consumer = self._consumer
+        """Called each `_POLL_S` without records. Raises UnknownQueue where the queue was deleted."""
+        consumer, idle_exit_s = self._consumer, self._idle_exit_s
         self._silent_s += _POLL_S
         reason = consumer.waiting_for
-        if reason and reason not in (_NOTHING_YET, self._said) and self._silent_s >= _SILENCE_S:
-            self._said = reason
-            click.echo(f"{'waiting for' if consumer.is_elected else 'standing by:'} {reason}", err=True)
+        if reason != _NOTHING_YET:
+            self._say(reason)
         if not consumer.is_elected:
-            self._idle_s = self._free_s = 0.0
+            self._begin_anew()
             self._ungranted_s = self._ungranted_s + _POLL_S if consumer.is_first_in_line else 0.0
-            if self._ungranted_exit_s is None or self._ungranted_s < self._ungranted_exit_s:
+            # A grant may take a moment, as in a switch.
+            if idle_exit_s is None or self._ungranted_s < max(idle_exit_s, self._connect_timeout_s):
                 return False
-            self.blocked_by, self.blocked_s = reason, self._ungranted_exit_s
-            return True
+            return self._gave_up(reason, max(idle_exit_s, self._connect_timeout_s))
         self._ungranted_s = 0.0
-        is_blocked = reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT)
         self._idle_s += _POLL_S
-        self._free_s = 0.0 if is_blocked else self._free_s + _POLL_S
-        if self._idle_exit_s is None or self._idle_s < self._idle_exit_s:
+        if idle_exit_s is None or self._idle_s < self._ask_at_s:
             return False
-        self.blocked_by, self.blocked_s = reason if is_blocked else "", self._idle_exit_s
-        return is_blocked or self._free_s >= self._idle_exit_s
+        return self._is_enough(idle_exit_s)
+
+    def _is_enough(self, idle_exit_s: float) -> bool:
+        from seriatim.protocol.errors import WorldError
+
+        asked_s, more = time.monotonic(), _MORE
+        try:
+            if self._consumer.is_at_end(timeout_s=_ASK_TIMEOUT_S):
+                return True
+        except WorldError as error:
+            more = f"{_MORE}: {error.message}"
+        self._idle_s += time.monotonic() - asked_s
+        reason = self._consumer.waiting_for
+        if reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT):
+            return self._gave_up(reason, idle_exit_s)
+        if self._idle_s >= idle_exit_s + self._connect_timeout_s:
+            return self._gave_up(more, idle_exit_s + self._connect_timeout_s)
+        self._ask_at_s = self._idle_s + _ASKED_AGAIN_S
+        self._say(more)
+        return False
+
+    def _gave_up(self, reason: str, after_s: float) -> bool:
+        self.blocked_by, self.blocked_s = reason, after_s
+        return True
+
+    def _say(self, reason: str) -> None:
+        if reason and reason != self._said and self._silent_s >= _SILENCE_S:
+            self._said = reason
+            click.echo(f"{'waiting for' if self._consumer.is_elected else 'standing by:'} {reason}", err=True)
 
 
 def _commit(consumer: Consumer) -> None:

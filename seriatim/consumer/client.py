@@ -18,6 +18,7 @@ from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
@@ -48,7 +49,7 @@ class Consumer:
     UnknownSubscription). `auto_commit_ms`: so often, what the application has moved past is committed, that is
     all records before the one just handed out by the iterator, or before those of the last `poll`; None: only `commit`
     does. `idle_timeout_s`: iteration ends when, while elected, no record came for so long, also where there are some that can't be
-    read now, or nobody tells where to read for at least `connect_timeout_s`: `waiting_for` says so; None: never.
+    read now, or nobody tells where to read for at least `connect_timeout_s`: `waiting_for` may say so, `is_at_end` tells; None: never.
     `prefetch_bytes` bounds what is fetched ahead, in bytes of batches, of which one may be larger; objects come on top,
     some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly:
     what would wait there raises InvalidArgument, and what they raise is logged.
@@ -446,6 +447,26 @@ class Consumer:
             chunk.row = row
         self._again.extendleft(reversed(chunks[1:]))
         self._chunk = chunks[0]
+
+    def is_at_end(self, *, timeout_s: float = CALL_TIMEOUT_S) -> bool:
+        """Whether all that was acknowledged before this call was handed out. The cluster is asked: that nothing comes proves nothing.
+
+        False also where nobody can tell now, and where this consumer isn't elected. Raises Unreachable or DeadlineOver where no
+        coordinator answers within `timeout_s`, UnknownQueue where the queue was deleted.
+        """
+        thread, session, hand_over = self._opened(), self._session, self._hand_over
+        hand_over.check()
+        if session is None or not hand_over.is_open:
+            return False
+        term = hand_over.term
+        if not thread.run(session.is_all_delivered(timeout_s), timeout_s + 1):
+            return False
+        return hand_over.term == term and self._is_all_handed_out(term)
+
+    def _is_all_handed_out(self, term: int) -> bool:
+        chunk = self._chunk
+        is_left = chunk is not None and chunk.term == term and chunk.row < chunk.count
+        return not (is_left or self._again) and self._hand_over.is_all_taken(chunk)
 
     # ---- moving
 

@@ -171,6 +171,13 @@ class HandOver:
         if self.error is not None:
             raise copied(self.error)
 
+    def is_all_taken(self, last: Chunk | None) -> bool:
+        """Whether nothing lies here but that batch, if any."""
+        waiting, first = self._now[1], self._first
+        if first is not None and first[1] is last and waiting and waiting[0] is first[0]:
+            return len(waiting) == 1
+        return not waiting
+
     def take(self, queue: str, done: Chunk | None = None) -> tuple[Chunk, int] | None:
         """The next batch's records and its size in bytes; None where there is none now. `done`: the one before is, if it was taken here.
 

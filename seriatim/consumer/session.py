@@ -392,6 +392,17 @@ class ReaderSession:
             self._see(view)
         return self.view or view
 
+    async def is_all_delivered(self, within_s: float) -> bool:
+        """Whether all that was acknowledged before is delivered, as the cluster tells now; False where nobody can tell.
+
+        Raises Unreachable where no coordinator answers within `within_s`.
+        """
+        view = await self._describe(within_s)
+        if view.queue_id != self._queue_id or self._fetcher is None:
+            return False
+        self._see(view)
+        return self.view is view and self._fetcher.settled.has_all_of(view)
+
     async def _watch(self) -> None:
         async for queue_view in self.coordinators.watch(self.settings.queue):
             view = chain_view(queue_view)

@@ -67,6 +67,8 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.links: list[FakeLink] = [FakeLink(1, 0, {})]
         self.dropped_links = 0
         self.nobody_tells = ""
+        self.is_watch_still = False
+        self.is_end_told = True
         self.open_is = "open"
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
@@ -214,7 +216,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
                     marks=link.marks,
                     are_marks_known=True,
                     has_committed=True,
-                    is_committed_exact=True,
+                    is_committed_exact=self.is_end_told,
                     committed_index=link.length,
                     master=pb.LinkMember(group="g1", member="a", address=self.addresses["a"]),
                     slave=pb.LinkMember(group="g1", member="b", address=self.addresses["b"]),
@@ -255,7 +257,8 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
     async def WatchQueue(self, request, context):
         while True:
             version = self.version
-            yield self.view()
+            if not self.is_watch_still:
+                yield self.view()
             await self.wait_changed(version)
 
     def subscription_view(self, name: str) -> pb.SubscriptionView:

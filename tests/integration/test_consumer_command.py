@@ -78,6 +78,27 @@ def test_to_stop_before_records_that_can_t_be_read_now_is_no_success(cluster: Fa
     assert "waiting for g1-a or g1-b: neither is registered" in idle.stderr
 
 
+def test_silence_of_who_tells_of_the_next_link_is_no_end(cluster: FakeCluster) -> None:
+    """A coordinator that stood still while the queue was rotated: all behind the rotation was unread, and its exit code 0."""
+    process = start(cluster, "--idle-exit", "1")
+    assert process.stdout is not None
+    first = [process.stdout.readline().strip() for _ in range(20)]
+    cluster.is_watch_still = True
+    cluster.switch()
+    cluster.append([b"%d" % number for number in range(20, 30)], 20)
+    output, errors = process.communicate(timeout=100)
+    assert (process.returncode, [*first, *output.split()]) == (0, [str(number) for number in range(30)]), errors
+
+
+def test_where_nobody_tells_the_end_it_is_no_success(cluster: FakeCluster) -> None:
+    """With both members of a link standing still for two seconds a thirteenth of its records was read, and the exit code 0."""
+    cluster.is_end_told = False
+    ended = run(cluster, "consume", "--queue", "q", "--idle-exit", "0.5", "--connect-timeout", "1.5")
+    assert (ended.returncode, len(ended.stdout.split())) == (3, 20)
+    assert "nothing came for 2 s, and there may be more" in ended.stderr
+    assert "waiting for more records, or to be told where the queue ends" in ended.stderr
+
+
 def test_bytes_that_are_no_text_are_in_base64(cluster: FakeCluster) -> None:
     cluster.append([b"\xff\x00"], 20)
     found = run(cluster, "consume", "--queue", "q", "--max", "21", "--json").stdout.splitlines()

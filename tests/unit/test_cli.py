@@ -574,6 +574,9 @@ LOST = "the end of link 1, which is lost until g1-a or g1-b is back"
 def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     told = itertools.cycle(reasons)
     consumer = SimpleNamespace(is_elected=True, waiting_for="")
+    consumer.is_at_end = lambda **_: (
+        consumer.waiting_for in ("", "the next link", "link 2 to be opened") and not blocked_by
+    )
     waiting = consume_module._Waiting(consumer, 0.5, 10)
     for _ in range(20):
         consumer.waiting_for = next(told)
@@ -582,6 +585,39 @@ def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     else:
         pytest.fail("it never stops")
     assert waiting.blocked_by == blocked_by
+
+
+@pytest.mark.parametrize("reason", ["", "the next link"])
+@pytest.mark.parametrize("error", [None, Unreachable("no coordinator answers")])
+def test_a_reader_that_nobody_tells_that_all_is_read_says_so(reason, error):
+    """It ended with 0, before records, where both members stood still, or the coordinator that told it of the next link."""
+
+    def is_at_end(*, timeout_s):
+        asked.append(timeout_s)
+        if error:
+            raise error
+        return False
+
+    asked = []
+    consumer = SimpleNamespace(is_elected=True, waiting_for=reason, is_at_end=is_at_end)
+    waiting = consume_module._Waiting(consumer, 0.5, 2)
+    assert not any(waiting.is_over() for _ in range(24))
+    assert any(waiting.is_over() for _ in range(2))
+    assert len(asked) < 10
+    assert waiting.blocked_by.startswith("more records, or to be told where the queue ends")
+    assert waiting.blocked_s == 2.5
+    assert ("no coordinator answers" in waiting.blocked_by) is (error is not None)
+
+
+def test_a_reader_that_went_on_is_asked_anew_whether_all_is_read():
+    consumer = SimpleNamespace(is_elected=True, waiting_for="", is_at_end=lambda **_: False)
+    waiting = consume_module._Waiting(consumer, 0.5, 2)
+    assert not any(waiting.is_over() for _ in range(20))
+    waiting.ended()
+    consumer.is_at_end = lambda **_: True
+    assert not any(waiting.is_over() for _ in range(4))
+    assert any(waiting.is_over() for _ in range(2))
+    assert waiting.blocked_by == ""
 
 
 def test_a_reader_that_nobody_tells_where_to_read_stops_too_unless_it_stands_by():

@@ -150,6 +150,34 @@ def test_a_member_that_sends_all_ends_the_link() -> None:
     assert trace(ViewChanged(followed)) == ["open 2: link 2 at g1-b from 0"]
 
 
+def test_all_is_delivered_where_the_view_has_no_more_and_its_end_is_known() -> None:
+    def told(committed: int, version: int = 1, **changes) -> ChainView:
+        last = replace(link(1, LinkState.OPEN), committed=Index(committed), is_committed_exact=True)
+        return chain(replace(last, **changes), version=version)
+
+    trace = Trace()
+    assert not trace.state.has_all_of(told(0))
+    trace(ReadFrom(told(0), START))
+    assert trace.state.has_all_of(told(0))
+    trace(StartArrived(1, Index(0), {}))
+    trace(batch(1, 0, [1, 2, 3]))
+    assert [trace.state.has_all_of(told(committed)) for committed in (2, 3, 4)] == [True, True, False]
+    assert not trace.state.has_all_of(told(3, is_committed_exact=False))
+    trace(EndReached(1, Index(3)))
+    assert trace.state.has_all_of(told(3))
+    following = link(2, LinkState.OPEN, base=3)
+    followed = chain(link(1, LinkState.SEALED, end=3), replace(following, committed=Index(1), is_committed_exact=True))
+    assert not trace.state.has_all_of(followed)  # the reader was told of no next link
+    trace(ViewChanged(replace(followed, version=ChainVersion(2))))
+    assert not trace.state.has_all_of(followed)
+    trace(StartArrived(2, Index(0), {}))
+    trace(batch(2, 0, [4]))
+    assert trace.state.has_all_of(followed)
+    assert not trace.state.has_all_of(chain(link(1, LinkState.SEALED, end=3), replace(following, base=None)))
+    trace(Stopped())
+    assert not trace.state.has_all_of(followed)
+
+
 def test_h6_the_marks_of_a_link_s_start_count_also_where_what_is_before_it_was_not_read() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))

@@ -131,6 +131,37 @@ def test_what_a_poll_found_before_a_batch_that_cannot_be_read_is_returned(monkey
     assert passed(consumer) == Place(Epoch(1), Index(10))
 
 
+class Delivered:
+    """A session of which all is delivered, as the cluster says; `does` happens while it is asked."""
+
+    def __init__(self, does: Callable[[], object] = lambda: None) -> None:
+        self._does = does
+
+    async def is_all_delivered(self, _within_s: float) -> bool:
+        self._does()
+        return True
+
+
+def test_who_is_at_the_end_has_handed_out_all_that_is_delivered(monkeypatch) -> None:
+    monkeypatch.setattr(NoThread, "run", lambda _, coroutine, *__: asyncio.run(coroutine), raising=False)
+    consumer = elected(delivery(1, 0, 0, 4), delivery(2, 4, 2, 2, {"s": 3}))
+    hand_over, consumer._session = consumer._hand_over, Delivered()
+    assert not consumer.is_at_end()
+    assert len(consumer.poll(3, 0)) == 3
+    assert not consumer.is_at_end()
+    assert len(consumer.poll(3, 0)) == 1
+    assert consumer.poll(3, 0) == []  # re-sends
+    assert consumer.is_at_end()
+    consumer._session = Delivered(lambda: hand_over.put(delivery(2, 6, 4, 1)))
+    assert not consumer.is_at_end()
+    assert len(consumer.poll(3, 0)) == 1
+    consumer._session = Delivered(hand_over.begin)  # from where it is committed
+    assert not consumer.is_at_end()
+    consumer._session = Delivered()
+    hand_over.end()
+    assert not consumer.is_at_end()
+
+
 @pytest.mark.parametrize("at", [2, 3])
 def test_a_poll_that_is_interrupted_has_handed_nothing_out(monkeypatch, at) -> None:
     consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 10, 10), delivery(2, 20, 20, 10))

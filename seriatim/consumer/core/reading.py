@@ -139,6 +139,15 @@ class Reading:
         link = self.view.link(self.at.epoch)
         return link is not None and link.base is not None and link.base + self.at.index >= self.until
 
+    def has_all_of(self, view: ChainView) -> bool:
+        """Whether all that was acknowledged before `view` was made is delivered; False where nobody told. It is of a DescribeQueue, and was seen."""
+        if self.at is None or not view.is_latest_known:
+            return False
+        if self.is_at_end:  # of a link that the chain may have let go
+            return view.next_after(self.at.epoch) is None
+        reached = view.offset_of(self.at)
+        return reached is not None and reached >= view.latest
+
 
 Step = tuple[Reading, list[Effect]]
 
