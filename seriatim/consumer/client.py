@@ -405,6 +405,8 @@ class Consumer:
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
         """Up to `max_records` records, as soon as there are any; none where none came within `timeout_s`.
 
+        Fewer where these are of batches that take `prefetch_bytes`, decompressed: however well they were compressed, memory is enough.
+
         To ask for more is to be done with those returned before. Raises InvalidArgument for less than one record.
         """
         if max_records < 1:
@@ -418,18 +420,20 @@ class Consumer:
                 return []
             self._hand_over.wait(min(left_s, 1.0))
         found: list[Record] = []
-        term = chunk.term
+        found_bytes, term = 0, chunk.term
         following: Chunk | None = chunk
         taken: list[tuple[Chunk, int]] = []
         try:
-            while following is not None and len(found) < max_records:
+            while following is not None:
                 if following.term != term:
-                    found, term = [], following.term  # what was found will be handed out again
+                    found, found_bytes, term = [], 0, following.term  # what was found will be handed out again
                 taken.append((following, following.row))
                 end = min(following.count, following.row + max_records - len(found))
                 found += following.records(following.row, end)
                 following.row = end
-                following = self._take(is_done=False) if len(found) < max_records else None
+                found_bytes += following.size_bytes
+                is_enough = len(found) >= max_records or found_bytes >= self._prefetch_bytes
+                following = None if is_enough else self._take(is_done=False)
         except SeriatimError:  # the batch stays, and the next call meets it before all else
             if not found:
                 raise

@@ -27,11 +27,12 @@ class Chunk:
 
     `term` as in HandOver. 0 <= passed <= row <= count: so many records the application is done with, and so
     many were handed out. `before`: the place before the first; `behind`: behind the last, re-sends included.
+    `size_bytes`: what they take, decoded.
     """
 
-    __slots__ = ("_queue", "_rows", "before", "behind", "count", "passed", "row", "term")
+    __slots__ = ("_queue", "_rows", "before", "behind", "count", "passed", "row", "size_bytes", "term")
 
-    def __init__(self, term: int, rows: Rows, queue: str, before: Place) -> None:
+    def __init__(self, term: int, rows: Rows, queue: str, before: Place, size_bytes: int) -> None:
         self._rows = rows
         self._queue = queue
         self.term = term
@@ -39,6 +40,7 @@ class Chunk:
         self.row = 0
         self.passed = 0
         self.before = before
+        self.size_bytes = size_bytes
         self.behind = Place(rows.epoch, rows.next_index)
 
     def records(self, start: int, stop: int) -> list[Record]:
@@ -198,7 +200,7 @@ class HandOver:
         if first is not None and first[0] is delivery:
             return first[1], delivery.size_bytes
         rows = decoded(delivery)
-        chunk = Chunk(term, rows, queue, Place(delivery.epoch, delivery.start))
+        chunk = Chunk(term, rows, queue, Place(delivery.epoch, delivery.start), delivery.decoded_bytes)
         if term != self.term:
             return None
         self._first = delivery, chunk

@@ -70,7 +70,7 @@ def test_of_one_source_what_lies_at_or_below_its_mark_is_dropped() -> None:
 def test_the_place_behind_records_is_that_of_the_next_one_also_where_some_were_dropped() -> None:
     rows = decoded(delivery(has_all=True, marks={"s": 4, "t": 6}))
     before = Place(Epoch(3), Index(FIRST))
-    chunk = Chunk(1, rows, "q", before)
+    chunk = Chunk(1, rows, "q", before, 100)
     records = chunk.records(0, chunk.count)
     assert 0 < len(records) < COUNT, "re-sends were dropped"
     places = [chunk.place_after(count) for count in range(chunk.count + 1)]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
+from zstandard import frame_content_size
+
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, decode
 from seriatim.protocol.names import Epoch, Index, Offset
 from seriatim.protocol.record import Record
@@ -39,6 +41,12 @@ class Delivery:
     @property
     def size_bytes(self) -> int:
         return self.batch.size_bytes
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What its records take, but for the objects around them; of a batch that can be decoded."""
+        batch = self.batch
+        return frame_content_size(batch.payload) if batch.header.is_compressed else batch.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
