@@ -24,6 +24,7 @@ from seriatim.cli.options import (
     service_options,
     session_timeout_option,
 )
+from seriatim.cli.pipes import is_output_read
 from seriatim.cli.subscription import POSITION, seek_existing
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def consume(
     """Print a queue's records in order, one a line.
 
     Of all that consume one subscription one is elected, the others stand by. What was printed and flushed is committed,
-    at latest when the command ends, also by a signal or because nobody reads its output any more.
+    at latest when the command ends, also by a signal or because nobody reads its output any more. That counts what lies in a
+    pipe as printed, whoever leaves it unread: say --max N, not `| head -n N`.
     """
     from seriatim.consumer import Consumer
     from seriatim.protocol import errors, log
@@ -148,6 +150,8 @@ def _print(
     while not stopping.is_asked and left != 0:
         records = consumer.poll(_POLL_RECORDS if left is None else min(left, _POLL_RECORDS), _POLL_S)
         if not records:
+            if not is_output_read():
+                return False
             if waiting.is_over():
                 break
             continue

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from seriatim.cli.options import coordinator_option, json_option
+from seriatim.cli.pipes import is_output_read
 
 if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
@@ -192,6 +193,7 @@ class _Plain:
     def show(self, lines: list[str]) -> None:
         self._said = ""
         if lines == self._shown:
+            _check_read()
             return
         self._shown = lines
         if self._has_stamp:
@@ -200,9 +202,16 @@ class _Plain:
         sys.stdout.flush()
 
     def say(self, problem: str) -> None:
+        _check_read()
         if problem != self._said:
             self._said = problem
             click.echo(problem, err=True)
+
+
+def _check_read() -> None:
+    """Raises BrokenPipeError, as a write would, where nobody reads any more."""
+    if not is_output_read():
+        raise BrokenPipeError
 
 
 @contextmanager

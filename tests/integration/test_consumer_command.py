@@ -149,13 +149,15 @@ def _unread_bytes(pipe: int) -> int:
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
-def test_nobody_reads_the_output_any_more(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("following", [[b"x", b"y"], []], ids=["more", "quiet"])
+def test_nobody_reads_the_output_any_more(cluster: FakeCluster, following: list[bytes]) -> None:
+    """On a quiet queue nothing is written that would tell: it hung, elected, before all others."""
     process = start(cluster)
     assert process.stdout is not None
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
-    cluster.append([b"x"], 20)
-    cluster.append([b"y"], 21)
+    for seq, value in enumerate(following, 20):
+        cluster.append([value], seq)
     assert process.wait(100) == 0
     assert process.stderr is not None
     assert "Error" not in process.stderr.read()

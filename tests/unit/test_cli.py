@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +26,9 @@ from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, foreground, main, views
 from seriatim.cli import produce as produce_module
 from seriatim.cli import queue as queue_module
+from seriatim.cli import status as status_module
 from seriatim.cli.options import Duration, Names, duration_text
+from seriatim.cli.pipes import is_output_read
 from seriatim.cli.status import on_screen, with_members_knowledge
 from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.protocol import log
@@ -634,6 +637,33 @@ def test_a_reader_that_nobody_tells_where_to_read_stops_too_unless_it_stands_by(
     assert not any(waiting.is_over() for _ in range(15))
     assert any(waiting.is_over() for _ in range(10))
     assert (waiting.blocked_by, waiting.blocked_s) == (reason, 2)
+
+
+@pytest.mark.parametrize("ends", [os.pipe, lambda: [one.detach() for one in socket.socketpair()]])
+def test_a_watch_that_shows_nothing_new_notices_that_nobody_reads(ends, monkeypatch):
+    """`status --watch | head -n 2` hung until something changed."""
+    reading, writing = ends()
+    with os.fdopen(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        screen = status_module._Plain(has_stamp=False)
+        screen.show(["queue orders"])
+        screen.show(["queue orders"])
+        screen.say("no coordinator answers")
+        assert os.read(reading, 100) == b"queue orders\n"
+        os.close(reading)
+        with pytest.raises(BrokenPipeError):
+            screen.show(["queue orders"])
+        with pytest.raises(BrokenPipeError):
+            screen.say("no coordinator answers")
+        monkeypatch.undo()
+
+
+def test_what_is_no_pipe_is_read(monkeypatch, tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        for output in (file, io.StringIO(), None):
+            monkeypatch.setattr(sys, "stdout", output)
+            assert is_output_read()
+        monkeypatch.undo()
 
 
 def test_what_is_shown_of_a_sender_is_how_it_stands_when_it_is_drawn():
