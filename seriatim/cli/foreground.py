@@ -47,12 +47,15 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, Ctrl-C and a closed terminal call `stop`. A second SIGTERM or Ctrl-C kills, which does no harm: whoever is waited for may never let go."""
+def on_signals(stop: Callable[[], None], again: Any = signal.SIG_DFL) -> Iterator[None]:
+    """SIGTERM, Ctrl-C and a closed terminal call `stop`. A second SIGTERM or Ctrl-C kills, which does no harm: whoever is waited for may never let go.
+
+    `again`: another handler of a second one.
+    """
 
     def told(number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGHUP:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, again)
         stop()
 
     with on_ends(told, signal.SIGTERM, signal.SIGINT):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import stat
 import sys
 import time
@@ -37,6 +38,7 @@ from seriatim.protocol.errors import (
 )
 
 _LOOK_EVERY_S = 0.5
+_LAST_FLUSH_S = 10
 
 
 class _News:
@@ -224,7 +226,7 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty")
     separator = None if key_separator is None else os.fsencode(key_separator)
-    started_s = time.monotonic()
+    started_s, interruption = time.monotonic(), None
     with contextlib.ExitStack() as stack:
         log = None if ack_log is None else _opened_log(ack_log)
         news = stack.enter_context(contextlib.closing(_News()))
@@ -235,9 +237,15 @@ def produce(
         )  # fmt: skip
         stack.callback(producer.abort)
         run = _Run(producer, acknowledgements, news)
-        failure = _produce(run, file, separator, connect_timeout, has_seq=with_seq)
+        failure = None
+        try:
+            failure = _produce(run, file, separator, connect_timeout, has_seq=with_seq)
+        except KeyboardInterrupt as error:
+            interruption = error
     failure = failure or acknowledgements.failure
     _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
+    if interruption is not None:
+        raise interruption
     if failure is not None:
         click.secho(f"Error: {failure}", fg="red", err=True)
         context.exit(exits.exit_code(failure))
@@ -251,25 +259,36 @@ def produce(
 def _produce(
     run: _Run, file: Path | None, separator: bytes | None, connect_timeout_s: float, *, has_seq: bool
 ) -> SeriatimError | None:
-    """Send everything; the error that ended it, if one did. What was sent is flushed in any case."""
-    failure: SeriatimError | None = None
+    """Send everything; the error that ended it, if one did. What was sent is flushed, until a second signal: raises KeyboardInterrupt."""
+    with on_signals(run.stop, signal.default_int_handler):
+        failure = _send(run, file, separator, connect_timeout_s, has_seq=has_seq)
+        if not run.producer.is_elected:
+            return failure
+        waits_for = run.read - run.acknowledgements.acknowledged
+        if run.is_stopping and waits_for:
+            run.say(f"stopping: waiting up to {_LAST_FLUSH_S} s for {waits_for:,} records")
+        try:
+            run.producer.flush(_LAST_FLUSH_S)
+        except OutcomeUnknown:
+            pass  # the summary tells of those that were not sent again since
+        except SeriatimError as error:
+            return failure or error
+    return failure
+
+
+def _send(
+    run: _Run, file: Path | None, separator: bytes | None, connect_timeout_s: float, *, has_seq: bool
+) -> SeriatimError | None:
     try:
-        with on_signals(run.stop), _showing(run, is_typed=_is_typed(file)), _opened(file) as descriptor:
+        with _showing(run, is_typed=_is_typed(file)), _opened(file) as descriptor:
             if run.wait_until_elected(connect_timeout_s):
                 _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
                 _finish(run)
     except SeriatimError as error:
-        failure = error
+        return error
     except OSError as error:
-        failure = WorldError(f"can't read {_called(file)}: {error.strerror}")
-    if run.producer.is_elected:
-        try:
-            run.producer.flush(10)
-        except OutcomeUnknown:
-            pass  # the summary tells of those that were not sent again since
-        except SeriatimError as error:
-            failure = failure or error
-    return failure
+        return WorldError(f"can't read {_called(file)}: {error.strerror}")
+    return None
 
 
 def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | None, *, has_seq: bool) -> None:

@@ -252,6 +252,26 @@ def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -
     assert code == exits.DONE, said
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_interrupts_the_last_acknowledgements_is_told_how_many_came(cluster: SmallCluster, number: int) -> None:
+    """All members stand still: the second Ctrl-C ended it without a word, also of what `--json` prints."""
+    with start(cluster, "--json", given=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        stored(cluster, process, "1\n")
+        cluster.silent_epochs = {1}
+        process.stdin.write("2\n3\n")
+        process.stdin.flush()
+        until(lambda: cluster.end() == 3)
+        process.send_signal(number)
+        assert any(line == "stopping: waiting up to 10 s for 2 records\n" for line in process.stderr)
+        process.send_signal(number)
+        code, output, _ = ended(process)
+    assert code == exits.INTERRUPTED
+    summary = json.loads(output)
+    assert [summary[name] for name in ("read", "acknowledged", "unknown")] == [3, 1, 2]
+
+
 def test_what_the_last_lines_wait_for_is_told(cluster: SmallCluster, tmp_path: Path) -> None:
     cluster.wrong_address = "127.0.0.1:1"
     file = tmp_path / "lines"
