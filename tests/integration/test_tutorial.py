@@ -40,3 +40,4 @@ def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None
     chain = r"^ +1 +g1 +sealed .*\n +2 +g2 +(open|sealed .*\n +3 +g3 +open) "
     assert re.search(chain, done.stdout, re.MULTILINE), said
     assert "\n4\n5\n" in done.stdout, said
+    assert "for no link of it is open" not in done.stdout, said
