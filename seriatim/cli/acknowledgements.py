@@ -14,7 +14,7 @@ from seriatim.protocol.errors import OutcomeUnknown, WorldError
 
 PART_BYTES: Final = 32 * 1024 * 1024
 _RECORD_BYTES: Final = 256
-"""What a record takes here besides its value."""
+"""What a record takes here besides its value and its key."""
 _Sent = tuple[Handle, Line]
 
 
@@ -53,7 +53,7 @@ class Acknowledgements:
         return True
 
     def add(self, handle: Handle, line: Line) -> None:
-        self._part_bytes += _RECORD_BYTES + len(line.value)
+        self._part_bytes += _RECORD_BYTES + len(line.value) + len(line.key or b"")
         self._sent.put((handle, line))
 
     def settling(self) -> threading.Event:

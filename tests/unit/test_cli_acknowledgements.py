@@ -32,12 +32,15 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_what_is_sent_and_not_followed_is_bounded_and_its_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", [Line(b"x" * 744, None, None), Line(b"x", b"k" * 743, None)])
+def test_what_is_sent_and_not_followed_is_bounded_and_its_room_comes_back(
+    monkeypatch: pytest.MonkeyPatch, line: Line
+) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 10_000)
     acknowledgements = Acknowledgements(None, lambda: None)
     batch, added = sent(), 0
     while acknowledgements.has_room(0.01):
-        acknowledgements.add(Handle(batch, 0), Line(b"x" * 744, None, None))
+        acknowledgements.add(Handle(batch, 0), line)
         added += 1
         assert added <= 20
     assert added == 20
