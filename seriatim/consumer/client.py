@@ -393,6 +393,7 @@ class Consumer:
     def _handed_out(self, chunk: Chunk) -> Iterator[Record]:
         """The rest of a batch, as long as the term and the lease go on; the clock is asked for each record."""
         hand_over, term, clock, row = self._hand_over, chunk.term, time.clock_gettime, chunk.row
+        hand_over.handed_in = term
         while row < chunk.count:
             for record in chunk.records(row, row + RECORDS_AT_ONCE):
                 is_over = hand_over.is_closed or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s
@@ -557,6 +558,7 @@ class Consumer:
         A record whose handler raises blocks the queue: nothing passes it. It is tried again after `backoff_s`,
         doubled up to `backoff_max_s`; `blocked` and the log say why. With `park`, which is given the record and the
         error, the record counts as done instead, once `park` returned; where that raises, too, the record blocks the queue.
+        What fails when this consumer is no longer elected, or somebody sought, is neither parked nor tried again by that term.
         What isn't an `Exception` (KeyboardInterrupt) ends this at once, and its record is not done: the next `run` begins with it.
         """
         try:

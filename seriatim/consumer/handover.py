@@ -73,6 +73,7 @@ class HandOver:
         self._awaited: deque[Callable[[], None]] = deque()
         self.is_reading = False
         self.valid_until_s = 0.0
+        self.handed_in = 0  # the term of what was handed out last
         self.dropped = 0
         self.error: SeriatimError | None = None
         self.is_closed = False
@@ -138,6 +139,10 @@ class HandOver:
     def is_open(self) -> bool:
         """Whether records may be handed out now."""
         return self.is_reading and not self.is_closed and boottime_s() < self.valid_until_s
+
+    def holds(self, term: int) -> bool:
+        """Whether what this term handed out may be worked on now: nobody else can have been handed it."""
+        return self.term == term and boottime_s() < self.valid_until_s
 
     def _is_ready(self) -> bool:
         return self.is_closed or self.error is not None or (bool(self._now[1]) and self.is_open)

@@ -551,6 +551,56 @@ def test_a_record_that_cannot_be_parked_blocks_the_queue() -> None:
     assert (tries, parked, handled) == ([0, 0, 0], [0], [1, 2])
 
 
+def begin_at(consumer: Consumer, offset: int) -> None:
+    """Another term, from there on, one record."""
+    consumer._hand_over.begin()
+    consumer._hand_over.put(delivery(2, offset, offset, 1))
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 0.001, 0.02])
+@pytest.mark.parametrize("comes", ["while it is tried", "while it is waited for"])
+def test_a_record_that_fails_when_its_term_is_over_is_neither_tried_again_nor_parked(comes, backoff_s) -> None:
+    """Another reader may be past it by then, or an operator, who sought past what never works: it blocked the queue for ever."""
+    consumer = elected(delivery(1, 0, 0, 4))
+    handled, parked = [], []
+
+    def handler(record) -> None:
+        handled.append(record.offset)
+        if record.offset == 10 or len(handled) > 20:
+            consumer._hand_over.close()
+        if record.offset == 1:
+            if comes == "while it is tried":
+                consumer._hand_over.end()
+                begin_at(consumer, 10)
+            raise ValueError("the database's connection broke")
+
+    def park(record, _error) -> None:
+        parked.append(record.offset)
+        begin_at(consumer, 10)
+        raise OSError("the table for parked records can't be reached")
+
+    consumer.run(handler, park, backoff_s=backoff_s)
+    assert (handled, parked, consumer.blocked) == ([0, 1, 10], [1] * (comes == "while it is waited for"), None)
+
+
+def test_a_record_that_fails_when_its_lease_has_lapsed_is_tried_again_first_when_that_goes_on() -> None:
+    """Not parked, as nobody can tell whether another is elected; and not given up, as nobody need be."""
+    consumer = elected(delivery(1, 0, 0, 2))
+    handled, parked = [], []
+
+    def handler(record) -> None:
+        handled.append(record.offset)
+        if record.offset == 1:
+            consumer._hand_over.close()
+        if len(handled) == 1:
+            consumer._hand_over.renew(0.0)
+            threading.Timer(0.05, consumer._hand_over.renew, (boottime_s() + 60,)).start()
+            raise ValueError("not now")
+
+    consumer.run(handler, lambda record, _error: parked.append(record.offset), backoff_s=0.001)
+    assert (handled, parked) == ([0, 0, 1], [])
+
+
 def test_a_record_whose_handler_was_interrupted_is_the_first_of_the_next_run() -> None:
     consumer = elected(delivery(1, 0, 0, 5))
     handled: list[int] = []
