@@ -15,7 +15,16 @@ from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, NotElected, SeriatimError, copied
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    Fenced,
+    InvalidArgument,
+    NotElected,
+    OlderGeneration,
+    SeriatimError,
+    copied,
+)
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
@@ -69,6 +78,7 @@ class Subscriber:
         self._on_deposed = on_deposed
         self._woken: SimpleQueue[None] = SimpleQueue()  # and no lock, as in HandOver
         self._term: Term | None = None
+        self._told: Term | None = None  # the application
         self._valid_until_s = 0.0
         self._error: SeriatimError | None = None
         self._thread: LoopThread | None = None
@@ -120,6 +130,13 @@ class Subscriber:
     @property
     def term(self) -> Term | None:
         """Token, generation and cursor while elected. Raises what can't be mended, such as UnknownSubscription."""
+        term = self._present()
+        if term is not None:
+            self._told = term
+        return term
+
+    def _present(self) -> Term | None:
+        """See `term`; nobody is told."""
         if self._error is not None:
             raise copied(self._error)
         return self._term if boottime_s() < self._valid_until_s else None
@@ -157,20 +174,23 @@ class Subscriber:
                 self._woken.get(timeout=min(1.0, left_s))
         return term
 
-    def commit(self, offset: int, *, timeout_s: float = 30.0) -> None:
+    def commit(self, offset: int, *, term: Term | None = None, timeout_s: float = 30.0) -> None:
         """Commit everything below `offset`, and wait until both members have it.
 
-        Raises Fenced or NotElected where another reader is elected, DeadlineOver, OlderGeneration after a seek, InvalidArgument where
+        `term`: in which that was read; None: the one that was told last, by `term`, `wait_elected` or `on_elected`. Raises Fenced
+        or NotElected where another reader is elected, or was since, OlderGeneration after a seek, DeadlineOver, InvalidArgument where
         the offset is no longer kept, or beyond what there is.
         """
-        thread, session = self._thread, self._session
-        if self.term is None or thread is None or session is None:
+        present, thread, session = self._present(), self._thread, self._session
+        if present is None or thread is None or session is None:
             raise NotElected("this subscriber isn't elected", queue=self.queue)
-        thread.run(self._commit(session, Offset(offset)), timeout_s)
+        if term is None:
+            term = self._told = self._told or present
+        thread.run(self._commit(session, Offset(offset), term), timeout_s)
 
-    @staticmethod
-    async def _commit(session: ReaderSession, offset: Offset) -> None:
+    async def _commit(self, session: ReaderSession, offset: Offset, term: Term) -> None:
         """The caller may have read further than this view shows: then the offset is in a later link than it seems."""
+        self._check(term)
         view = session.view
         if view is None:
             raise NotElected("this subscriber isn't elected")
@@ -178,6 +198,7 @@ class Subscriber:
             view = await session.look()
         while True:
             place = view.place_of(offset)
+            self._check(term)
             try:
                 await session.commit(place)
             except InvalidArgument:
@@ -188,6 +209,16 @@ class Subscriber:
                 view = session.view or view
                 if offset < view.earliest or view.place_of(offset) <= place:
                     return
+
+    def _check(self, term: Term) -> None:
+        """Raises OlderGeneration, Fenced or NotElected where `term` isn't the present one."""
+        present = self._term
+        if present is None:
+            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        if present.generation != term.generation:
+            raise OlderGeneration("the subscription was sought: the cursor is elsewhere now", queue=self.queue)
+        if present.fence != term.fence:
+            raise Fenced("what was read is of an earlier term, and will be read again", queue=self.queue)
 
     # ---- on the loop
 
@@ -229,6 +260,8 @@ class Subscriber:
         term = Term(grant.subscription_id, grant.generation, grant.token, offset)
         self._term = term
         self._tell()
+        if self._on_elected is not None:
+            self._told = term
         call_back(_log, self._on_elected, term)
 
     def _leased(self, valid_until_s: float) -> None:

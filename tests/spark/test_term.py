@@ -290,7 +290,7 @@ class Elected:
     queue_id = QUEUE_ID
     queue_created_at_ms = 1234
 
-    def commit(self, offset, *, timeout_s):
+    def commit(self, offset, *, term, timeout_s):
         pass
 
 

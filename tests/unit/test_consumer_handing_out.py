@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -31,6 +31,8 @@ from seriatim.protocol.errors import (
     Fenced,
     InvalidArgument,
     MalformedFrame,
+    NotElected,
+    OlderGeneration,
     UnknownQueue,
     UnknownSubscription,
 )
@@ -391,10 +393,74 @@ def test_a_process_whose_parent_failed_to_open_a_consumer_may_open_one() -> None
     assert "Unreachable: no coordinator answers" in done.stdout
 
 
+def grant_of(generation: int, token: int) -> Grant:
+    return Grant(SubscriptionId(1), Generation(generation), Token(token))
+
+
+@pytest.fixture
+def subscriber() -> Iterator[Subscriber]:
+    """Elected under generation 1 and token 1, of a queue whose one link is open."""
+    sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
+    link = LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, sides[0], sides[1], {})
+    found = Subscriber("127.0.0.1:1", "q")
+    found._session = Session(ChainView("c", 1, "q", ChainVersion(1), (link,)))
+    found._granted(grant_of(1, 1), BEFORE_ALL)
+    found._leased(boottime_s() + 60)
+    thread = found._thread = LoopThread("subscriber")
+    yield found
+    thread.close()
+
+
+@pytest.mark.parametrize(
+    ("generation", "token", "error"), [(2, 1, OlderGeneration), (1, 2, Fenced), (2, 2, OlderGeneration)]
+)
+def test_a_subscriber_commits_nothing_of_what_was_read_in_an_earlier_term(subscriber, generation, token, error) -> None:
+    """It undid the seek that had begun the present one: the records sought back to were never read again."""
+    first = subscriber.wait_elected(0)
+    subscriber.commit(4)
+    subscriber._granted(grant_of(generation, token), BEFORE_ALL)
+    with pytest.raises(error):
+        subscriber.commit(6)
+    second = subscriber.term
+    with pytest.raises(error):
+        subscriber.commit(6, term=first)
+    subscriber.commit(2)
+    subscriber.commit(3, term=second)
+    subscriber._ended()
+    with pytest.raises(NotElected):
+        subscriber.commit(7, term=second)
+    assert [place.index for place in subscriber._session.commits] == [4, 2, 3]
+
+
+def test_nor_where_that_ends_while_it_looks_for_the_offset(subscriber) -> None:
+    session, view = subscriber._session, subscriber._session.view
+    session.view = ChainView("c", 1, "q", ChainVersion(0))
+
+    async def look() -> ChainView:
+        subscriber._granted(grant_of(2, 1), BEFORE_ALL)
+        return view
+
+    session.look = look
+    with pytest.raises(OlderGeneration):
+        subscriber.commit(4)
+    assert session.commits == []
+
+
+def test_a_subscriber_s_term_is_known_to_who_is_called_back_and_to_who_has_committed_in_it(subscriber) -> None:
+    subscriber.commit(1)
+    subscriber._granted(grant_of(2, 1), BEFORE_ALL)
+    with pytest.raises(OlderGeneration):  # nobody was told
+        subscriber.commit(2)
+    subscriber._on_elected = print
+    subscriber._granted(grant_of(3, 1), BEFORE_ALL)
+    subscriber.commit(3)
+    assert [place.index for place in subscriber._session.commits] == [1, 3]
+
+
 def test_a_forked_process_has_no_term_of_its_parent_s() -> None:
     """Both would have written elsewhere under one token, which fences neither of them."""
     subscriber = Subscriber("127.0.0.1:1", "q")
-    subscriber._granted(Grant(SubscriptionId(1), Generation(1), Token(1)), BEFORE_ALL)
+    subscriber._granted(grant_of(1, 1), BEFORE_ALL)
     subscriber._leased(boottime_s() + 60)
     thread = subscriber._thread = LoopThread("the parent's")
     subscriber._session = Session(object())

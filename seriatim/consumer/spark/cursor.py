@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from seriatim.consumer.subscriber import Subscriber
+from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
 from seriatim.protocol.errors import SeriatimError
 
@@ -16,13 +16,14 @@ _FINISH_S = 2.0
 
 
 class CursorKeeper:
-    """`want(offset)` after the target has everything below it. Only the newest wish counts.
+    """`want(offset)` after the target has everything below it, in `term`. Only the newest wish counts.
 
     A cursor that stays behind costs nothing but disk at the members: the target knows the position.
     """
 
-    def __init__(self, subscriber: Subscriber) -> None:
+    def __init__(self, subscriber: Subscriber, term: Term) -> None:
         self._subscriber = subscriber
+        self._term = term
         self._changed = threading.Condition()
         self._wanted = 0
         self._committed = 0
@@ -57,7 +58,7 @@ class CursorKeeper:
                     return
                 offset = self._wanted
             try:
-                self._subscriber.commit(offset, timeout_s=_TIMEOUT_S)
+                self._subscriber.commit(offset, term=self._term, timeout_s=_TIMEOUT_S)
             except SeriatimError as error:
                 _log.debug("cursor not committed", offset=offset, reason=error.message)
             else:

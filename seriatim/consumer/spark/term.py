@@ -98,7 +98,7 @@ class ReplayTerm:
         self._term = term
         self._queue_id = subscriber.queue_id
         self._checkpoints = Path(self._settings.checkpoint or directory / "checkpoints")
-        self._cursor = CursorKeeper(subscriber)
+        self._cursor = CursorKeeper(subscriber, term)
         self._application: Application | None = None
         self._failure: BaseException | None = None
         self._failures = 0
