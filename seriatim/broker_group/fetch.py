@@ -123,13 +123,7 @@ class FetchStream:
             self._check(runner, opened)
             end = runner.readable_end
             while index < end and self._credit_bytes > 0:
-                encoded = await self._next(runner, index, end)
-                self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
-                several = next(together(self._waiting(runner, encoded, end))) if opened.takes_several else [encoded]
-                self._credit_bytes -= sum(one.size_bytes for one in several)
-                index = several[-1].header.end_index
-                self._is_beat_due = False
-                await self._say(BatchMessage.of_several(several, runner.state.committed.index))
+                index = await self._send(runner, opened, index, end)
             if runner.record.end is not None and index >= runner.record.end:
                 await self._say(pb.FetchReply(end=runner.record.end, committed_index=runner.record.end))
                 return
@@ -145,10 +139,23 @@ class FetchStream:
                 await self._wake.wait()
                 self._wake.clear()
 
+    async def _send(self, runner: LinkRunner, opened: pb.FetchOpen, index: Index, end: Index) -> Index:
+        """Send what follows, as far as the credit goes, and say where that ends. Nothing of it is kept: a reader may take no more for hours."""
+        encoded = await self._next(runner, index, end)
+        self._check_reader(runner, opened)  # named while this waited: nothing more to the one before (H8)
+        several = next(together(self._waiting(runner, encoded, end))) if opened.takes_several else [encoded]
+        self._credit_bytes -= sum(one.size_bytes for one in several)
+        index = several[-1].header.end_index
+        self._forget_sent(index)
+        self._is_beat_due = False
+        await self._say(BatchMessage.of_several(several, runner.state.committed.index))
+        return index
+
     async def _next(self, runner: LinkRunner, index: Index, end: Index) -> EncodedBatch:
         found = self._at_hand(runner, index)
         if found is None:
-            self._read_ahead = deque(await self._broker.batches(runner.key, index, end, READ_BYTES))
+            limit_bytes = min(READ_BYTES, self._credit_bytes)
+            self._read_ahead = deque(await self._broker.batches(runner.key, index, end, limit_bytes))
             found = self._read_ahead[0]
         return found
 
@@ -158,10 +165,13 @@ class FetchStream:
         if found is not None:
             self._read_ahead.clear()
             return found
-        while self._read_ahead and self._read_ahead[0].header.first_index < index:
-            self._read_ahead.popleft()
+        self._forget_sent(index)
         is_there = self._read_ahead and self._read_ahead[0].header.first_index == index
         return self._read_ahead[0] if is_there else None
+
+    def _forget_sent(self, index: Index) -> None:
+        while self._read_ahead and self._read_ahead[0].header.first_index < index:
+            self._read_ahead.popleft()
 
     def _waiting(self, runner: LinkRunner, first: EncodedBatch, end: Index) -> Iterator[EncodedBatch]:
         """It, and what is at hand behind it, within the credit."""
