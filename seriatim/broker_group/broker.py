@@ -24,7 +24,7 @@ from seriatim.broker_group.link_runner import Flight, LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
-from seriatim.broker_group.uninterrupted import uninterrupted
+from seriatim.broker_group.uninterrupted import Lock, uninterrupted
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -102,7 +102,7 @@ class Broker:
             one: KeptChain.of(chain_json.decode(data), version) for one, version, data in store.chains()
         }
         # As long as somebody waits: a call may come when the link was let go, and be given up, or ended, at any moment.
-        self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[LinkKey, Lock] = WeakValueDictionary()
         self._opening: WeakValueDictionary[LinkKey, asyncio.Event] = WeakValueDictionary()
         self.under_way: set[asyncio.Task[Any]] = set()
 
@@ -282,9 +282,9 @@ class Broker:
         if queue_id in self.set_back:
             raise self.found_set_back(queue_id, self.set_back[queue_id])
 
-    def lock(self, key: LinkKey) -> asyncio.Lock:
+    def lock(self, key: LinkKey) -> Lock:
         """Serialises what changes a link's record or cursors beside the replica's steps."""
-        return self._locks.setdefault(key, asyncio.Lock())
+        return self._locks.setdefault(key, Lock())
 
     async def batches(self, key: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
         """As the store's, beside the loop, and with damage noted. Raises BadChecksum, DiskFailed."""

@@ -24,7 +24,7 @@ from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
-from seriatim.broker_group.uninterrupted import uninterrupted
+from seriatim.broker_group.uninterrupted import Lock, uninterrupted
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Whose, whose_from
@@ -63,18 +63,18 @@ class CursorKeeper:
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         # Of links whose cursors can't be read, who reads.
         self._named: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
-        self._locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
-        self._write_locks: WeakValueDictionary[LinkKey, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[LinkKey, Lock] = WeakValueDictionary()
+        self._write_locks: WeakValueDictionary[LinkKey, Lock] = WeakValueDictionary()
         self._noted: dict[LinkKey, set[Whose]] = {}
         self.under_way: set[asyncio.Task[Any]] = set()
         self._reported: dict[LinkKey, set[Whose]] = {}
         self._unreadable: set[LinkKey] = set()  # which was said
 
-    def _lock(self, key: LinkKey) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
+    def _lock(self, key: LinkKey) -> Lock:
+        return self._locks.setdefault(key, Lock())
 
-    def _write_lock(self, key: LinkKey) -> asyncio.Lock:
-        return self._write_locks.setdefault(key, asyncio.Lock())
+    def _write_lock(self, key: LinkKey) -> Lock:
+        return self._write_locks.setdefault(key, Lock())
 
     def of_link(self, key: LinkKey) -> dict[SubscriptionId, CursorRecord]:
         records = self._records.get(key)
