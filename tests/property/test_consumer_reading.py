@@ -16,6 +16,7 @@ from seriatim.consumer.core.reading_events import (
     CloseFetch,
     Deliver,
     Discard,
+    Drained,
     EndReached,
     Event,
     FetchFailed,
@@ -88,7 +89,11 @@ class World:
 
 @dataclass
 class Reader:
-    """Drives the core: a scripted shell."""
+    """Drives the core: a scripted shell.
+
+    `head`: number of the first link that isn't committed to its end, by whoever reads; `kept`: of the first that the chain still
+    has; `gone`: offsets that were let go before this reader had read them.
+    """
 
     world: World
     known: int = 1
@@ -99,6 +104,9 @@ class Reader:
     registered: dict[str, bool] = field(default_factory=lambda: {"a": True, "b": True})
     starts: int = 1
     answered: tuple[str, ...] = ("a", "b")
+    head: int = 0
+    kept: int = 0
+    gone: set[int] = field(default_factory=set)
     state: Reading = field(default_factory=lambda: Reading(2000))
     now_s: float = 100.0
     wake_at_s: float | None = None
@@ -114,7 +122,7 @@ class Reader:
 
     def view(self) -> ChainView:
         links = []
-        for number in range(self.known):
+        for number in range(self.kept, self.known):
             is_last = number == self.known - 1
             state = LinkState.SEALED
             if is_last and self.is_last_open:
@@ -211,6 +219,22 @@ class Reader:
             self.is_last_open = False
         self.change()
 
+    def commit(self) -> None:
+        """All that has ended, and perhaps more than this reader has read: a reader before it did, whose commit nobody had answered."""
+        self.head = self.known - 1
+
+    def tell(self) -> None:
+        self.happened(Drained(Epoch(self.head + 1)))
+
+    def let_go(self) -> None:
+        """Retention: of all that is committed, read by this reader or not."""
+        self.kept = self.head
+        number, index = self.state.at.epoch - 1, self.state.at.index
+        if number < self.kept:
+            at = self.world.base(number) + min(index, self.world.length(number))
+            self.gone.update(range(at, self.world.base(self.kept)))
+        self.change()
+
     def take(self) -> None:
         if self.taken_bytes:
             self.happened(RowsTaken(self.taken_bytes.pop(0)))
@@ -225,6 +249,7 @@ class Reader:
         """Everything is healed, everything is read."""
         self.registered = {"a": True, "b": True}
         self.change()
+        self.tell()
         while self.is_opening or self.known < len(self.world.links) or self.is_last_open:
             self.grow()
         for _ in range(2000):
@@ -265,12 +290,12 @@ def worlds(draw) -> World:
 @given(world=worlds(), data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world: World, data: st.DataObject) -> None:
-    reader = Reader(world, answered=data.draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()])))
+    answered = data.draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()]))
+    reader = Reader(world, known=data.draw(st.integers(1, len(world.links))), answered=answered)
     reader.happened(ReadFrom(reader.view(), Place(Epoch(1), Index(0))))
     start = 0
-    actions = st.sampled_from(
-        ["serve", "fail", "grow", "take", "wake", "leave", "return", "stale", "silent", "heard", "take-over"]
-    )
+    in_link = ["serve", "fail", "take", "wake", "leave", "return", "stale", "silent", "heard"]
+    actions = st.sampled_from([*in_link, "grow", "commit", "tell", "let_go", "take-over"])
     for action in data.draw(st.lists(actions, max_size=40)):
         latest = max(reader.fetches, default=0)
         match action:
@@ -278,7 +303,7 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
                 reader.serve(latest, data.draw(st.integers(1, 4)))
             case "fail":
                 reader.fail(latest)
-            case "grow" | "take" | "wake":
+            case "grow" | "take" | "wake" | "commit" | "tell" | "let_go":
                 getattr(reader, action)()
             case "leave":
                 reader.registered[data.draw(st.sampled_from("ab"))] = False
@@ -295,15 +320,16 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
             case "stale":
                 reader.happened(FetchFailed(latest - 1, "an older stream"))
             case "take-over":
-                number = data.draw(st.integers(0, reader.known - 1))
+                number = data.draw(st.integers(reader.kept, reader.known - 1))
                 index = data.draw(st.integers(0, world.length(number) + 2))  # a cursor may lie beyond the end (H22)
                 if number == reader.known - 1 and reader.is_last_open:
                     index = min(index, world.length(number))
                 start = world.base(number) + min(index, world.length(number))
+                reader.gone.clear()
                 reader.happened(ReadFrom(reader.view(), Place(Epoch(number + 1), Index(index))))
     reader.finish()
-    assert reader.handed == [one for one in world.model() if one[0] >= start]
-    offsets = world.base(len(world.links)) - start
+    assert reader.handed == [one for one in world.model() if one[0] >= start and one[0] not in reader.gone]
+    offsets = world.base(len(world.links)) - start - len(reader.gone)
     assert len(reader.handed) + reader.dropped >= offsets
 
 
@@ -330,6 +356,28 @@ def test_a_range_ends_exactly_where_it_was_asked_to(world: World, data: st.DataO
 
 
 RESENT = World([[[("one", 1), ("one", 2), ("one", 3)]], [[("one", 2), ("one", 3), ("one", 4)]]])
+
+
+def test_what_another_reader_had_committed_is_read_to_its_end_as_long_as_it_is_kept() -> None:
+    """A commit that nobody had answered counted later, or was never a commit: the reader that went on there passed over the rest of its link."""
+    reader = Reader(RESENT, known=2)
+    reader.happened(ReadFrom(reader.view(), Place(Epoch(1), Index(0))))
+    reader.commit()
+    reader.tell()
+    reader.finish()
+    assert reader.handed == RESENT.model()
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_what_another_reader_had_committed_isn_t_waited_for_when_it_was_let_go(is_told_first: bool) -> None:
+    reader = Reader(RESENT, known=2)
+    reader.happened(ReadFrom(reader.view(), Place(Epoch(1), Index(0))))
+    reader.commit()
+    for step in (reader.tell, reader.let_go) if is_told_first else (reader.let_go, reader.tell):
+        step()
+    assert reader.state.at == Place(Epoch(2), Index(0))
+    reader.finish()
+    assert reader.handed == [(5, "one", 4)]
 
 
 def test_marks_come_from_the_place_after_a_take_over() -> None:

@@ -276,4 +276,5 @@ def test_a_reader_that_is_in_the_next_link_already_isn_t_started_anew_where_the_
     assert happened(cursor.ViewChanged(later)) == [AcquireAgain()]
     assert happened(granted(later, 2, 0)) == []
     reads, _ = reading.decide(Reading(1000), ReadFrom(later, Place(Epoch(2), Index(3)), is_end=False), 0.0)
-    assert reading.decide(reads, Drained(Epoch(2)), 0.0) == (reads, [])
+    after, effects = reading.decide(reads, Drained(Epoch(2)), 0.0)
+    assert (after.at, after.fetch, effects) == (reads.at, reads.fetch, [])

@@ -10,6 +10,7 @@ member only closes the fetch; it is opened again at `at`, at the other member or
 Rules (protocol.md 6):
 - a link that is opening is *not yet*; a lost one stops the reading, with a reason; only a recorded end is an end;
 - a place beyond the end counts as the end (H22); batches beyond it are not taken in;
+- what was committed by whoever read before is read on to its end all the same; only what the chain has let go isn't waited for;
 - marks belong to the place: those of the link's start and what the member says about the first batch's start, raised
   by each batch. They go over with the reader to the next link (H6);
 - fetched ahead of the application, across links, within `limit_bytes`.
@@ -88,6 +89,7 @@ class Reading:
     skip_below: records of `at`'s link below it were not asked for; since: nor those below this offset, in whatever link.
     marks: at `at`; None until a member said them.
     is_at_end: `at` is the recorded end of its link. end_offset: that end as an offset; None where nobody knows it yet.
+    head: all links before it are committed to their ends, as a coordinator told; the chain may let them go.
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
     failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
     heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
@@ -104,6 +106,7 @@ class Reading:
     marks: Mapping[str, int] | None = None
     is_at_end: bool = False
     end_offset: Offset | None = None
+    head: Epoch = Epoch(0)
     fetch: Fetch | None = None
     next_fetch_id: int = 1
     buffered_bytes: int = 0
@@ -168,7 +171,7 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
         case ViewChanged(view):
             state, effects = _seen(state, view, now_s)
         case Drained(head):
-            state, effects = _left(state, head)
+            state, effects = replace(state, head=max(state.head, head)), []
         case RowsTaken(size_bytes):
             state, effects = replace(state, buffered_bytes=max(0, state.buffered_bytes - size_bytes)), []
         case Tick():
@@ -260,14 +263,6 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
         return state, []
     return _failed(state, "it is no longer registered as it was", now_s, order_close=True)
-
-
-def _left(state: Reading, head: Epoch) -> Step:
-    """A link whose end this reader hasn't heard of ends where it is: all of it is read, and the chain may have let it go."""
-    if state.at is None or state.is_at_end or state.at.epoch >= head:
-        return state, []
-    closed, effects = _closed(state)
-    return _at_end(closed, _current(closed), state.at), effects
 
 
 def _is_to_be_left(state: Reading, link: LinkView) -> bool:
@@ -399,6 +394,10 @@ def _settled(state: Reading, now_s: float) -> Step:
     view = state.view
     while state.at is not None and view is not None:
         at = state.at
+        if at.epoch < state.head and not state.is_at_end and view.link(at.epoch) is None:
+            state, closed = _closed(state)
+            effects += closed
+            state = _at_end(state, None, at)
         reason, link = _whereabouts(state, view, at)
         if reason:
             state, closed = _closed(state)

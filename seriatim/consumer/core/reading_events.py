@@ -40,7 +40,7 @@ class ViewChanged:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A coordinator says that this reader has read every link before `head` to its end."""
+    """A coordinator says that every link before `head` is committed to its end: the chain may let go of it, heard of or not."""
 
     head: Epoch
 
