@@ -33,7 +33,7 @@ from seriatim.coordinator.remembered import side_by_side
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, QueueSettings
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import (
     ChainSetBack,
@@ -130,19 +130,8 @@ class Operations:
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         settings = messages.settings_from(request.settings, frozenset(registry.groups))
-        queue_id = await self._store.new_queue_id()
-        while registry.set_back(queue_id) or queue_id in self._store.chains:
-            queue_id = await self._store.new_queue_id()  # a queue has this one, or one that ZooKeeper lost had it (H16)
-        document = chain.created(
-            cluster=self._store.cluster,
-            queue_id=queue_id,
-            name=name,
-            settings=settings,
-            groups=tuple(sorted(registry.groups)),
-            now_ms=now_ms(),
-        )
         try:
-            version = await self._store.create_queue(document, request.cause_id)
+            document, version = await self._made(name, settings, sorted(registry.groups), request.cause_id)
         except QueueExists:
             made = await self._store.made_by(request.cause_id, name)
             if made is None:
@@ -150,6 +139,23 @@ class Operations:
             document, version = await self._store.read_chain(made)
         _log.info("queue created", queue=name, queue_id=document.queue_id, cause_id=request.cause_id)
         return views.queue_view(document, version, registry)
+
+    async def _made(
+        self, name: str, settings: QueueSettings, groups: Iterable[str], cause_id: str
+    ) -> tuple[ChainDocument, ChainVersion]:
+        """Under the first id of which nothing is there (H16)."""
+        while True:
+            document = chain.created(
+                cluster=self._store.cluster,
+                queue_id=await self._store.new_queue_id(),
+                name=name,
+                settings=settings,
+                groups=tuple(groups),
+                now_ms=now_ms(),
+            )
+            version = await self._store.create_queue(document, cause_id)
+            if version is not None:
+                return document, version
 
     async def alter_queue(self, request: pb.AlterQueueRequest) -> pb.QueueView:
         """Other settings for a queue: retention and readmission at once, durability from the next link on."""

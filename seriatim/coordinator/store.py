@@ -18,6 +18,7 @@ from seriatim.coordinator.remembered import Remembered, side_by_side
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
 from seriatim.protocol.errors import (
     IncompatibleVersion,
@@ -40,6 +41,8 @@ from seriatim.protocol.zookeeper import (
     queue_ids,
     read_as,
 )
+
+NO_QUEUE = QueueId(0)
 
 
 class Store(Remembered):
@@ -134,27 +137,38 @@ class Store(Remembered):
             self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version
 
-    async def new_queue_id(self) -> QueueId:
-        """A number that no queue had before (H16), unless somebody deleted what counts them. Its node goes with the session, where this is cut off."""
-        path = f"{self.paths.ids}/q-"
-        try:
-            path = await self.session.create(path, ephemeral=True, sequential=True)
-        except NoNode:
-            await self.make_nodes()
-            path = await self.session.create(path, ephemeral=True, sequential=True)
-        with contextlib.suppress(NoNode):  # so it did, in between
-            await self.session.delete(path)
-        return QueueId(int(path[-10:]) + 1)
+    async def new_queue_id(self, above: QueueId = NO_QUEUE) -> QueueId:
+        """A number that no queue had before (H16), above this one and all that are known here.
 
-    async def create_queue(self, document: ChainDocument, cause_id: str = "") -> ChainVersion:
+        It is the time, for what ZooKeeper counts goes with it: an empty one would give the ids again of which disks still have records.
+        """
+        known = max(above, *self.chains, *self.names.values(), *self.registry.all_set_back, NO_QUEUE)
+        while True:
+            try:
+                await self.session.sync(self.paths.ids)
+                data, version = await self.session.get(self.paths.ids)
+                last = int(data) if data.isdigit() else NO_QUEUE
+                queue_id = QueueId(max(now_ms(), last + 1, known + 1))
+                await self.session.set(self.paths.ids, str(queue_id).encode(), version)
+            except BadVersion:
+                continue  # somebody else was given one
+            except NoNode:  # somebody deleted it
+                await self.make_nodes()
+            else:
+                return queue_id
+
+    async def create_queue(self, document: ChainDocument, cause_id: str = "") -> ChainVersion | None:
         """The chain first, then the name: one that is cut off between them is cleared away. Raises QueueExists, Waiting.
 
-        Whoever was so long between the two that it was cleared away meanwhile takes the name back. `cause_id`: of the call
-        that makes it, for `made_by`.
+        None: something is there of this id, and nothing was written. Whoever still stands for election at a queue that ZooKeeper lost
+        makes what that lies in. Whoever was so long between the two that it was cleared away meanwhile takes the name back.
+        `cause_id`: of the call that makes it, for `made_by`.
         """
         queue_id = document.queue_id
-        with contextlib.suppress(NodeExists):  # who stands for an election makes what it lies in
+        try:
             await self.session.create(self.paths.queue(queue_id), messages.kept_cause(cause_id).encode())
+        except NodeExists:
+            return None
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
         late = Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
@@ -222,8 +236,7 @@ class Store(Remembered):
 
     async def skip_queue_ids(self, last: QueueId) -> None:
         """No queue gets an id up to this one: it had been given to one that ZooKeeper lost (H16)."""
-        while await self.new_queue_id() <= last:
-            pass
+        await self.new_queue_id(last)
 
     async def is_gone(self, queue_id: QueueId) -> bool:
         """Whether the queue is marked as deleted, or cleared away already."""

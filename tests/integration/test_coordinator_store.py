@@ -23,14 +23,18 @@ from kazoo.exceptions import NotEmptyError
 
 from seriatim.cli import exits
 from seriatim.coordinator import background
+from seriatim.coordinator import store as coordinator_store
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background as core_background
 from seriatim.coordinator.core import chain, closing, subscriptions
+from seriatim.coordinator.core.background import SeenChain
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings
+from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import (
     ChainSetBack,
@@ -439,39 +443,42 @@ def test_a_queue_that_is_made_again_by_the_same_call_is_there(zookeeper: str, mo
     asyncio.run(scenario())
 
 
-def test_the_giving_of_an_id_that_is_cut_off_leaves_nothing(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No queue of this id is ever made, or deleted, so nobody would look for its node."""
-
-    async def cut_off(*_: object) -> None:
-        raise Unreachable("the coordinator was killed here")
+def test_no_id_is_given_twice_whatever_clocks_and_zookeeper_do(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ZooKeeper that lost everything counted from 1 again: disks had records of other queues under these ids."""
 
     async def scenario() -> None:
-        async with session(zookeeper) as other:
-            async with started_store(zookeeper) as (own, store):
-                monkeypatch.setattr(own, "delete", cut_off)
-                await refused(store.new_queue_id(), Unreachable)
-                assert len(await other.children(store.paths.ids)) == 1
-            assert await other.children(store.paths.ids) == []
+        async with started_store(zookeeper) as (own, store), session(zookeeper) as other:
+            second = Store(other, CLUSTER)
+            before = now_ms()
+            given = await asyncio.gather(*(one.new_queue_id() for one in [store, second] * 10))
+            assert len(set(given)) == len(given)
+            assert min(given) >= before
+            await own.delete(store.paths.ids)  # with all that was counted
+            assert await second.new_queue_id() > max(given)
+            monkeypatch.setattr(coordinator_store, "now_ms", lambda: 5)
+            last = await store.new_queue_id()
+            await own.delete(store.paths.ids)
+            assert await store.new_queue_id() == 5
+            store.chains[last] = cast("SeenChain", None)
+            store.registry = Registry(outdated={QueueId(last + 7): "it was further"})
+            assert await store.new_queue_id() == last + 8
+            await store.skip_queue_ids(QueueId(last + 100))
+            assert await second.new_queue_id() > last + 100
 
     asyncio.run(scenario())
 
 
-def test_the_giving_of_an_id_goes_on_where_the_session_ended_in_between(
+def test_a_queue_is_made_under_no_id_at_which_somebody_still_stands_for_election(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever made a queue then was told of a defect."""
+    """His queue was lost with ZooKeeper; its records are on disks under this id."""
 
     async def scenario() -> None:
-        async with started_store(zookeeper) as (own, store):
-            delete = own.delete
-
-            async def delete_late(path: str) -> None:
-                await delete(path)  # as the session's end does
-                await delete(path)
-
-            monkeypatch.setattr(own, "delete", delete_late)
-            first = await store.new_queue_id()
-            assert await store.new_queue_id() > first
+        async with started_store(zookeeper) as (_, store):
+            monkeypatch.setattr(coordinator_store, "now_ms", lambda: 1)
+            async with elected(zookeeper, store.paths.senders(QueueId(1))):
+                operations = Operations(store, *[cast("Any", None)] * 3)
+                assert (await operations.create_queue(pb.CreateQueueRequest(queue="orders"))).queue_id == 2
 
     asyncio.run(scenario())
 
@@ -702,7 +709,7 @@ def test_queues_are_made_also_where_what_counts_their_ids_was_deleted(zookeeper:
             await own.delete(Paths(CLUSTER).ids)
             made.append(await stub.CreateQueue(pb.CreateQueueRequest(queue="letters")))
             first = made[0].queue_id
-            assert [one.queue_id for one in made] == [first, first + 1, first + 2]
+            assert first < made[1].queue_id < made[2].queue_id
 
     asyncio.run(scenario())
 

@@ -93,7 +93,7 @@ class SubscriptionView:
 class ChainView:
     """A snapshot of a queue. `links` by rising epoch. `ahead`: addresses of the members that a switch would lead to now.
 
-    `created_at_ms`: when the queue was made, by a coordinator's clock; 0 where it isn't told. Ids count from 1 in each cluster, so
+    `created_at_ms`: when the queue was made, by a coordinator's clock; 0 where it isn't told. Ids counted from 1 in each cluster once, so
     outside of the cluster it takes both to name a queue for good. `first_offset`: what is below was let go; 0 where it isn't told.
     `may_be_outdated`: somebody may know of more records, by a newer chain than ZooKeeper has.
     """

@@ -122,6 +122,12 @@ class Registry:
             if queue_id in state.set_back
         }
 
+    @property
+    def all_set_back(self) -> frozenset[QueueId]:
+        """The queues of which somebody knows more than their chains."""
+        members = [state for group in self.groups.values() for state in group.members.values()]
+        return frozenset(self.outdated).union(*(state.set_back for state in members))
+
     def set_back_error(self, document: ChainDocument) -> ChainSetBack | None:
         """The error for who would write the chain, where somebody knows more of the queue: its version would soon be that of what is lost."""
         set_back = self.set_back(document.queue_id)

@@ -223,10 +223,10 @@ def _id_of_the_name(*_: Any) -> Any:
     return same()
 
 
-async def _made_in_its_place(right: Any, store: Store, document: ChainDocument) -> ChainVersion:
+async def _made_in_its_place(_: Any, store: Store, document: ChainDocument, __: str) -> ChainVersion:
     path = store.paths.chain(document.queue_id)
-    if not await store.session.exists(path):
-        return await right(store, document)
+    for below in (store.paths.senders(document.queue_id), store.paths.seals(document.queue_id), path):
+        await store.session.ensure(below)
     version = await store.session.set(path, encode(document))
     await store.session.create(store.paths.name(document.name), json.dumps(document.queue_id).encode())
     return ChainVersion(version)
