@@ -247,9 +247,11 @@ class Broker:
     async def saw_chain(self, seen: SeenChain) -> None:
         """Keep a copy of a chain that is newer than the one here, if there is one, for when ZooKeeper loses it. Raises DiskFailed.
 
-        Of a queue that nobody sent to there is nothing to keep, and of a deleted one nothing more.
+        Of a queue that nobody sent to there is nothing to keep, and of a deleted one nothing more. Another queue of its id ends nothing.
         """
         document, queue_id = seen.document, seen.document.queue_id
+        if self.is_another(queue_id, document.name, document.created_at_ms):
+            return
         if document.is_deleted:
             self.lets_go(queue_id, EVERY_EPOCH)
             await self.forget_chain(queue_id)
@@ -268,6 +270,15 @@ class Broker:
         if queue_id in self._kept_chains:
             await self.store.forget_chain(queue_id)
             self._kept_chains.pop(queue_id, None)
+
+    def is_another(self, queue_id: QueueId, queue: str, created_at_ms: int = 0) -> bool:
+        """Whether what is here of this id is another queue's than this one, which is said then. `queue` empty: it isn't told."""
+        copy = self._kept_chains.get(queue_id)
+        records = self.links_of(queue_id) if copy is None else ()
+        what = setback.another_queue(queue, created_at_ms, copy, records) if queue else ""
+        if what:
+            self.found_set_back(queue_id, what)
+        return bool(what)
 
     def found_set_back(self, queue_id: QueueId, what: str) -> ChainSetBack:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""
@@ -412,6 +423,7 @@ class Broker:
     def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
         """The link with its record on the way to the disk, in front of all that it may take (`LinkRunner.kept`)."""
         version, token = ChainVersion(request.chain_version), Token(request.token)
+        self.is_another(key[0], request.queue)
         self.check_not_set_back(key[0])
         runner = self.find(key)
         if runner is None or (runner.record.opened_start == 0 and not runner.record.is_sealed):

@@ -229,9 +229,9 @@ class BackgroundWork:
                 return True
             case TellEnd():
                 return await self._end_told(action, cause_id)
-            case TellDrop(queue_id, below, member, incarnation):
-                await self._members.drop_links(queue_id, below, member, cause_id)
-                self._drops.add((queue_id, below, incarnation))
+            case TellDrop(document, below, member, incarnation):
+                await self._members.drop_links(document, below, member, cause_id)
+                self._drops.add((document.queue_id, below, incarnation))
                 self._wake.set()
                 return True
             case FreeName(queue_id, name):
@@ -321,8 +321,8 @@ def _key(action: Action) -> object:
             return "change", document.queue_id, expected
         case TellEnd(document, _, link, member, incarnation):
             return "end", document.queue_id, link.epoch, member, incarnation
-        case TellDrop(queue_id, below, member, incarnation):
-            return "drop", queue_id, below, member, incarnation
+        case TellDrop(document, below, member, incarnation):
+            return "drop", document.queue_id, below, member, incarnation
         case FreeName(queue_id, _):
             return "free", queue_id
         case ClearQueue(queue_id, _):

@@ -145,15 +145,17 @@ class Members:
         )
         return await self._call(member, lambda stub: stub.RecordEnd, request, self._timeout_s)
 
-    async def drop_links(self, queue_id: QueueId, below: Epoch, member: MemberName, cause_id: str) -> None:
+    async def drop_links(self, queue: ChainDocument, below: Epoch, member: MemberName, cause_id: str) -> None:
         """DropLinks to whoever is at the place now; `below` 0 drops the whole queue."""
         state = self._state(member)
         request = pb.DropLinksRequest(
             cluster=self._store.cluster,
             to=messages.incarnation(state.incarnation),
-            queue_id=queue_id,
+            queue_id=queue.queue_id,
             below_epoch=below,
             cause_id=cause_id,
+            queue=queue.name,
+            created_at_ms=queue.created_at_ms,
         )
         await self._call(member, lambda stub: stub.DropLinks, request, self._timeout_s)
 

@@ -702,11 +702,16 @@ class DropLinksRequest(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     BELOW_EPOCH_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    CREATED_AT_MS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     below_epoch: _builtins.int
     """0: the whole queue"""
     cause_id: _builtins.str
+    queue: _builtins.str
+    """which queue has this id; empty from earlier versions"""
+    created_at_ms: _builtins.int
     @_builtins.property
     def to(self) -> Global___Incarnation: ...
     def __init__(
@@ -717,10 +722,12 @@ class DropLinksRequest(_message.Message):
         queue_id: _builtins.int = ...,
         below_epoch: _builtins.int = ...,
         cause_id: _builtins.str = ...,
+        queue: _builtins.str = ...,
+        created_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below_epoch", b"below_epoch", "cause_id", b"cause_id", "cluster", b"cluster", "queue_id", b"queue_id", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below_epoch", b"below_epoch", "cause_id", b"cause_id", "cluster", b"cluster", "created_at_ms", b"created_at_ms", "queue", b"queue", "queue_id", b"queue_id", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

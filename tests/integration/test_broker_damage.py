@@ -1070,6 +1070,52 @@ def test_a_queue_of_which_nothing_is_left_is_kept_up_to_date_until_it_is_deleted
     with_links(scenario)
 
 
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_nothing_is_let_go_for_another_queue_that_got_the_id_h16(
+    with_links: Callable[[Scenario], None], has_copy: bool
+) -> None:
+    """ZooKeeper had lost what counted ids, and queue `bills` got that of `orders`; it was deleted, and with it all records of both."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        runner.changed_record(replace(runner.record, queue="orders"))
+        data, _ = await ZooKeeperWithALink().get()
+        document = chain_json.decode(data)
+        if has_copy:
+            await broker.saw_chain(SeenChain(document, ChainVersion(7), data))
+        before = broker.links_of(RECORD.queue_id), broker.kept_chains
+        other = replace(document, name="bills", created_at_ms=9, next_epoch=Epoch(9), is_deleted=True)
+
+        class OfAnother(ZooKeeperWithALink):
+            async def get(self, *_: object) -> tuple[bytes, int]:
+                return chain_json.encode(other), 99
+
+            async def children(self, *_: object) -> list[str]:
+                return [str(RECORD.queue_id)]
+
+        resyncer, keeper = resyncer_of(broker, OfAnother())
+        service = BrokerService(broker, keeper, cast("Membership", None))
+        me = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
+        drop = pb.DropLinksRequest(cluster="c", to=me, queue_id=RECORD.queue_id, queue="bills", created_at_ms=9)
+        link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=20, to=me)
+        opening = pb.OpenLinkRequest(link=link, queue="bills")
+        for is_deleted in (False, True):
+            other = replace(other, is_deleted=is_deleted)
+            await broker.saw_chain(SeenChain(other, ChainVersion(99), b"of bills"))
+            await service.DropLinks(drop, Caller())  # nothing of that queue is here
+            with pytest.raises(ChainSetBack):
+                await broker.open_link(opening)
+            broker.set_back.clear()
+            assert "of queue orders, under the id of queue bills" in await resyncer._pass()
+            assert list(broker.set_back) == [RECORD.queue_id]
+            assert (broker.links_of(RECORD.queue_id), broker.kept_chains) == before
+        broker.set_back.clear()
+        drop.queue, drop.created_at_ms = "orders", document.created_at_ms
+        await service.DropLinks(drop, Caller())
+        assert (broker.links_of(RECORD.queue_id), broker.kept_chains) == ([], {})
+
+    with_links(scenario)
+
+
 def test_a_chain_that_is_made_again_is_compared_at_once(with_links: Callable[[Scenario], None]) -> None:
     """It was recovered, and the queue stood still for up to half a minute more, for a chain of which ZooKeeper knows nothing."""
 

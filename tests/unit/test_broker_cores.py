@@ -452,12 +452,12 @@ def test_a_chain_that_explains_the_disk_is_the_newest() -> None:
 def test_a_copy_of_the_chain_that_is_newer_than_the_chain_shows_what_no_link_was_told() -> None:
     def found(version: int, **changes) -> dict[QueueId, str]:
         seen = {QUEUE: SeenChain(document(**changes), ChainVersion(version))}
-        kept = {QUEUE: KeptChain(ChainVersion(9), "orders"), QueueId(77): KeptChain(ChainVersion(9), "gone")}
+        kept = {QUEUE: KeptChain(ChainVersion(9), "q", 0), QueueId(77): KeptChain(ChainVersion(9), "gone", 0)}
         return setback.queues(MemberName("g1", "a"), "a", seen, [], kept)
 
     assert found(8) == {QUEUE: "it keeps version 9 of the chain, which is at 8"}
     kept_sought = KeptChain(
-        ChainVersion(9), "orders", {UNREAD[0].subscription_id: Generation(2), SubscriptionId(77): Generation(9)}
+        ChainVersion(9), "q", 0, {UNREAD[0].subscription_id: Generation(2), SubscriptionId(77): Generation(9)}
     )
     seen = {QUEUE: SeenChain(document(subscriptions=UNREAD), ChainVersion(12))}
     said = setback.queues(MemberName("g1", "a"), "a", seen, [], {QUEUE: kept_sought})[QUEUE]
@@ -467,6 +467,28 @@ def test_a_copy_of_the_chain_that_is_newer_than_the_chain_shows_what_no_link_was
     assert found(9) == found(10) == found(8, is_deleted=True) == {}
     as_sought = {QUEUE: replace(kept_sought, generations={UNREAD[0].subscription_id: Generation(1)})}
     assert setback.queues(MemberName("g1", "a"), "a", seen, [], as_sought) == {}
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_the_chain_of_another_queue_that_got_the_id_explains_nothing_h16(is_deleted: bool) -> None:
+    """ZooKeeper had lost what counted them. An operator deleted it, and members let go of what they had of the one before."""
+
+    def found(holding: Holding | None, kept: KeptChain | None, **changes) -> str:
+        seen = {QUEUE: SeenChain(document(is_deleted=is_deleted, **changes), ChainVersion(9))}
+        held_here = [] if holding is None else [holding]
+        copies = {} if kept is None else {QUEUE: kept}
+        return setback.queues(MemberName("g1", "a"), "a", seen, held_here, copies).get(QUEUE, "")
+
+    for holding in (opened(1, 9, 9, queue="audit"), None):
+        said = found(holding, KeptChain(ChainVersion(9), "audit", 0))
+        assert said == "it keeps the chain of queue audit, under the id of queue q"
+        said = found(holding, KeptChain(ChainVersion(9), "q", 5_000), created_at_ms=65_999)
+        assert said == "it keeps the chain of the queue q that was made 60 s before the one that has its id"
+    said = found(opened(1, 9, 9, queue="audit"), None, next_epoch=Epoch(2))
+    assert said == "its link 1 is of queue audit, under the id of queue q"
+    same = {"next_epoch": Epoch(2), "sender_token": Token(4)}
+    assert found(opened(1, 9, 9, queue="q"), KeptChain(ChainVersion(9), "q", 0), **same) == ""
+    assert found(opened(1, 9, 9, queue=""), None, **same) == ""
 
 
 @pytest.mark.parametrize(

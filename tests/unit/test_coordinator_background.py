@@ -611,6 +611,16 @@ def test_nothing_is_done_by_a_chain_that_is_older_than_a_disk():
     assert registry.standstill(QueueId(2)) == {}
 
 
+def test_a_deleted_queue_goes_also_where_a_disk_has_another_one_s_records_under_its_id():
+    """Else that one couldn't be recovered: its id was taken for good."""
+    world = sending_world()
+    world.document = chain.deleted(world.document)
+    registry = set_back(world.registry())
+    told = [action.document for action in planned(world, registry=registry, names={})]
+    assert told == [world.document] * 6
+    assert planned(world, registry=set_back(registry, is_said=False, is_new=True), names={}) == ()
+
+
 def test_who_has_just_come_to_zookeeper_waits_for_the_members_it_knows():
     registry = sending_world().registry()
     assert replace(registry, is_new=True).standstill(QueueId(1)) == {}

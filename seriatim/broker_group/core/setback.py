@@ -31,15 +31,15 @@ class KeptChain:
 
     version: ChainVersion
     queue: str
+    created_at_ms: int
     generations: Mapping[SubscriptionId, Generation] = field(default_factory=dict)
     """Of its subscriptions: where they were sought."""
 
     @staticmethod
     def of(document: ChainDocument, version: ChainVersion) -> KeptChain:
         """What is to be known of a copy."""
-        return KeptChain(
-            version, document.name, {one.subscription_id: one.generation for one in document.subscriptions}
-        )
+        generations = {one.subscription_id: one.generation for one in document.subscriptions}
+        return KeptChain(version, document.name, document.created_at_ms, generations)
 
 
 def queues(
@@ -52,21 +52,46 @@ def queues(
     """The queues of which this disk knows more than their chains, and what.
 
     `held` and `kept` have to be older than `chains`, and these not older than ZooKeeper was then: what was told here comes
-    from a document that ZooKeeper had. A copy also shows what no link was told: that a subscription was sought.
+    from a document that ZooKeeper had. A copy also shows what no link was told: that a subscription was sought. A deleted
+    queue's chain may be an older one, but not another queue's.
     """
     found: dict[QueueId, str] = {}
     for holding in held:
         queue_id = holding.record.queue_id
         if queue_id in chains and queue_id not in found:
             document, version = chains[queue_id].document, chains[queue_id].version
-            what = "" if document.is_deleted else _unexplained(name, disk_id, document, version, holding)
+            what = another_queue(document.name, document.created_at_ms, kept.get(queue_id), (holding.record,))
+            if not what and not document.is_deleted:
+                what = _unexplained(name, disk_id, document, version, holding)
             if what:
                 found[queue_id] = what
     for queue_id in kept.keys() & chains.keys() - found.keys():
-        seen = chains[queue_id]
-        if not seen.document.is_deleted and (what := _older_than(kept[queue_id], seen)):
+        seen, copy = chains[queue_id], kept[queue_id]
+        what = another_queue(seen.document.name, seen.document.created_at_ms, copy, ())
+        if not what and not seen.document.is_deleted:
+            what = _older_than(copy, seen)
+        if what:
             found[queue_id] = what
     return found
+
+
+def another_queue(queue: str, created_at_ms: int, copy: KeptChain | None, records: Iterable[LinkRecord]) -> str:
+    """How what is here of an id is another queue's than this one, which got it after ZooKeeper had lost what was given (H16).
+
+    `created_at_ms` 0: it isn't told. A link that was only ever sealed here says no name.
+    """
+    if copy is not None:
+        if copy.queue != queue:
+            return f"it keeps the chain of queue {copy.queue}, under the id of queue {queue}"
+        if created_at_ms and copy.created_at_ms != created_at_ms:
+            return f"it keeps the chain of the queue {queue} that was made {_apart(copy.created_at_ms, created_at_ms)}"
+        return ""
+    other = next((one for one in records if one.queue not in ("", queue)), None)
+    return "" if other is None else f"its link {other.epoch} is of queue {other.queue}, under the id of queue {queue}"
+
+
+def _apart(copied_ms: int, there_ms: int) -> str:
+    return f"{abs(there_ms - copied_ms) // 1000:,} s {'before' if copied_ms < there_ms else 'after'} the one that has its id"
 
 
 def _older_than(copy: KeptChain, seen: SeenChain) -> str:

@@ -131,7 +131,7 @@ class TellEnd:
 class TellDrop:
     """DropLinks to the member that is at `member` now; `below` 0: the whole queue."""
 
-    queue_id: QueueId
+    document: ChainDocument
     below: Epoch
     member: MemberName
     incarnation: Incarnation
@@ -169,7 +169,8 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
         SweepQueue(queue_id) for queue_id, since_ms in view.bare.items() if now_ms - since_ms > ORPHAN_AFTER_MS
     ]
     for seen in view.chains:
-        if view.registry.standstill(seen.document.queue_id):
+        # Who keeps another queue of its id says so, and lets go nothing for a deleted one: that is recovered when this one is gone (H16).
+        if view.registry.awaited if seen.document.is_deleted else view.registry.standstill(seen.document.queue_id):
             continue
         if seen.document.is_deleted:
             actions += _deletion(seen, view, now_ms)
@@ -300,7 +301,7 @@ def _drops(document: ChainDocument, below: Epoch, view: View) -> Iterable[TellDr
     for name, group in view.registry.groups.items():
         for place, state in group.members.items():
             if (document.queue_id, below, state.incarnation) not in view.told.drops:
-                yield TellDrop(document.queue_id, below, MemberName(name, place), state.incarnation)
+                yield TellDrop(document, below, MemberName(name, place), state.incarnation)
 
 
 def _deletion(seen: SeenChain, view: View, now_ms: int) -> list[Action]:
