@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 from seriatim.coordinator.core import recovery
+from seriatim.coordinator.core.chain import deleted_error
 from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.coordinator.members import Members
@@ -30,22 +32,11 @@ class Recovery:
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         copies, last_queue_id = await self._kept_chains(name, registry)
-        now = await self._present_chain(name)
-        if now is not None and not copies and not registry.set_back(now.document.queue_id):
-            copy = now  # of a queue that nobody has sent to no member keeps one
-        else:
-            copy = recovery.newest(copies, name)
-        document = copy.document
-        if now is not None and now.document.queue_id != document.queue_id:
-            raise _in_the_way(name, now.document.queue_id, document.queue_id)
-        if now is not None and not registry.set_back(document.queue_id):
-            if awaited := registry.awaited:
-                raise not_ready(awaited)  # their disks may yet turn out to know more
-            # Else a queue that was made anew under the name, and sent to, would hide the one that ZooKeeper lost.
-            lost = {one.document.queue_id for one in copies} - {document.queue_id} - self._store.chains.keys()
-            if lost:
-                raise _in_the_way(name, document.queue_id, max(lost))
-            unasked = _unasked(document, registry)
+        named = await self._present_chain(name)
+        now, copy = await self._found(name, named, copies, registry)
+        if named is not None and not registry.set_back(named.document.queue_id):
+            self._check_nothing_is_lost(named.document, copies, registry)
+            unasked = _unasked(named.document, registry)
             what = f"nothing is to be recovered: no disk knows more than the chain of queue {name}{unasked}"
             return pb.RecoverQueueReply(what=what, is_needless=True)
         goes_on = now is not None and recovery.goes_on_from(now, copy)
@@ -62,13 +53,49 @@ class Recovery:
         version = recovery.version(copies)
         base = now.document if now is not None and goes_on else recovery.recovered(copy)
         wanted = recovery.with_last_seeks(base, copies)
-        if now is None or wanted != now.document:
-            expected = None if now is None else now.version
-            if not await self._store.recover_queue(wanted, expected):
-                raise Waiting("the chain changed meanwhile: look again", reasons={"chain": "it changed"})
-        await self._store.raise_version(document.queue_id, version)
+        if named is None or wanted != named.document:
+            await self._write(wanted, now)
+        await self._store.raise_version(base.queue_id, version)
         _log.warning("queue recovered", queue=name, what=what, version=version, cause_id=request.cause_id)
         return pb.RecoverQueueReply(what=what, is_done=True)
+
+    async def _found(
+        self, name: str, named: Copy | None, copies: list[Copy], registry: Registry
+    ) -> tuple[Copy | None, Copy]:
+        """What ZooKeeper has now of the queue, be it without its name, and the newest copy of it.
+
+        Raises ChainSetBack, and as `_check_not_in_the_way`.
+        """
+        if named is not None and not copies and not registry.set_back(named.document.queue_id):
+            return named, named  # of a queue that nobody has sent to no member keeps one
+        copy = recovery.newest(copies, name)
+        now = named or await self._chain_of(copy.document.queue_id)
+        if now is not None:
+            _check_not_in_the_way(now.document, copy.document)
+            for one in copies:
+                if one.document.queue_id == now.document.queue_id:
+                    _check_not_in_the_way(now.document, one.document)
+        return now, copy
+
+    def _check_nothing_is_lost(self, now: ChainDocument, copies: list[Copy], registry: Registry) -> None:
+        """Raises Unreachable where disks may yet turn out to know more.
+
+        Raises QueueExists where this queue was made anew under the name, and sent to, and would hide the one that ZooKeeper lost.
+        """
+        if awaited := registry.awaited:
+            raise not_ready(awaited)
+        for one in copies:
+            seen = self._store.chains.get(one.document.queue_id)
+            is_going = seen is not None and seen.document.is_deleted and recovery.is_same(seen.document, one.document)
+            if not is_going:
+                _check_not_in_the_way(now, one.document)
+
+    async def _write(self, wanted: ChainDocument, now: Copy | None) -> None:
+        """Raises Waiting where the chain changed, and QueueExists where another queue got the name meanwhile."""
+        if not await self._store.recover_queue(wanted, None if now is None else now.version):
+            if (there := await self._present_chain(wanted.name)) is not None:
+                _check_not_in_the_way(there.document, wanted)
+            raise Waiting("the chain changed meanwhile: look again", reasons={"chain": "it changed"})
 
     async def _kept_chains(self, queue: str, registry: Registry) -> tuple[list[Copy], QueueId]:
         """All copies of its chain that registered members keep; the last queue that one of them has a copy of."""
@@ -82,18 +109,41 @@ class Recovery:
     async def _present_chain(self, queue: str) -> Copy | None:
         """What ZooKeeper has; None where it knows no such queue."""
         try:
-            document, version = await self._store.read_chain(await self._store.queue_id(queue))
+            return await self._chain_of(await self._store.queue_id(queue))
+        except UnknownQueue:
+            return None
+
+    async def _chain_of(self, queue_id: QueueId) -> Copy | None:
+        """What ZooKeeper has under this id, whoever's it is."""
+        try:
+            document, version = await self._store.read_chain(queue_id)
         except UnknownQueue:
             return None
         return Copy(document, version, "ZooKeeper")
 
 
-def _in_the_way(name: str, there: QueueId, lost: QueueId) -> QueueExists:
-    return QueueExists(
-        f"there is another queue {name} now, with id {there}; the one with id {lost}, whose chain is kept on disks, can be "
-        f"recovered once that one is deleted",
-        queue=name,
+def _check_not_in_the_way(there: ChainDocument, lost: ChainDocument) -> None:
+    """Raises QueueExists where another queue has the name now, or the id, and Waiting while that one is cleared away.
+
+    Raises UnknownQueue where it is the same one, and was deleted.
+    """
+    if recovery.is_same(there, lost):
+        if there.is_deleted:
+            raise deleted_error(there)
+        return
+    if there.is_deleted:
+        what = f"queue {there.name}, {_told(there)}, is deleted: look again when it is cleared away"
+        raise Waiting(what, reasons={f"queue {there.name}": what})
+    raise QueueExists(
+        f"there is another queue {there.name} now, {_told(there)}; the queue {lost.name}, {_told(lost)}, whose chain is kept on disks, "
+        f"can be recovered once that one is deleted",
+        queue=there.name,
     )
+
+
+def _told(document: ChainDocument) -> str:
+    made = datetime.fromtimestamp(document.created_at_ms // 1000, UTC)
+    return f"with id {document.queue_id}, made {made:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _what_is_recovered(now: Copy | None, copy: Copy, registry: Registry) -> str:

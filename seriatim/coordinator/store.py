@@ -198,18 +198,24 @@ class Store(Remembered):
     async def recover_queue(self, document: ChainDocument, expected: ChainVersion | None) -> bool:
         """Make or replace a queue's chain; its version is to be raised after it. False: somebody changed it, nothing was written.
 
-        `expected`: the version that is there; None: there is no chain. The name first: a chain without one is cleared away.
+        `expected`: the version that is there; None: there is no chain. No name leads to a chain that isn't there, or is another queue's,
+        and no chain is made whose name another one has got: both come at once.
         """
         paths, queue_id = self.paths, document.queue_id
-        data, path = chain_json.encode(document), paths.chain(document.queue_id)
-        with contextlib.suppress(NodeExists):
-            await self.session.create(paths.name(document.name), json.dumps(queue_id).encode())
+        path, data = paths.chain(queue_id), chain_json.encode(document)
+        name = (paths.name(document.name), json.dumps(queue_id).encode())
+        try:
+            is_named = await self.queue_id(document.name) == queue_id
+        except UnknownQueue:
+            is_named = False
         await self.session.ensure(paths.senders(queue_id))
         await self.session.ensure(paths.seals(queue_id))
         try:
             if expected is None:
-                await self.session.create(path, data)
+                await self.session.create(path, data, beside=None if is_named else name)
             else:
+                if not is_named:
+                    await self.session.create(*name)
                 await self.session.set(path, data, expected)
         except (BadVersion, NodeExists, NoNode):
             return False

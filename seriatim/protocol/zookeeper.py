@@ -396,9 +396,22 @@ class ZooKeeperSession:
         return names
 
     async def create(
-        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequential: bool = False,
+        parents: bool = False,
+        beside: tuple[str, bytes] | None = None,
     ) -> str:
-        """Make a node and return its path (with the number, where sequential)."""
+        """Make a node and return its path (with the number, where sequential).
+
+        `beside`: another one and its data; where one of the two can't be made, neither is.
+        """
+        if beside is not None:
+            _check_done(await self._ask(self._create_both, (path, data), beside), path)
+            return path
         made: str = await self._ask(
             self._client.create_async, path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents
         )
@@ -422,10 +435,13 @@ class ZooKeeperSession:
         if guard is None:
             await self._ask(self._client.delete_async, path, version)
             return
-        done = await self._ask(self._delete_guarded, path, version, guard)
-        for result in done:  # of all that were undone, the one that failed says why
-            if isinstance(result, Exception) and not isinstance(result, kazoo.exceptions.RolledBackError):
-                raise _translated(result, path)
+        _check_done(await self._ask(self._delete_guarded, path, version, guard), path)
+
+    def _create_both(self, *nodes: tuple[str, bytes]) -> Any:
+        both = self._client.transaction()
+        for path, data in nodes:
+            both.create(path, data)
+        return both.commit_async()
 
     def _delete_guarded(self, path: str, version: int, guard: tuple[str, int]) -> Any:
         both = self._client.transaction()
@@ -536,6 +552,13 @@ def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
 def _leader(zxid: int) -> int:
     """The upper half of a transaction's number (ZooKeeper's internals, "Zxid")."""
     return int(zxid) >> 32
+
+
+def _check_done(results: Iterable[object], path: str) -> None:
+    """Raises why a transaction wasn't done: of all that were undone, the one that failed says it."""
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, kazoo.exceptions.RolledBackError):
+            raise _translated(result, path)
 
 
 _REFUSED = kazoo.exceptions.NoAuthError, kazoo.exceptions.AuthFailedError, kazoo.exceptions.InvalidACLError

@@ -388,6 +388,42 @@ def test_a_queue_that_is_deleted_while_it_is_recovered_is_unknown(zookeeper: str
     asyncio.run(scenario())
 
 
+def test_a_queue_is_recovered_with_its_name_or_not_at_all(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another one had it the chain was written all the same; where the chain was another one's, the name was."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store):
+            paths, lost = store.paths, new_document("orders", await store.new_queue_id())
+            other = new_document("orders", await store.new_queue_id())
+            create = own.create
+
+            async def late(path: str, *arguments: Any, **named: Any) -> str:
+                monkeypatch.undo()
+                await store.create_queue(other)
+                return await create(path, *arguments, **named)
+
+            monkeypatch.setattr(own, "create", late)  # a start script runs at this very moment
+            assert not await store.recover_queue(lost, None)
+            assert not await store.recover_queue(lost, None)
+            assert await store.queue_id("orders") == other.queue_id
+            assert not await own.exists(paths.chain(lost.queue_id))
+            letters = replace(other, name="letters")
+            assert not await store.recover_queue(letters, None)
+            assert not await own.exists(paths.name("letters"))
+
+            await store.free_name("orders", other.queue_id)
+            assert await store.recover_queue(lost, None)
+            await store.free_name("orders", lost.queue_id)
+            assert await store.recover_queue(lost, ChainVersion(0))
+            assert await store.queue_id("orders") == lost.queue_id
+            await own.delete(paths.chain(lost.queue_id))
+            assert await store.recover_queue(
+                lost, None
+            )  # the name is there: it was cut off behind that, by an earlier version
+
+    asyncio.run(scenario())
+
+
 def test_where_readers_of_a_deleted_subscription_stood_for_election_goes_with_it(zookeeper: str) -> None:
     async def scenario() -> None:
         async with started_store(zookeeper) as (own, store):

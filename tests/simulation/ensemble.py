@@ -250,6 +250,7 @@ class Ensemble:
         owner: int,
         is_sequential: bool,
         guard: tuple[str, int] | None,
+        beside: tuple[str, bytes] | None,
         through: Server,
     ) -> Any:
         """Check and commit at the leader. Returns the path made, or the new version. Raises as ZooKeeper does."""
@@ -262,12 +263,14 @@ class Ensemble:
                 number = self._sequences.get(parent, 0)
                 self._sequences[parent] = number + 1
                 path = f"{path}{number:010d}"
-            parent = path.rpartition("/")[0]
-            if parent and parent not in nodes:
-                raise NoNode(path)
-            if path in nodes:
-                raise NodeExists(path)
-            self.commit(("create", path, data, owner), through=through)
+            made = [(path, data), *([] if beside is None else [beside])]
+            for one, _ in made:
+                parent = one.rpartition("/")[0]
+                if parent and parent not in nodes:
+                    raise NoNode(one)
+                if one in nodes:
+                    raise NodeExists(one)
+            self.commit(*(("create", one, content, owner) for one, content in made), through=through)
             return path
         node = nodes.get(path)
         if node is None:

@@ -365,6 +365,7 @@ class SimulatedSession:
         is_ephemeral: bool = False,
         is_sequential: bool = False,
         guard: tuple[str, int] | None = None,
+        beside: tuple[str, bytes] | None = None,
     ) -> Any:
         ensemble = self.ensemble
 
@@ -392,6 +393,7 @@ class SimulatedSession:
                         owner=session_id if is_ephemeral else 0,
                         is_sequential=is_sequential,
                         guard=guard,
+                        beside=beside,
                         through=server,
                     )
                 except (NoNode, NodeExists, BadVersion, NotEmpty) as error:
@@ -417,11 +419,20 @@ class SimulatedSession:
         return self._read("children", path, self._watch(watch))
 
     async def create(
-        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequential: bool = False,
+        parents: bool = False,
+        beside: tuple[str, bytes] | None = None,
     ) -> str:
         if parents:
             await self.ensure(path.rpartition("/")[0])
-        made: str = await self._write("create", path, data, is_ephemeral=ephemeral, is_sequential=sequential)
+        made: str = await self._write(
+            "create", path, data, is_ephemeral=ephemeral, is_sequential=sequential, beside=beside
+        )
         return made
 
     async def ensure(self, path: str) -> None:

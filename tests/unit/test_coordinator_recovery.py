@@ -16,7 +16,7 @@ from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.recovery import Recovery, _what_is_recovered
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, LinkState
-from seriatim.protocol.errors import ChainSetBack, QueueExists, UnknownQueue, Unreachable
+from seriatim.protocol.errors import ChainSetBack, QueueExists, UnknownQueue, Unreachable, Waiting
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, MemberName, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -323,11 +323,77 @@ def test_a_queue_made_anew_under_the_name_of_one_that_zookeeper_lost_is_said_to_
 
     asked = pb.RecoverQueueRequest(queue="orders", confirmed_queue="orders")
     zookeeper = ZooKeeper(world, anew)
-    with pytest.raises(QueueExists, match=r"the one with id 1, .* once that one is deleted"):
+    with pytest.raises(QueueExists, match=r"the queue orders, with id 1, .* once that one is deleted"):
         asyncio.run(Recovery(zookeeper, Members()).recover_queue(asked))
-    zookeeper.chains[QueueId(1)] = older  # it was deleted, and is being cleared away
+    going = replace(older, document=chain.deleted(older.document))
+    zookeeper.chains[QueueId(1)] = going  # it was deleted, and is being cleared away
     if is_sent_to:
         assert asyncio.run(Recovery(zookeeper, Members()).recover_queue(asked)).is_needless
+
+
+class Unnamed(ZooKeeper):
+    """The id of the queue has a chain, and its name leads nowhere, until it is `taken` by another one."""
+
+    taken: QueueId | None = None
+
+    async def queue_id(self, _: str) -> QueueId:
+        if self.taken is None:
+            raise UnknownQueue("it has no name")
+        return self.taken
+
+
+@pytest.mark.parametrize("name", ["orders", "extra"])
+def test_another_queue_that_got_the_id_is_in_the_way_until_it_is_cleared_away_h16(world, name):
+    """Its chain was written over by the second call, after the first had let the name of the lost one lead to it."""
+    lost = a_copy(world, created_at_ms=5_000)
+    other = Copy(replace(world.document, name=name, created_at_ms=70_000), ChainVersion(1), "ZooKeeper")
+    zookeeper = (ZooKeeper if name == "orders" else Unnamed)(world, other)
+    said = f"queue {name} now, with id 1, made 1970-01-01 00:01:10 UTC; the queue orders, with id 1, made 1970-01-01 00:00:05 UTC"
+    with pytest.raises(QueueExists, match=said):
+        recovered_by(zookeeper, g1_a=lost)
+    if name == "orders":  # and it was sent to: it is the newest of the name
+        with pytest.raises(QueueExists, match=said):
+            recovered_by(zookeeper, g1_a=lost, g2_b=replace(other, holder="g2-b"))
+    zookeeper.now = going = replace(other, document=chain.deleted(other.document))
+    with pytest.raises(Waiting, match=f"queue {name}, with id 1, .* is deleted: look again"):
+        recovered_by(zookeeper, g1_a=lost)
+    assert zookeeper.now == going
+    zookeeper.now = None
+    assert recovered_by(zookeeper, g1_a=lost).document.created_at_ms == 5_000
+
+
+def test_a_queue_whose_name_was_taken_while_it_was_recovered_is_not_said_to_be_recovered(world):
+    """Nobody could reach it: the name led to the queue that a start script had made meanwhile."""
+
+    class Taken(Unnamed):
+        async def recover_queue(self, *_: object) -> bool:
+            self.taken, self.now = QueueId(7), other
+            return False
+
+    other = Copy(replace(world.document, queue_id=QueueId(7), created_at_ms=70_000), ChainVersion(0), "ZooKeeper")
+    with pytest.raises(QueueExists, match="queue orders now, with id 7"):
+        recovered_by(Taken(world, None), g1_a=a_copy(world))
+
+
+def test_a_chain_that_lost_its_name_is_given_it_again(world):
+    """As where the name was taken while it was recovered, and who had taken it is deleted."""
+
+    class Given(Unnamed):
+        async def recover_queue(self, document: ChainDocument, expected: ChainVersion | None) -> bool:
+            self.taken = document.queue_id
+            return await super().recover_queue(document, expected)
+
+    copy = a_copy(world)
+    zookeeper = Given(world, replace(copy, document=recovery.recovered(copy), holder="ZooKeeper"))
+    assert recovered_by(zookeeper, g1_a=copy).document == recovery.recovered(copy)
+    assert zookeeper.taken == copy.document.queue_id
+
+
+def test_a_deleted_queue_is_not_recovered_while_it_is_cleared_away(world):
+    """It was said, for as long as a member was away, that the chain changed meanwhile."""
+    going = Copy(chain.deleted(world.document), ChainVersion(9), "ZooKeeper")
+    with pytest.raises(UnknownQueue, match="queue orders was deleted"):
+        recovered_by(Unnamed(world, going), g1_a=a_copy(world))
 
 
 def test_of_a_queue_that_nobody_has_sent_to_nothing_is_to_be_recovered(world):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from seriatim.coordinator.core.chain import opened, without_empty
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
 from seriatim.protocol.errors import ChainSetBack
-from seriatim.protocol.names import ChainVersion, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, QueueId, SubscriptionId, Token
 
 BEYOND = 1000
 """So many versions, tokens and subscriptions at most are taken to have come after a copy; it is seconds old."""
@@ -31,6 +31,15 @@ class Copy:
     holder: str
 
 
+def is_same(one: ChainDocument, other: ChainDocument) -> bool:
+    """Whether they are of one queue: a ZooKeeper that lost what it had given may have given an id to two (H16)."""
+    return _who(one) == _who(other)
+
+
+def _who(document: ChainDocument) -> tuple[QueueId, int, str]:
+    return document.queue_id, document.created_at_ms, document.name
+
+
 def newest(copies: Iterable[Copy], queue: str) -> Copy:
     """The copy to go on with. Raises ChainSetBack where there is none, or where there are two histories.
 
@@ -39,13 +48,13 @@ def newest(copies: Iterable[Copy], queue: str) -> Copy:
     """
     rising = sorted(
         copies,
-        key=lambda one: (one.document.queue_id, one.document.next_epoch, _way_of_last_link(one.document), one.version),
+        key=lambda one: (_who(one.document), one.document.next_epoch, _way_of_last_link(one.document), one.version),
     )
     if not rising:
         raise ChainSetBack(f"no member that is registered keeps a copy of the chain of queue {queue}", queue=queue)
     last = rising[-1]
     for one in rising:
-        if one.document.queue_id == last.document.queue_id:
+        if is_same(one.document, last.document):
             check_same(one, last)
     return last
 
@@ -114,7 +123,7 @@ def with_last_seeks(document: ChainDocument, copies: Iterable[Copy]) -> ChainDoc
 
     Else the member with that copy would say for good that the chain is an old one, as after a recovery in which it was away.
     """
-    known = [copy.document for copy in copies if copy.document.queue_id == document.queue_id]
+    known = [copy.document for copy in copies if is_same(copy.document, document)]
     subscriptions = tuple(_sought_last(document, one, known) for one in document.subscriptions)
     if subscriptions == document.subscriptions:
         return document
