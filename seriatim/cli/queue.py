@@ -317,7 +317,7 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
     if not reply.is_needless:
         if confirm is None and not _is_confirmed(name, reply.what, "do this", "recovered"):
             return exits.ANSWER_IS_NO
-        request.confirmed_queue = name
+        request.confirmed_queue, request.confirmed_what = name, reply.what
         reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
     if is_json:
         exits.answer(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))

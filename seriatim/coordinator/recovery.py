@@ -28,7 +28,10 @@ class Recovery:
         self._members = members
 
     async def recover_queue(self, request: pb.RecoverQueueRequest) -> pb.RecoverQueueReply:
-        """Show from which copy of its chain a queue would go on; do it where the queue's name was said again (protocol.md 7)."""
+        """Show from which copy of its chain a queue would go on; do it where the queue's name was said again (protocol.md 7).
+
+        Raises Waiting where it isn't what was shown any more: who had the newest copy then may be away now.
+        """
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         copies, last_queue_id = await self._kept_chains(name, registry)
@@ -49,6 +52,8 @@ class Recovery:
             return pb.RecoverQueueReply(what=what)
         if request.confirmed_queue != name:
             raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was recovered")
+        if request.confirmed_what not in ("", what) and not goes_on:
+            raise Waiting(f"nothing was recovered, look again: {what}", reasons={f"queue {name}": what})
         await self._store.skip_queue_ids(last_queue_id)
         version = recovery.version(copies)
         base = now.document if now is not None and goes_on else recovery.recovered(copy)

@@ -2512,20 +2512,24 @@ class RecoverQueueRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     CONFIRMED_QUEUE_FIELD_NUMBER: _builtins.int
     CAUSE_ID_FIELD_NUMBER: _builtins.int
+    CONFIRMED_WHAT_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     confirmed_queue: _builtins.str
     """the queue's name again; empty: only show what would be done"""
     cause_id: _builtins.str
+    confirmed_what: _builtins.str
+    """what was shown: nothing else is done; empty: whatever it is by now"""
     def __init__(
         self,
         *,
         queue: _builtins.str = ...,
         confirmed_queue: _builtins.str = ...,
         cause_id: _builtins.str = ...,
+        confirmed_what: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "confirmed_queue", b"confirmed_queue", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "confirmed_queue", b"confirmed_queue", "confirmed_what", b"confirmed_what", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -770,6 +770,14 @@ def test_abandon_link_with_confirm_needs_nobody(asked):
     assert json.loads(result.output) == {"queue": "orders", "epoch": 4, "what": "7 records", "is_done": True}
 
 
+def test_recover_confirms_what_was_shown(asked, terminal):
+    replies = [pb.RecoverQueueReply(what="from g1-a", is_done=is_done) for is_done in (False, True)]
+    asked.replies["RecoverQueue"] = replies
+    assert invoke("queue", "recover", "orders", answer="orders\n").return_value == exits.DONE
+    said = [(request.confirmed_queue, request.confirmed_what) for _, request in asked.calls]
+    assert said == [("", ""), ("orders", "from g1-a")]
+
+
 def test_where_nothing_is_to_be_recovered_nobody_is_asked(asked, terminal):
     asked.replies["RecoverQueue"] = [pb.RecoverQueueReply(what="nothing is to be recovered", is_needless=True)]
     result = invoke("queue", "recover", "orders", "--json")

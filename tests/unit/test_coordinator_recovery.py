@@ -389,6 +389,31 @@ def test_a_chain_that_lost_its_name_is_given_it_again(world):
     assert zookeeper.taken == copy.document.queue_id
 
 
+def test_nothing_else_is_recovered_than_was_shown_and_confirmed(world):
+    """The member with the newest copy went in between: what it alone knew of was written over, as if the operator had agreed."""
+    older = a_copy(world, "g2-b")
+    world.append(Epoch(1), 2)
+    send_call(world, token=1, failed_epoch=1).finish()
+    there = {"g1-a": a_copy(world), "g2-b": older}
+
+    class Members:
+        async def kept_chains(self, _: str, member: MemberName) -> tuple[list[Copy], QueueId]:
+            return [one for one in there.values() if one.holder == str(member)], QueueId(1)
+
+    zookeeper = ZooKeeper(world, None)
+    recovery_of = Recovery(zookeeper, Members())
+    asked = pb.RecoverQueueRequest(queue="orders")
+    asked.confirmed_what = asyncio.run(recovery_of.recover_queue(asked)).what
+    asked.confirmed_queue = "orders"
+    newest = there.pop("g1-a")
+    with pytest.raises(Waiting, match="nothing was recovered, look again: queue orders goes on from the copy of g2-b"):
+        asyncio.run(recovery_of.recover_queue(asked))
+    assert zookeeper.now is None
+    there["g1-a"] = newest
+    assert asyncio.run(recovery_of.recover_queue(asked)).is_done
+    assert asyncio.run(recovery_of.recover_queue(asked)).is_done  # the answer to the first one was lost
+
+
 def test_a_deleted_queue_is_not_recovered_while_it_is_cleared_away(world):
     """It was said, for as long as a member was away, that the chain changed meanwhile."""
     going = Copy(chain.deleted(world.document), ChainVersion(9), "ZooKeeper")
