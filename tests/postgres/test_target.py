@@ -930,6 +930,24 @@ def test_who_is_let_in_and_gets_no_answer_then_does_not_wait_for_it(target, dsn,
         PostgresTarget(dsn, "job").limits()
 
 
+def test_where_it_stands_is_told_beside_what_is_under_way_but_by_no_stand_by(target, dsn, monkeypatch) -> None:
+    with target._connected().transaction():
+        assert target.position_beside(QUEUE) == Position(0, 1)
+    assert target.position_beside(QUEUE + 1) is None
+    monkeypatch.setattr(positions, "_STORED", b"SELECT pg_sleep(60), %s::int, %s::text")
+    with pytest.raises(TargetLost, match="the target doesn't answer"):
+        target.position_beside(QUEUE)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("DROP SCHEMA seriatim_replay CASCADE")
+    monkeypatch.undo()
+    assert target.position_beside(QUEUE) is None
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE FUNCTION public.pg_is_in_recovery() RETURNS bool LANGUAGE sql RETURN true")
+    behind = PostgresTarget(f"{dsn}?options=-csearch_path%3Dpublic,pg_catalog", "job")
+    with pytest.raises(TargetLost, match="stand-by"):
+        behind.position_beside(QUEUE)
+
+
 def test_a_server_that_only_reads_is_the_wrong_one_since_a_failover(target, dsn) -> None:
     made = planned(target, inserts(2))
     read_only = "default_transaction_read_only"

@@ -24,7 +24,7 @@ from seriatim.consumer.spark.options import read_options
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
-from seriatim.consumer.spark.targets.errors import TargetLost
+from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
@@ -247,6 +247,50 @@ def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_pat
     assert told == [Waiting("in the target process 7 has to end first")]
 
 
+@pytest.mark.parametrize("stored", [Position(35, 5), None])
+def test_a_target_that_was_set_back_is_noticed_while_nothing_comes(queue, reader, tmp_path, stored):
+    """As by a fail-over to a stand-by that lagged; until another record came, which might be never, it lacked what it had had."""
+    target = Claims(Position(70, 5))
+    answers = [Position(70, 5), Position(75, 5), TargetLost("it fails over"), stored]
+
+    def tell(queue_id):
+        application.position = 75  # a micro-batch that is committed during the look
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    target.position_beside = tell
+    with replay_term(target, reader, tmp_path, []) as term:
+        term._run.stopping.wait = lambda _s: setattr(term, "_look_at_s", 0.0)
+        application = term._application = SimpleNamespace(position=70)
+        with pytest.raises(PositionMoved, match=rf"offset {stored.offset if stored else 0}, and had all up to 75"):
+            term._follow(SimpleNamespace(isActive=True))
+        assert answers == []
+        term._judge(PositionMoved("it was set back"))
+    assert target.is_closed  # and asked anew: the server of before may answer still
+
+
+def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader, tmp_path, monkeypatch):
+    """It ended well, and told of an offset that the target had no more."""
+    queue.append_values([ROW] * 10, 0)
+    events: list[Event] = []
+    target = Claims(Position(10, 4))
+
+    def started(self, offset, checkpoint):
+        target.stored, left[0] = Position(left[0], 4), 10
+        self._application.position = 10
+        return SimpleNamespace(isActive=True, stop=lambda: None)
+
+    left = [5]
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    with replay_term(target, reader, tmp_path, events, until_idle_s=0.0) as term:
+        term.run()
+        assert term._run.stopping.is_set()
+    assert [one.offset for one in events if isinstance(one, Started)] == [10, 5]
+    assert "the target stands at offset 5, and had all up to 10: it was set back" in events[1].reason
+
+
 @pytest.mark.parametrize("asked", ["position", "claim"])
 def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
     queue, reader, tmp_path, monkeypatch, asked
@@ -273,6 +317,10 @@ class Claims:
     def __init__(self, stored: Position | None = None) -> None:
         self.stored = stored
         self.created_at_ms = 0
+        self.is_closed = False
+
+    def close(self):
+        self.is_closed = True
 
     def position(self, queue_id):
         assert queue_id == QUEUE_ID
@@ -298,8 +346,17 @@ TERM = Term(3, 1, 5, 0)
 
 
 @contextmanager
-def replay_term(target, reader, tmp_path: Path, events: list[Event], max_records: int = 20_000, term: Term = TERM):
-    run = Run(ReplaySettings("nowhere", "stock", "dsn", max_records=max_records), events.append)
+def replay_term(
+    target,
+    reader,
+    tmp_path: Path,
+    events: list[Event],
+    max_records: int = 20_000,
+    term: Term = TERM,
+    until_idle_s: float | None = None,
+):
+    settings = ReplaySettings("nowhere", "stock", "dsn", max_records=max_records, until_idle_s=until_idle_s)
+    run = Run(settings, events.append)
     run.grant(term)
     with ReplayTerm(run, None, target, reader, Elected(), term, tmp_path) as made:
         yield made

@@ -21,6 +21,7 @@ from seriatim.consumer.spark.datasource import NAME
 from seriatim.consumer.spark.engine import lacks_executors, result_limit_bytes
 from seriatim.consumer.spark.progress import SLOW_S, Applying, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
+from seriatim.consumer.spark.targets.errors import PositionMoved
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.subscriber import Subscriber, Term
@@ -46,6 +47,7 @@ _log = log.logger("replay")
 _PAUSE_FIRST_S = 0.2
 _PAUSE_MAX_S = 5.0
 _LAG_EVERY_S = 0.5
+_LOOK_EVERY_S = 5.0
 _QUERIES_FAILED_MAX = 10
 """So many failed queries, without a transaction applied between them and with a queue that answers, are no passing trouble."""
 _FINISH_S = 10.0
@@ -107,6 +109,7 @@ class ReplayTerm:
         self._has_moved = False  # the target, by a micro-batch of the query that runs
         self._is_busy = threading.Event()
         self._slow_at_s = 0.0
+        self._look_at_s = 0.0
         self._applying_at_s = 0.0
         self._batch_end = 0
         self._asked_lag_at_s = 0.0
@@ -160,6 +163,8 @@ class ReplayTerm:
         # is deposed. Its own clock knows.
         if isinstance(error, Fenced) and not self._is_over and self._subscriber.term == self._term:
             raise error
+        if isinstance(error, PositionMoved):
+            self._target.close()  # the server of before may still answer there, beside the one that has its address now
         self._failures += 1
         if self._is_query_s_own(error) and self._does_queue_answer():
             self._queries_failed += 1
@@ -208,15 +213,19 @@ class ReplayTerm:
         self._failure = None
         self._has_moved = False
         self._worked_at_s = boottime_s()
+        self._look_at_s = boottime_s() + _LOOK_EVERY_S
         self._run.report(Started(settings.queue, self._term.token, start))
         created_at_ms = self._subscriber.queue_created_at_ms
         folder = query_folder(self._checkpoints, self._queue_id, created_at_ms, settings.subscription, self._term.fence)
         with folder as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(start, checkpoint)
             try:
-                self._follow(query)
+                is_done = self._follow(query)
             finally:
                 self._stop(query)
+        if is_done:
+            _check_kept(application.position, self._asked(lambda: self._target.position(self._queue_id)))
+            self._run.stopping.set()
 
     def _claimed(self) -> Position:
         """The target's position, claimed; a target that has none yet gets one at which it will be whole."""
@@ -347,22 +356,34 @@ class ReplayTerm:
 
     # ---- beside it
 
-    def _follow(self, query: StreamingQuery) -> None:
-        """Until the query fails, the term is over, or nothing comes any more."""
+    def _follow(self, query: StreamingQuery) -> bool:
+        """Until the query fails, the term is over, or nothing comes any more, which is then True. Raises PositionMoved."""
         idle_s = self._settings.until_idle_s
         while not self._is_over:
             if not query.isActive:
                 raise self._query_failure(query)
             if idle_s is not None and not self._is_busy.is_set() and boottime_s() - self._worked_at_s >= idle_s:
                 if self._is_all_read(query):
-                    self._run.stopping.set()
-                    return
+                    return True
                 self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
             if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
                 self._slow_at_s = boottime_s() + SLOW_S
                 self._tell_if_without_executors()
                 self._tell_hindrance()
+            if not self._is_busy.is_set() and boottime_s() >= self._look_at_s:
+                self._look_at_s = boottime_s() + _LOOK_EVERY_S
+                self._look_at_target()
             self._run.stopping.wait(0.05)
+        return False
+
+    def _look_at_target(self) -> None:
+        """Raise PositionMoved where it was set back: while nothing comes for it, nobody else would see that."""
+        application = self._application
+        if application is None:
+            return
+        reached = application.position  # before the look: it may move meanwhile
+        with contextlib.suppress(WorldError):  # for what comes next it is waited for
+            _check_kept(reached, self._target.position_beside(self._queue_id))
 
     def _tell_if_without_executors(self) -> None:
         if lacks_executors(self._spark):
@@ -460,6 +481,17 @@ class ReplayTerm:
 
     def _tell_waiting(self, error: SeriatimError, more: str = "") -> None:
         self._run.report(Waiting(f"{error}{more}"))
+
+
+def _check_kept(reached: int, found: Position | None) -> None:
+    """Raise PositionMoved where the target stands before what was in it: restored, or failed over to a stand-by that lagged."""
+    position = 0 if found is None else found.offset
+    if position < reached:
+        raise PositionMoved(
+            f"the target stands at offset {position}, and had all up to {reached}: it was set back",
+            start=reached,
+            position=position,
+        )
 
 
 def _collected(records: DataFrame) -> list[ChangeRow]:

@@ -136,11 +136,29 @@ class PostgresTarget:
         if connection is None or connection.closed:
             return None
         try:
-            with psycopg.connect(self._dsn, autocommit=True, connect_timeout=_ASK_S) as own, _within(_ASK_S, own):
+            with self._beside() as own:
                 holder = told_holder(own.execute(HOLDER, ([connection.info.backend_pid],)).fetchone())
         except psycopg.Error as error:
             return f"the target doesn't answer: {in_a_line(error)}"
         return None if holder is None else f"in the target {holder}"
+
+    def position_beside(self, queue_id: int) -> Position | None:
+        """From any thread: as `position`, of the server to which the DSN leads now. Raises TargetLost where that doesn't tell, or is a stand-by."""
+        try:
+            with self._beside() as own:
+                if own.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                    raise TargetLost("the target's address leads to a stand-by")
+                return positions.stored(own, queue_id, self._job)
+        except sql.UndefinedTable:
+            return None
+        except psycopg.Error as error:
+            raise TargetLost(f"the target doesn't answer: {in_a_line(error)}") from error
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[psycopg.Connection[Any]]:
+        """Another connection, for a short question. Raises what psycopg does."""
+        with psycopg.connect(self._dsn, autocommit=True, connect_timeout=_ASK_S) as own, _within(_ASK_S, own):
+            yield own
 
     def limits(self) -> tuple[str, ...]:
         """What the role may not do, and what follows from it; empty where all is well. Raises TargetLost."""
