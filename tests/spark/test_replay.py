@@ -218,6 +218,38 @@ def test_standby_takes_over_and_a_signal_ends_it_well(queue, dsn, tmp_path):
         assert standby.events()[-1]["event"] == "stopped"
 
 
+def set_back(dsn: str, rows: Rows, offset: int) -> None:
+    """As by a fail-over to a stand-by that lagged: sessions end, rows and position are what they were."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        connection.execute("DELETE FROM public.stock")
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO public.stock VALUES (%s, %s, %s)", [(key, *row) for key, row in rows.items()]
+            )
+        connection.execute("UPDATE seriatim_replay.positions SET next_offset = %s", (offset,))
+
+
+def test_while_nothing_comes_it_goes_behind_re_sends_and_sees_that_the_target_was_set_back(queue, dsn, tmp_path):
+    source = Source(seed=12)
+    middle = fill(queue, source, [5] * 5)
+    rows = dict(source.rows)
+    values = [value for _ in range(5) for value in source.transaction(5)]
+    queue.append_values(values, middle)
+    queue.switch()
+    queue.append_values(values, middle)  # sent again: the sender hadn't heard of them
+    queue.switch()
+    end = queue.links[-1].base
+    assert end == middle + 2 * len(values)
+    with running(queue, dsn, tmp_path / "log") as process:
+        process.wait_for(lambda: queue.links[1].is_consumed, "drained link")
+        assert position(dsn)[0] == end
+        set_back(dsn, rows, middle)
+        process.wait_for(lambda: position(dsn)[0] == end, "replay after the target was set back")
+        assert process.has_reason(f"the target stands at offset {middle}, and had all up to {end}: it was set back")
+    assert held(dsn) == source.rows
+
+
 def test_change_that_the_target_refuses_ends_it_with_the_offset(queue, dsn, tmp_path):
     source = Source(seed=3)
     end = fill(queue, source, [5])

@@ -29,12 +29,14 @@ from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
+from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, NotElected, Unreachable
 from seriatim.protocol.flag import Flag
 
 ROW = encode(
     Change("c", None, {"id": 1, "note": "snapshot_begin"}, Origin("db", "slot", 1, 2, 1, "public", "stock", ("id",)), 1)
 )
+TRANSACTION_BEGIN = encode(Change("begin", None, None, Origin("db", "slot", 1, 1), 1))
 BEGIN = encode(Change("snapshot_begin", None, None, Origin("db", "slot", 1, 1, is_snapshot=True), 1))
 
 
@@ -620,6 +622,66 @@ def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(qu
         pytest.raises(QueryFailed, match=f"start at {2**40}"),
     ):
         term._stream()
+
+
+def ended(*end_offsets: int) -> SimpleNamespace:
+    """A query whose micro-batches ended there, each one's progress to be had at the second look."""
+    shown = [
+        None,
+        *({"batchId": at, "sources": [{"endOffset": {"offset": end}}]} for at, end in enumerate(end_offsets)),
+    ]
+
+    class Query:
+        isActive = True  # noqa: N815
+
+        @property
+        def lastProgress(self):  # noqa: N802
+            return shown.pop(0) if len(shown) > 1 else shown[0]
+
+    return Query()
+
+
+@pytest.mark.parametrize(
+    ("values", "last", "moves"),
+    [
+        ([BEGIN], 1, [(0, 1), (1, 8)]),
+        ([TRANSACTION_BEGIN], 1, []),  # it is unfinished
+        ([], 0, [(0, 8)]),
+        ([], 1, []),  # another micro-batch was handed in meanwhile, whose end isn't known yet
+    ],
+)
+def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_path, monkeypatch, values, last, moves):
+    """Their link was never drained, and its group not admitted again, for as long as no further record came."""
+    queue.append_values([ROW] * 8, 0)
+    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    monkeypatch.setattr(term_module, "_QUIET_S", 0.0)
+    made: list[tuple[int, int]] = []
+
+    class Moved(Claims):
+        def apply(self, queue_id, plan, token):
+            made.append((plan.start, plan.end))
+
+        def apply_parts(self, queue_id, start, end, parts, token):
+            made.append((start, end))
+
+        def tables(self):
+            return {}
+
+    events: list[Event] = []
+    with replay_term(Moved(), reader, tmp_path, events) as term:
+        cursors: list[int] = []
+        term._cursor.want = cursors.append
+        term._application = Application(term._target, QUEUE_ID, 5, 0, None)
+        term._look_at_s = boottime_s() + 60
+        for batch_id in range(last + 1):
+            part = values if batch_id == last else []
+            term._apply_batch([ChangeRow(offset, "s", offset, value) for offset, value in enumerate(part)], batch_id)
+        looks = iter(range(4))
+        term._run.stopping.wait = lambda _s: next(looks, None) is None and term._run.stopping.set()
+        term._follow(ended(*[8] * (1 if (values, last) == ([], 1) else last + 1)))
+    assert made == moves
+    assert cursors[-1] == (moves[-1][1] if moves else 0)
+    assert [one.offset for one in events if isinstance(one, Progress)] == cursors
 
 
 def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):

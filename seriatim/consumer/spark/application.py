@@ -137,7 +137,7 @@ class Application:
         return Outcome(self.position, len(rows))
 
     def pass_gap(self, end: int) -> None:
-        """Move the target to `end`, before which no more will come. Nothing where a transaction is unfinished: it needs what it began with.
+        """Move the target to `end`, before which no more will come, as behind re-sends. Nothing where a transaction is unfinished: it needs what it began with.
 
         Raises as `apply`.
         """

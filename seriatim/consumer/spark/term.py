@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -48,6 +48,8 @@ _PAUSE_FIRST_S = 0.2
 _PAUSE_MAX_S = 5.0
 _LAG_EVERY_S = 0.5
 _LOOK_EVERY_S = 5.0
+_QUIET_S = 0.5
+"""For so long no micro-batch came: there may be time to look at the last one's progress."""
 _QUERIES_FAILED_MAX = 10
 """So many failed queries, without a transaction applied between them and with a queue that answers, are no passing trouble."""
 _FINISH_S = 10.0
@@ -108,6 +110,9 @@ class ReplayTerm:
         self._max_records = self._settings.max_records
         self._has_moved = False  # the target, by a micro-batch of the query that runs
         self._is_busy = threading.Event()
+        self._turn = threading.Lock()  # of the application, and of the connection to the target
+        self._applied_id: int | None = None  # of the last micro-batch of this query that was handed in whole
+        self._passed_id: int | None = None
         self._slow_at_s = 0.0
         self._look_at_s = 0.0
         self._applying_at_s = 0.0
@@ -211,12 +216,14 @@ class ReplayTerm:
         self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
         start = application.position
         self._failure = None
+        self._applied_id = self._passed_id = None
         self._has_moved = False
         self._worked_at_s = boottime_s()
         self._look_at_s = boottime_s() + _LOOK_EVERY_S
         self._run.report(Started(settings.queue, self._term.token, start))
         created_at_ms = self._subscriber.queue_created_at_ms
         folder = query_folder(self._checkpoints, self._queue_id, created_at_ms, settings.subscription, self._term.fence)
+        is_done = False
         with folder as checkpoint, self._telling_if_spark_is_gone():
             query = self._started(start, checkpoint)
             try:
@@ -304,30 +311,37 @@ class ReplayTerm:
     # ---- a micro-batch, on a thread of Spark's
 
     def _apply_batch(self, records: DataFrame, batch_id: int) -> None:
-        del batch_id  # proves nothing: a run that was killed had other batches
-        self._slow_at_s = boottime_s() + SLOW_S
-        self._is_busy.set()
-        try:
-            began_s = boottime_s()
-            self._applying_at_s = began_s + SLOW_S
-            before = self._application.position if self._application is not None else 0
-            rows = _collected(records)
-            if not rows:
-                self._pass_gap()
-            self._batch_end = rows[-1].offset + 1 if rows else before
-            outcome = self._applied(rows)
-            self._worked_at_s = boottime_s()
-            if outcome.position > before:
-                self._has_moved = True
-                self._failures = self._queries_failed = 0
-            self._run.count(rows)
-            self._cursor.want(outcome.position)
-            self._tell(outcome, boottime_s() - began_s)
-        except BaseException as error:
-            self._failure = error
-            raise
-        finally:
-            self._is_busy.clear()
+        with self._turn:
+            self._slow_at_s = boottime_s() + SLOW_S
+            self._is_busy.set()
+            try:
+                self._take(records)
+                self._applied_id = batch_id
+            except BaseException as error:
+                self._failure = error
+                raise
+            finally:
+                self._is_busy.clear()
+
+    def _take(self, records: DataFrame) -> None:
+        began_s = boottime_s()
+        self._applying_at_s = began_s + SLOW_S
+        before = self._application.position if self._application is not None else 0
+        rows = _collected(records)
+        if not rows:
+            self._pass_gap()
+        self._batch_end = rows[-1].offset + 1 if rows else before
+        outcome = self._applied(rows)
+        self._worked_at_s = boottime_s()
+        self._run.count(rows)
+        self._came_to(outcome, before, boottime_s() - began_s)
+
+    def _came_to(self, outcome: Outcome, before: int, took_s: float) -> None:
+        if outcome.position > before:
+            self._has_moved = True
+            self._failures = self._queries_failed = 0
+        self._cursor.want(outcome.position)
+        self._tell(outcome, took_s)
 
     def _pass_gap(self) -> None:
         """A micro-batch has no records where it leads over what an operator gave up (protocol.md 5.7): the target goes there, too.
@@ -364,6 +378,7 @@ class ReplayTerm:
                 raise self._query_failure(query)
             if idle_s is not None and not self._is_busy.is_set() and boottime_s() - self._worked_at_s >= idle_s:
                 if self._is_all_read(query):
+                    self._pass_dropped(query)
                     return True
                 self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
             if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
@@ -373,6 +388,8 @@ class ReplayTerm:
             if not self._is_busy.is_set() and boottime_s() >= self._look_at_s:
                 self._look_at_s = boottime_s() + _LOOK_EVERY_S
                 self._look_at_target()
+            if boottime_s() - self._worked_at_s >= _QUIET_S:
+                self._pass_dropped(query)
             self._run.stopping.wait(0.05)
         return False
 
@@ -384,6 +401,26 @@ class ReplayTerm:
         reached = application.position  # before the look: it may move meanwhile
         with contextlib.suppress(WorldError):  # for what comes next it is waited for
             _check_kept(reached, self._target.position_beside(self._queue_id))
+
+    def _pass_dropped(self, query: StreamingQuery) -> None:
+        """Move the target behind the re-sends with which the last micro-batch ended: nobody is handed them. Raises as `Application.apply`.
+
+        It would stand before them until another record comes, and so would the cursor: their link wouldn't be drained. Nothing where
+        another micro-batch has begun.
+        """
+        application = self._application
+        if application is None or self._applied_id == self._passed_id or not self._turn.acquire(blocking=False):
+            return
+        try:
+            progress, before = query.lastProgress, application.position
+            if progress and progress["batchId"] == self._applied_id:
+                end = _handed_in(progress)
+                self._asked(lambda: application.pass_gap(end))
+                self._passed_id = self._applied_id
+                if application.position > before:
+                    self._came_to(Outcome(application.position, 0), before, 0.0)
+        finally:
+            self._turn.release()
 
     def _tell_if_without_executors(self) -> None:
         if lacks_executors(self._spark):
@@ -407,10 +444,7 @@ class ReplayTerm:
             if self._application is not None and self._application.position >= end:
                 return True
             progress = query.lastProgress
-            reached = progress["sources"][0]["endOffset"] if progress else None
-            if isinstance(reached, str):  # as JSON, where Spark is not told that it is an object
-                reached = json.loads(reached)
-            return reached is not None and int(reached["offset"]) >= end
+            return progress is not None and _handed_in(progress) >= end
         return False
 
     def _query_failure(self, query: StreamingQuery) -> Exception:
@@ -492,6 +526,14 @@ def _check_kept(reached: int, found: Position | None) -> None:
             start=reached,
             position=position,
         )
+
+
+def _handed_in(progress: Mapping[str, Any]) -> int:
+    """Where the micro-batch of this progress ended, by offset: all before it was handed in."""
+    reached = progress["sources"][0]["endOffset"]
+    if isinstance(reached, str):  # as JSON, where Spark is not told that it is an object
+        reached = json.loads(reached)
+    return 0 if reached is None else int(reached["offset"])
 
 
 def _collected(records: DataFrame) -> list[ChangeRow]:
