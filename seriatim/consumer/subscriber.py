@@ -188,6 +188,20 @@ class Subscriber:
             term = self._told = self._told or present
         thread.run(self._commit(session, Offset(offset), term), timeout_s)
 
+    def seek(self, offset: int, *, timeout_s: float = 30.0) -> None:
+        """Move the subscription to `offset`, and wait for the term that begins there.
+
+        Raises NotElected, DeadlineOver, InvalidArgument where the offset is no longer kept, or beyond what there is.
+        """
+        thread, session = self._thread, self._session
+        if self._present() is None or thread is None or session is None:
+            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        thread.run(self._seek(session, offset, timeout_s), 2 * timeout_s + 1)
+
+    @staticmethod
+    async def _seek(session: ReaderSession, offset: int, timeout_s: float) -> None:
+        await session.reach(await session.seek(str(offset), timeout_s), timeout_s)
+
     async def _commit(self, session: ReaderSession, offset: Offset, term: Term) -> None:
         """The caller may have read further than this view shows: then the offset is in a later link than it seems."""
         self._check(term)

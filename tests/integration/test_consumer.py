@@ -17,6 +17,7 @@ from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.subscriber import Term
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import IncompatibleVersion, InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
@@ -446,6 +447,23 @@ def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
     with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
         term = subscriber.wait_elected(WAIT_S)
         assert (term.token, term.cursor_offset) == (2, 13)
+
+
+def test_a_subscriber_seeks_and_is_elected_anew_there(cluster: FakeCluster) -> None:
+    cluster.append(numbered(0, 10), 0)
+    cluster.switch()
+    cluster.append(numbered(10, 10), 10)
+    terms: list[Term] = []
+    with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20, on_elected=terms.append) as subscriber:
+        before = subscriber.wait_elected(WAIT_S)
+        subscriber.commit(13, timeout_s=WAIT_S)
+        subscriber.seek(4, timeout_s=WAIT_S)
+        assert subscriber.term == terms[-1] == replace(before, generation=2, cursor_offset=4)
+        assert cluster.cursor_offset("replay") == 4
+        subscriber.commit(5, timeout_s=WAIT_S)
+        assert cluster.cursor_offset("replay") == 5
+    with pytest.raises(NotElected):
+        subscriber.seek(4)
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])

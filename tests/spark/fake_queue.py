@@ -16,7 +16,7 @@ from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, RecordColumns, encode
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.errors import UnknownQueue
+from seriatim.protocol.errors import OlderGeneration, UnknownQueue
 from seriatim.protocol.names import Index
 from seriatim.protocol.seriatim_pb2_grpc import (
     BrokerServicer,
@@ -66,6 +66,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self.may_be_outdated = False
         self.slave_lacks: int | None = None
         self.cursors: list[int] = []
+        self.generation = 1
         self.tokens: dict[str, int] = {}
         self.fetched_tokens: set[int] = set()
         self._changed = asyncio.Event()
@@ -146,7 +147,7 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         subscription = pb.SubscriptionView(
             subscription="replay",
             subscription_id=3,
-            generation=1,
+            generation=self.generation,
             consume_list=[link.epoch for link in self.links if not link.is_consumed],
         )
         return pb.QueueView(
@@ -191,8 +192,19 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
         self._check(request.queue)
         token = self.tokens.setdefault(request.election_node, len(self.tokens) + 1)
         head = next(link for link in self.links if not link.is_consumed)
-        grant = pb.ReadGrant(subscription_id=3, generation=1, epoch=head.epoch, index=head.cursor, view=self._view())
+        grant = pb.ReadGrant(
+            subscription_id=3, generation=self.generation, epoch=head.epoch, index=head.cursor, view=self._view()
+        )
         return pb.AcquireReadReply(queue_id=QUEUE_ID, token=token, grant=grant)
+
+    @rpc.answers_errors
+    async def SeekSubscription(self, request, context):  # noqa: N802
+        self._check(request.queue)
+        self.generation += 1
+        self.version += 1
+        for link in self.links:
+            link.cursor = max(0, min(int(request.to) - link.base, link.next_index))
+        return pb.SubscriptionView(subscription="replay", subscription_id=3, generation=self.generation)
 
     # ---- as member
 
@@ -224,6 +236,8 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
 
     @rpc.answers_errors
     async def CommitCursor(self, request, context):  # noqa: N802
+        if request.generation != self.generation:
+            raise OlderGeneration("the subscription was sought")
         link = next(link for link in self.links if link.epoch == request.link.epoch)
         self.cursors.append(link.base + request.index)
         link.cursor = max(link.cursor, request.index)

@@ -247,7 +247,10 @@ def test_while_nothing_comes_it_goes_behind_re_sends_and_sees_that_the_target_wa
         set_back(dsn, rows, middle)
         process.wait_for(lambda: position(dsn)[0] == end, "replay after the target was set back")
         assert process.has_reason(f"the target stands at offset {middle}, and had all up to {end}: it was set back")
+        # What was applied again was kept for it, and is drained again.
+        process.wait_for(lambda: queue.links[1].is_consumed, "drained link")
     assert held(dsn) == source.rows
+    assert queue.generation == 2
 
 
 def test_change_that_the_target_refuses_ends_it_with_the_offset(queue, dsn, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -273,6 +274,33 @@ def test_a_target_that_was_set_back_is_noticed_while_nothing_comes(queue, reader
     assert target.is_closed  # and asked anew: the server of before may answer still
 
 
+@pytest.mark.parametrize("wanted", [0, 8])
+@pytest.mark.parametrize("unanswered", [0, 1])
+def test_where_the_target_stands_before_the_cursor_the_subscription_goes_back_there_first(
+    queue, reader, tmp_path, monkeypatch, wanted, unanswered
+):
+    """What lay between counted as read by all: retention let it go while it was applied again."""
+    queue.append_values([ROW] * 10, 0)
+    events: list[Event] = []
+    monkeypatch.setattr(ReplayTerm, "_started", lambda *_: pytest.fail("a query starts before"))
+    with replay_term(Claims(Position(5, 4)), reader, tmp_path, events, term=Term(3, 1, 5, 5 if wanted else 8)) as term:
+        subscriber = term._subscriber
+        subscriber.unanswered = unanswered
+        if wanted:
+            term._cursor.want(wanted)
+            while not term._cursor._is_committing:
+                time.sleep(0.001)
+        for _ in range(unanswered):
+            with pytest.raises(Unreachable):
+                term._stream()
+        term._stream()
+        assert subscriber.steps == [("committed", 8), ("sought", 5)] if wanted else [("sought", 5)]
+        assert events == []
+        term._cursor.want(6)
+        term._cursor.finish()
+        assert subscriber.steps[-1] == ("committed", 6)
+
+
 def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader, tmp_path, monkeypatch):
     """It ended well, and told of an offset that the target had no more."""
     queue.append_values([ROW] * 10, 0)
@@ -340,8 +368,19 @@ class Elected:
     queue_id = QUEUE_ID
     queue_created_at_ms = 1234
 
+    def __init__(self):
+        self.steps: list[tuple[str, int]] = []
+        self.unanswered = 0
+
     def commit(self, offset, *, term, timeout_s):
-        pass
+        time.sleep(0.05)
+        self.steps.append(("committed", offset))
+
+    def seek(self, offset, *, timeout_s):
+        if self.unanswered:
+            self.unanswered -= 1
+            raise Unreachable("no coordinator answers")
+        self.steps.append(("sought", offset))
 
 
 TERM = Term(3, 1, 5, 0)

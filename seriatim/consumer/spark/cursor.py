@@ -27,6 +27,7 @@ class CursorKeeper:
         self._changed = threading.Condition()
         self._wanted = 0
         self._committed = 0
+        self._is_committing = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="seriatim-cursor", daemon=True)
         self._thread.start()
@@ -37,6 +38,18 @@ class CursorKeeper:
             if offset > self._wanted:
                 self._wanted = offset
                 self._changed.notify_all()
+
+    @property
+    def wanted(self) -> int:
+        """The cursor may be as far."""
+        return self._wanted
+
+    def seek(self, offset: int) -> None:
+        """Move the cursor back; a new term begins. Raises as `Subscriber.seek`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_committing, 2 * _TIMEOUT_S)  # it would undo that
+            self._subscriber.seek(offset, timeout_s=_TIMEOUT_S)
+            self._wanted = self._committed = offset
 
     def finish(self) -> None:
         """Wait a little for what was wanted."""
@@ -57,6 +70,7 @@ class CursorKeeper:
                 if self._is_closed:
                     return
                 offset = self._wanted
+                self._is_committing = True
             try:
                 self._subscriber.commit(offset, term=self._term, timeout_s=_TIMEOUT_S)
             except SeriatimError as error:
@@ -64,6 +78,7 @@ class CursorKeeper:
             else:
                 with self._changed:
                     self._committed = max(self._committed, offset)
-                    self._changed.notify_all()
             with self._changed:
+                self._is_committing = False
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_closed, _EVERY_S)

@@ -215,6 +215,10 @@ class ReplayTerm:
         )
         self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
         start = application.position
+        if start < max(self._term.cursor_offset, self._cursor.wanted):
+            # The target was set back. What lies between counts as read, and could be let go before it is applied again.
+            self._cursor.seek(start)
+            return
         self._failure = None
         self._applied_id = self._passed_id = None
         self._has_moved = False
