@@ -82,6 +82,58 @@ def test_each_harm_is_found(pair, chunk_rows, harm, table, counts, example) -> N
     assert all(result.is_identical for result in results.values())
 
 
+@pytest.mark.parametrize("key", ["PRIMARY KEY (id)", "CHECK (id > 0)"])
+@pytest.mark.parametrize(
+    "harm", ["DELETE FROM ONLY animals WHERE id = 1", "UPDATE ONLY animals SET name = 'other' WHERE id = 1"]
+)
+def test_a_row_is_missed_also_where_a_table_that_inherits_has_one_of_its_key(new_database, key, harm) -> None:
+    """A primary key holds within a table, and reading one brings the rows of its heirs: the heir's row stood for both."""
+    pair = new_database(), new_database()
+    for dsn in pair:
+        run(dsn, f"CREATE TABLE animals (id integer, name text, {key}); CREATE TABLE cats ({key}) INHERITS (animals)")
+        run(dsn, "INSERT INTO animals VALUES (1, 'any'), (2, 'any'); INSERT INTO cats VALUES (1, 'tom'), (3, 'kit')")
+    found = compare(*pair)
+    assert found.is_identical
+    assert [(table.table, table.rows) for table in found.tables] == [("public.animals", 2), ("public.cats", 2)]
+    run(pair[1], harm)
+    assert [(table.table, table.is_identical) for table in compare(*pair).tables] == [
+        ("public.animals", False),
+        ("public.cats", True),
+    ]
+
+
+def test_a_table_is_the_same_in_partitions_and_without(pair) -> None:
+    run(
+        pair[1],
+        "DROP TABLE numbers; CREATE TABLE numbers (id integer PRIMARY KEY, note text, amount numeric) PARTITION BY RANGE (id)",
+    )
+    run(
+        pair[1],
+        "CREATE TABLE few PARTITION OF numbers FOR VALUES FROM (0) TO (50); CREATE TABLE more PARTITION OF numbers DEFAULT",
+    )
+    run(pair[1], "INSERT INTO numbers SELECT i, nullif('n' || i, 'n7'), i / 8.0 FROM generate_series(1, 95) i")
+    for sides in (pair, pair[::-1]):
+        [table] = compare(*sides, ["numbers"], chunk_rows=10).tables
+        assert (table.is_identical, table.rows) == (True, 95)
+
+
+@pytest.mark.parametrize("kept", ["first", "other"])
+def test_a_key_that_a_damaged_index_let_in_twice_counts_twice(pair, kept) -> None:
+    for dsn in pair:
+        run(
+            dsn,
+            "CREATE TABLE kept (id integer PRIMARY KEY, note text); INSERT INTO kept VALUES (1, 'first'), (2, 'other')",
+        )
+    run(pair[1], f"DELETE FROM kept WHERE note <> '{kept}'; UPDATE kept SET id = 1")
+    with psycopg.connect(pair[0]) as connection:
+        connection.execute(
+            "UPDATE pg_index SET indisready = false, indisvalid = false WHERE indexrelid = 'kept_pkey'::regclass"
+        )
+        connection.execute("UPDATE kept SET id = 1")
+    [table] = compare(*pair, ["kept"]).tables
+    assert (table.rows, table.missing, table.extra, table.different) == (2, 1, 0, 0)
+
+
 @pytest.mark.parametrize("key", ["PRIMARY KEY", ""])
 def test_names_are_what_they_are(pair, key) -> None:
     for dsn in pair:

@@ -15,10 +15,11 @@ with its number, ordered by its text's bytes, and the two are merged.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import psycopg
 from psycopg import sql
@@ -43,6 +44,13 @@ _FETCHED = 500
 """Rows that are held, or on their way, at a time."""
 
 
+class _Side(NamedTuple):
+    """Where a table is read. `rows`: its own, without those of tables that inherit from it, which are compared by themselves."""
+
+    connection: Connection
+    rows: Fragment
+
+
 @dataclass(slots=True)
 class _Tally:
     """Counts of one table on the way."""
@@ -61,7 +69,7 @@ class _Tally:
 
 
 def compare_table(
-    sides: tuple[Connection, Connection],
+    connections: tuple[Connection, Connection],
     source: Table,
     target: Table,
     *,
@@ -74,6 +82,7 @@ def compare_table(
     `on_rows` is told how many rows are compared after each chunk. Raises what psycopg raises.
     """
     tally = _Tally(examples)
+    sides = _Side(connections[0], _rows_of(source)), _Side(connections[1], _rows_of(target))
     columns = tuple(name for name in source.columns if name in target.columns)
     if source.key and source.key_order == target.key_order:
         _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
@@ -85,11 +94,15 @@ def compare_table(
     )  # fmt: skip
 
 
+def _rows_of(table: Table) -> Fragment:
+    return sql.SQL("{}" if table.is_partitioned else "ONLY {}").format(sql.Identifier(*table.name))
+
+
 # ------------------------------------------------------------------------------------------------------------ by key
 
 
 def _compare_by_key(
-    sides: tuple[Connection, Connection],
+    sides: tuple[_Side, _Side],
     table: Table,
     columns: tuple[str, ...],
     chunk_rows: int,
@@ -106,7 +119,7 @@ def _compare_by_key(
         on_rows(tally.rows)
 
 
-def _chunks(side: Connection, table: Table, between: Between, chunk_rows: int) -> Iterator[Between]:
+def _chunks(side: _Side, table: Table, between: Between, chunk_rows: int) -> Iterator[Between]:
     """Parts of what lies between two keys, each with so many rows of this side, the last one with what is left."""
     lower, last = between
     while (upper := _end_of_chunk(side, table, (lower, last), chunk_rows)) is not None:
@@ -115,53 +128,61 @@ def _chunks(side: Connection, table: Table, between: Between, chunk_rows: int) -
     yield lower, last
 
 
-def _end_of_chunk(side: Connection, table: Table, between: Between, chunk_rows: int) -> Key | None:
+def _end_of_chunk(side: _Side, table: Table, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
         _texts(table, table.key_columns),
-        sql.Identifier(*table.name),
+        side.rows,
         _between(table, *between),
         _keyed(table),
         sql.Literal(chunk_rows - 1),
     )
-    return cast("Key | None", side.execute(query).fetchone())
+    return cast("Key | None", side.connection.execute(query).fetchone())
 
 
-def _sum(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
+def _sum(side: _Side, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
     query = sql.SQL(
         "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
-    ).format(_texts(table, columns), sql.Identifier(*table.name), _between(table, *between))
-    row = side.execute(query).fetchone()
+    ).format(_texts(table, columns), side.rows, _between(table, *between))
+    row = side.connection.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
 def _compare_rows(
-    sides: tuple[Connection, Connection],
+    sides: tuple[_Side, _Side],
     table: Table,
     columns: tuple[str, ...],
     between: Between,
     tally: _Tally,
 ) -> None:
-    """Fetch the source's rows of a chunk, and stream the target's past them (the target may have any number more)."""
+    """Fetch the source's rows of a chunk, and stream the target's past them (the target may have any number more).
+
+    A key that is there twice, where the index of the primary key is damaged, counts as often as it is there.
+    """
     size = len(table.key_columns)
-    held: dict[Texts, Texts] = {row[:size]: row[size:] for row in _rows(sides[0], table, columns, between)}
+    held: defaultdict[Texts, list[Texts]] = defaultdict(list)
+    for row in _rows(sides[0], table, columns, between):
+        held[row[:size]].append(row[size:])
     for row in _rows(sides[1], table, columns, between):
-        key = row[:size]
-        other = held.pop(key, None)
-        if other is None:
+        key, values = row[:size], row[size:]
+        others = held.get(key)
+        if not others:
             tally.note(Example("extra", key))
-        elif other != row[size:]:
-            names = (name for name, ours, theirs in zip(columns, other, row[size:], strict=True) if ours != theirs)
+        elif values in others:
+            others.remove(values)
+        else:
+            names = (name for name, ours, theirs in zip(columns, others.pop(), values, strict=True) if ours != theirs)
             tally.note(Example("different", key, tuple(names)))
-    for key in held:
-        tally.note(Example("missing", key))
+    for key, others in held.items():
+        if others:
+            tally.note(Example("missing", key), len(others))
 
 
-def _rows(side: Connection, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
+def _rows(side: _Side, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
         _texts(table, table.key_columns),
         _texts(table, columns),
-        sql.Identifier(*table.name),
+        side.rows,
         _between(table, *between),
         _keyed(table),
     )
@@ -210,7 +231,7 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
 
 
 def _compare_as_multiset(
-    sides: tuple[Connection, Connection],
+    sides: tuple[_Side, _Side],
     table: Table,
     columns: tuple[str, ...],
     tally: _Tally,
@@ -237,16 +258,16 @@ def _compare_as_multiset(
     on_rows(tally.rows)
 
 
-def _counted(side: Connection, table: Table, columns: tuple[str, ...]) -> Iterator[tuple[bytes, Texts, int]]:
+def _counted(side: _Side, table: Table, columns: tuple[str, ...]) -> Iterator[tuple[bytes, Texts, int]]:
     """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
-    ).format(_texts(table, columns), sql.Identifier(*table.name))
+    ).format(_texts(table, columns), side.rows)
     for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query)):
         yield row, tuple(values), number
 
 
-def _streamed(side: Connection, query: Fragment) -> Iterator[Texts]:
-    with side.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
+def _streamed(side: _Side, query: Fragment) -> Iterator[Texts]:
+    with side.connection.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
         cursor.itersize = _FETCHED
         yield from cursor.execute(query)

@@ -26,7 +26,7 @@ SELECT n.nspname, c.relname,
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
           JOIN pg_attribute a ON a.attnum = k.attnum
          WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid),
-       row_security_active(c.oid)
+       row_security_active(c.oid), c.relkind = 'p'
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'seriatim_replay')
@@ -55,7 +55,8 @@ class Table:
     """One side's table.
 
     columns: name and type in order. types: the same, without the schema where the type is of an extension, which each database has
-    where it likes. key: of the primary key. hides_rows: row-level security keeps rows of it from the role that asks.
+    where it likes. key: of the primary key. hides_rows: row-level security keeps rows of it from the role that asks. is_partitioned: it has
+    no rows of its own.
     """
 
     name: Name
@@ -63,6 +64,7 @@ class Table:
     types: dict[str, str]
     key: tuple[KeyColumn, ...]
     hides_rows: bool = False
+    is_partitioned: bool = False
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -94,8 +96,9 @@ def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
             {name: kind.removeprefix(extensions or "") for name, kind, extensions in columns},
             tuple(KeyColumn(*column) for column in key or ()),
             hides_rows,
+            is_partitioned,
         )
-        for schema, table, columns, key, hides_rows in rows
+        for schema, table, columns, key, hides_rows, is_partitioned in rows
     }
 
 
