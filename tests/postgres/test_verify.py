@@ -204,6 +204,96 @@ def test_rows_are_compared_also_where_the_values_of_an_enum_were_added_in_anothe
     assert (table.is_identical, table.rows) == (True, 30)
 
 
+KINDS = (
+    "SELECT {}, i FROM generate_series(1, 30) i, LATERAL (SELECT (ARRAY['a', 'b', 'c'])[1 + i % 3]::kind) AS k(kind)"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "value"),
+    [("kind[]", "", "ARRAY[kind]"), ("k", "CREATE TYPE k AS (kind kind)", "ROW(kind)::k"), ("k", "CREATE DOMAIN k AS kind", "kind::k")],
+)  # fmt: skip
+def test_rows_are_compared_also_where_an_enum_is_within_a_key_s_type(new_database, kind, made, value) -> None:
+    """An array or a composite of it has its order, too; a domain has no operators of its own."""
+    pair = new_database(), new_database()
+    for dsn, place in zip(pair, ("BEFORE 'c'", "AFTER 'c'"), strict=True):
+        run(dsn, f"CREATE TYPE kind AS ENUM ('a', 'c'); ALTER TYPE kind ADD VALUE 'b' {place}")
+        run(dsn, f"{made}; CREATE TABLE kinds (kind {kind}, id integer, PRIMARY KEY (kind, id))")
+        run(dsn, f"INSERT INTO kinds {KINDS.format(value)}")
+    [table] = compare(*pair, chunk_rows=4).tables
+    assert (table.is_identical, table.rows) == (True, 30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "value"),
+    [
+        ("jsonb", "", "to_jsonb(x)"),
+        ("citext", "CREATE EXTENSION citext", "x::citext"),
+        ("composite", "CREATE TYPE composite AS (x text)", "ROW(x)::composite"),
+        ("textrange", "CREATE TYPE textrange AS RANGE (subtype = text)", "textrange(x, x, '[]')"),
+    ],
+)
+def test_rows_are_compared_by_their_values_where_keys_go_by_the_database_s_locale(
+    new_database, kind, made, value
+) -> None:
+    """Of these, citext has another order in these two locales."""
+    pair = tuple(new_database(f"TEMPLATE template0 LOCALE '{locale}'") for locale in ("C.UTF-8", "C"))
+    for dsn in pair:
+        run(dsn, f"{made}; CREATE TABLE keys (k {kind} PRIMARY KEY, n integer)")
+        run(dsn, f"INSERT INTO keys SELECT {value}, n FROM unnest('{{a,B,É,ä,c}}'::text[]) WITH ORDINALITY AS u(x, n)")
+    [table] = compare(*pair, chunk_rows=1).tables
+    assert (table.is_identical, table.rows) == (True, 5)
+    run(pair[1], "UPDATE keys SET n = 9 WHERE n = 3")
+    [table] = compare(*pair, chunk_rows=1).tables
+    assert (table.missing, table.extra, table.different) == (1, 1, 0)
+
+
+BY_KEY = [
+    ("smallint", "i"), ("bigint", "i"), ("numeric(9,2)", "i"), ("real", "i / 7.0"), ("float8", "i / 7.0"), ("money", "1000 * i"), ("oid", "i"),
+    ("boolean", "i > 1"), ("uuid", "md5(i::text)"), ("bytea", "'x' || i"), ("pg_lsn", "'0/' || i"), ("text", "i"), ("varchar(9)", "i"),
+    ("char(9)", "i"), ("name", "i"), ('"char"', "i"), ("bit(2)", "i::bit(2)"), ("varbit", "i::bit(2)"), ("date", "'2020-01-0' || i"),
+    ("time", "'00:0' || i"), ("timetz(3)", "'00:0' || i"), ("timestamp(3)", "'2020-01-0' || i"), ("timestamptz", "'2020-01-0' || i"),
+    ("interval", "i || ' days'"), ("inet", "'10.0.0.' || i || '/8'"), ("cidr", "'10.0.0.' || i"), ("macaddr", "'00:00:00:00:00:0' || i"),
+    ("macaddr8", "'00:00:00:00:00:00:00:0' || i"), ("int4range", "int4range(i, 9)"), ("int8range", "int8range(i, 9)"),
+    ("numrange", "numrange(i, 9)"), ("daterange", "daterange('2020-01-01'::date + i, NULL)"),
+    ("tsrange", "tsrange('2020-01-01'::timestamp + i * interval '1 s', NULL)"), ("tstzrange", "tstzrange('2020-01-01'::timestamptz, NULL, '[)')"),
+    ("kind", "(ARRAY['a', 'b', 'c'])[i]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_domain", [False, True])
+def test_a_key_of_one_order_is_walked(new_database, is_domain) -> None:
+    """So a row that differs is told by its key. A domain's values have the order of its type's."""
+    pair = new_database(), new_database()
+    types = [f"d{number}" if is_domain else kind for number, (kind, _) in enumerate(BY_KEY)]
+    for dsn in pair:
+        run(dsn, "CREATE TYPE kind AS ENUM ('a', 'b', 'c')")
+        for number, (kind, value) in enumerate(BY_KEY):
+            run(
+                dsn,
+                f"CREATE DOMAIN d{number} AS {kind}; CREATE TABLE t{number} (k {types[number]}, n integer, note text, PRIMARY KEY (k, n))",
+            )
+            run(dsn, f"INSERT INTO t{number} SELECT (({value})::text)::{kind}, i, 'x' FROM generate_series(1, 3) i")
+    assert compare(*pair, chunk_rows=1).is_identical
+    for number in range(len(BY_KEY)):
+        run(pair[1], f"UPDATE t{number} SET note = 'other' WHERE n = 2")
+    told = {table.table: (table.missing, table.extra, table.different) for table in compare(*pair, chunk_rows=1).tables}
+    by_values = ["kind"] if is_domain else []
+    wanted = [(1, 1, 0) if kind in by_values else (0, 0, 1) for kind, _ in BY_KEY]
+    assert told == {f"public.t{number}": counts for number, counts in enumerate(wanted)}
+
+
+def test_a_domain_may_be_over_another_type_on_the_other_side(new_database) -> None:
+    pair = new_database(), new_database()
+    for dsn, kind in zip(pair, ("integer", "text"), strict=True):
+        run(
+            dsn,
+            f"CREATE DOMAIN k AS {kind}; CREATE TABLE t (k k PRIMARY KEY); INSERT INTO t SELECT i::text::{kind} FROM generate_series(1, 30) i",
+        )
+    [table] = compare(*pair, chunk_rows=5).tables
+    assert (table.is_identical, table.rows) == (True, 30)
+
+
 @pytest.mark.parametrize(("encoding", "letter", "is_by_key"), [("LATIN1", "ÿ", True), ("LATIN9", "€", False)])
 def test_rows_are_compared_also_where_letters_have_another_order_in_the_source_s_encoding(
     new_database, encoding, letter, is_by_key

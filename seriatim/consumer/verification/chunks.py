@@ -8,7 +8,7 @@ Keys with a collation are ordered by COLLATE "C", since two servers need not ord
 
 A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
 
-Without a common key, or where it is ordered otherwise on the two sides, rows count as a multiset: both sides give each different row
+Without a common key, or where it is, or may be, ordered otherwise on the two sides, rows count as a multiset: both sides give each different row
 with its number, ordered by its text's bytes, and the two are merged.
 """
 
@@ -84,7 +84,7 @@ def compare_table(
     tally = _Tally(examples)
     sides = _Side(connections[0], _rows_of(source)), _Side(connections[1], _rows_of(target))
     columns = tuple(name for name in source.columns if name in target.columns)
-    if source.key and source.key_order == target.key_order:
+    if source.key_order and source.key_order == target.key_order:
         _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
     else:
         _compare_as_multiset(sides, source, columns, tally, on_rows)
@@ -196,7 +196,7 @@ def _between(table: Table, lower: Key | None, upper: Key | None) -> Fragment:
     """
     key = sql.SQL("({})").format(_keyed(table))
     # format_type's own spelling of a type, which is SQL already
-    types = [sql.SQL(table.columns[name]) for name in table.key_columns]
+    types = [sql.SQL(column.kind) for column in table.key]
 
     def bound(values: Key) -> Fragment:
         casts = (sql.SQL("CAST({} AS {})").format(sql.Literal(v), kind) for v, kind in zip(values, types, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -19,12 +18,12 @@ SELECT n.nspname, c.relname,
                                                           SELECT FROM pg_depend d WHERE d.classid = 'pg_type'::regclass
                                                              AND d.objid IN (t.oid, t.typelem) AND d.deptype = 'e'))) ORDER BY a.attnum), '[]')
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-       (SELECT json_agg(json_build_array(a.attname, a.attcollation <> 0,
+       (SELECT json_agg(json_build_array(a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), -1), a.attcollation <> 0,
                             CASE WHEN a.attcollation <> 0 THEN current_setting('server_encoding')
-                                 ELSE (SELECT json_agg(e.enumlabel ORDER BY e.enumsortorder)::text FROM pg_enum e WHERE e.enumtypid = a.atttypid)
+                                 ELSE (SELECT json_agg(e.enumlabel ORDER BY e.enumsortorder)::text FROM pg_enum e WHERE e.enumtypid = t.oid)
                             END) ORDER BY k.place)
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
-          JOIN pg_attribute a ON a.attnum = k.attnum
+          JOIN pg_attribute a ON a.attnum = k.attnum JOIN pg_type t ON t.oid = a.atttypid
          WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid),
        row_security_active(c.oid), c.relkind = 'p'
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -32,7 +31,14 @@ SELECT n.nspname, c.relname,
    AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'seriatim_replay')
 """
 
-_without_length = re.compile(r"\([^)]*\)").sub
+_ORDERED_ALIKE = frozenset({
+    "smallint", "integer", "bigint", "numeric", "real", "double precision", "money", "oid", "boolean", "uuid", "bytea", "pg_lsn",
+    "text", "character varying", "bpchar", "name", '"char"', '"bit"', "bit varying",
+    "date", "time without time zone", "time with time zone", "timestamp without time zone", "timestamp with time zone", "interval",
+    "inet", "cidr", "macaddr", "macaddr8", "int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange",
+})  # fmt: skip
+"""Types whose values have one order in all databases, texts by COLLATE "C". An array, a composite or a range may have a text or an enum in
+it; jsonb and citext go by the database's locale."""
 _ORDERED_AS = {"smallint": "bigint", "integer": "bigint", "character varying": "text"}
 _LETTERS_IN_ORDER_OF = {"LATIN1": "UTF8", "SQL_ASCII": "UTF8"}
 """Texts are ordered by their bytes, and encodings have letters in orders of their own."""
@@ -41,13 +47,20 @@ _LETTERS_IN_ORDER_OF = {"LATIN1": "UTF8", "SQL_ASCII": "UTF8"}
 class KeyColumn(NamedTuple):
     """A primary key's column.
 
-    order: what its order depends on beside its type. With a collation, the server's encoding; of an enum, its values, which may have
-    been added in another order; None for all else.
+    kind: its type without a length, or that beneath its domain. order: what its order depends on beside that. With a collation, the server's
+    encoding; of an enum, its values, which may have been added in another order; None for all else.
     """
 
     name: str
+    kind: str
     has_collation: bool
     order: str | None
+
+    @property
+    def is_ordered_alike(self) -> bool:
+        """Whether its values have the same order in each database where `kind` and `order` are the same."""
+        is_enum = self.order is not None and not self.has_collation
+        return is_enum or self.kind in _ORDERED_ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +86,15 @@ class Table:
 
     @property
     def key_order(self) -> tuple[tuple[str, str, str | None], ...]:
-        """By what the primary key is ordered: its columns, each with a type that all have that are compared with it."""
-        types = (_without_length("", self.columns[name]) for name in self.key_columns)
+        """By what the primary key is ordered: its columns, each with a type that all have that are compared with it.
+
+        None of them where databases may order such values in ways of their own.
+        """
+        if not all(column.is_ordered_alike for column in self.key):
+            return ()
         return tuple(
             (name, _ORDERED_AS.get(kind, kind), order and _LETTERS_IN_ORDER_OF.get(order, order))
-            for kind, (name, _, order) in zip(types, self.key, strict=True)
+            for name, kind, _, order in self.key
         )
 
 
