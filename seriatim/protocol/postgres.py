@@ -42,6 +42,9 @@ NO_TIMEOUTS: Final[Mapping[str, str]] = {
 TRANSACTION_TIMEOUT: Final = "transaction_timeout"
 """To be 0 as well, where a server knows it (PostgreSQL 17); older ones refuse it."""
 
+PLAIN_NAMES: Final[Mapping[str, str]] = {"search_path": ""}
+"""A name that is a value (regclass, regproc, …) is written with its schema, so that it means the same under every path; as PostgreSQL's own subscribers ask."""
+
 TARGET_SETTINGS: Final[Mapping[str, str]] = {
     **SERVER_SETTINGS,
     "tcp_user_timeout": "60000",

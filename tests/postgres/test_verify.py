@@ -319,6 +319,23 @@ def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:
         assert (table.is_identical, table.rows) == (True, 2)
 
 
+@pytest.mark.parametrize("key", ["PRIMARY KEY", ""])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("regclass", "'{}.t'"), ("regclass[]", "'{{{}.t}}'"), ("called", "'{}.t'"), ("names", "'({}.t)'")],
+)
+def test_a_name_is_the_same_under_whatever_search_path(new_database, key, kind, value) -> None:
+    pair = new_database(), new_database()
+    for dsn, schema in zip(pair, ("a", "b"), strict=True):
+        run(dsn, "CREATE SCHEMA a; CREATE SCHEMA b; CREATE TABLE a.t (); CREATE TABLE b.t ()")
+        run(dsn, "CREATE DOMAIN called AS regclass; CREATE TYPE names AS (t regclass)")
+        run(dsn, f"CREATE TABLE refs (id integer {key}, t {kind}); INSERT INTO refs VALUES (1, {value.format(schema)})")
+    own = [f"{dsn}?options=-csearch_path%3D{path},public" for dsn, path in zip(pair, "ab", strict=True)]
+    assert not compare(*own, ["refs"]).is_identical
+    run(pair[1], f"UPDATE refs SET t = {value.format('a')}")
+    assert compare(*own, ["refs"]).is_identical
+
+
 def test_an_extension_s_type_is_the_same_in_whatever_schema(pair) -> None:
     for dsn, schema in zip(pair, ("public", "my extensions"), strict=True):
         run(dsn, f'CREATE SCHEMA IF NOT EXISTS "{schema}"; CREATE EXTENSION citext SCHEMA "{schema}"')

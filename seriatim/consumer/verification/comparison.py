@@ -15,7 +15,14 @@ from seriatim.consumer.verification.result import Comparison, Progress, TableRes
 from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.postgres import NO_TIMEOUTS, SERVER_SETTINGS, TRANSACTION_TIMEOUT, defaults_beside, in_a_line
+from seriatim.protocol.postgres import (
+    NO_TIMEOUTS,
+    PLAIN_NAMES,
+    SERVER_SETTINGS,
+    TRANSACTION_TIMEOUT,
+    defaults_beside,
+    in_a_line,
+)
 
 CHUNK_ROWS = 20_000
 
@@ -106,7 +113,7 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
     names = [*NO_TIMEOUTS, TRANSACTION_TIMEOUT]  # while one side is read the other waits
     connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (names,))
-    for name, value in (*TEXT_SETTINGS.items(), *SERVER_SETTINGS.items()):
+    for name, value in (*TEXT_SETTINGS.items(), *PLAIN_NAMES.items(), *SERVER_SETTINGS.items()):
         connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     connection.execute("SET row_security = off")  # a read that policies would take rows from fails
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -99,13 +99,8 @@ class Table:
 
 
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
-    """All user tables; a partitioned one counts as one. Within a transaction.
-
-    Types have their schemas in their names: the two sides' roles need not have one search_path.
-    """
-    path = connection.execute("SELECT current_setting('search_path'), set_config('search_path', '', true)").fetchone()
+    """All user tables; a partitioned one counts as one. With PLAIN_NAMES in force types have their schemas in their names."""
     rows = connection.execute(_TABLES).fetchall()
-    connection.execute("SELECT set_config('search_path', %s, true)", path[:1] if path else ("",))
     return {
         (schema, table): Table(
             (schema, table),

@@ -20,8 +20,8 @@ from seriatim.producer.sources.postgres.errors import (
     SourceLost,
     SourceTablesChanged,
 )
-from seriatim.producer.sources.postgres.replication import PLAIN_NAMES, Connection, conninfo, session
-from seriatim.protocol.postgres import HOLDER, in_a_line, told_holder
+from seriatim.producer.sources.postgres.replication import Connection, conninfo, session
+from seriatim.protocol.postgres import HOLDER, PLAIN_NAMES, in_a_line, told_holder
 
 OLDEST_VERSION = 150000
 ONLY = "ONLY "

@@ -33,7 +33,14 @@ from seriatim.producer.sources.postgres.errors import (
 )
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.postgres import NO_TIMEOUTS, SERVER_SETTINGS, TRANSACTION_TIMEOUT, defaults_beside, in_a_line
+from seriatim.protocol.postgres import (
+    NO_TIMEOUTS,
+    PLAIN_NAMES,
+    SERVER_SETTINGS,
+    TRANSACTION_TIMEOUT,
+    defaults_beside,
+    in_a_line,
+)
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _OBJECT_IN_USE: Final = "55006"
@@ -41,8 +48,6 @@ _NOT_IN_STATE: Final = "55000"
 _REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
 """The connection; collisions; what the server lacks; the slot's state, which is looked at next; somebody's hand, or a shutdown; its disk."""
-PLAIN_NAMES: Final = {"search_path": ""}
-"""A name that is a value (regclass, regproc, …) is written with its schema, so that it means the same under every path; as PostgreSQL's own subscribers ask."""
 _HAS_TRANSACTION_TIMEOUT: Final = 170000
 _DATA = ord("w")
 _KEEPALIVE = ord("k")
