@@ -73,7 +73,7 @@ class Source:
         key = () if name is None or name in WHOLE else ("id",)
         offset = len(self.rows)
         source = Origin(
-            "db", "slot", 1000 + self.transaction, offset, self.transaction,
+            "db", "slot", 1000 + self.transaction, offset + 1, self.transaction,
             *((name.schema, name.table, key) if name else (None, None, ())),
             unchanged=tuple(unchanged), **extra,
         )  # fmt: skip
@@ -176,7 +176,7 @@ def sources(draw: st.DrawFn) -> Source:
                     source.tables[name].append(dict(row))
                     source.write("r", name, after=row)
                     source.committed()
-        source.write("snapshot_end", None, changes=0)
+        source.write("snapshot_end", None, changes=len(source.rows) - 1)
         source.committed()
     alters = draw(st.booleans())
     for actions in draw(st.lists(st.lists(_actions, max_size=10), max_size=5)):

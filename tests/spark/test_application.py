@@ -87,6 +87,17 @@ def log(sizes: list[int]) -> list[ChangeRow]:
     return rows
 
 
+def snapshot(offset: int, size: int) -> list[ChangeRow]:
+    """A snapshot of so many rows, from this offset on."""
+    named = {"schema": "public", "table": "stock", "key": ("id",), "is_snapshot": True}
+    made = [
+        Change("snapshot_begin", None, None, Origin("db", "slot", 1, 1, is_snapshot=True), 1),
+        *(Change("r", None, {"id": n}, Origin("db", "slot", 1, 2 + n, **named), 1) for n in range(size)),
+        Change("snapshot_end", None, None, Origin("db", "slot", 1, 0, is_snapshot=True, changes=size), 1),
+    ]
+    return [ChangeRow(n, "s", n, encode(change)) for n, change in enumerate(made, offset)]
+
+
 class Queue:
     def __init__(self, rows: list[ChangeRow]) -> None:
         self.rows = rows
@@ -160,8 +171,7 @@ def test_whatever_the_cuts_and_failures_large_transactions_arrive_once(little_is
 
 def test_what_a_snapshot_takes_the_place_of_is_left_out_also_where_it_was_let_go(little_is_held):
     rows = log([3, 100])[:-30]  # the capture was killed in the second one, and a new one began with a snapshot
-    snapshot = Change("snapshot_begin", None, None, Origin("db", "slot", 1, len(rows), is_snapshot=True), 1)
-    rows.append(ChangeRow(len(rows), "s", len(rows), encode(snapshot)))
+    rows += snapshot(len(rows), 0)
     rows += [row._replace(offset=len(rows) + number) for number, row in enumerate(log([4]))]
     target, queue = MemoryTarget(), Queue(rows)
     running = applying(target, queue)
@@ -270,6 +280,34 @@ def test_a_target_goes_behind_a_gap_but_not_from_within_a_transaction():
     behind = [row._replace(offset=1000 + row.offset) for row in rows]
     assert running.apply(behind).changes == 3
     assert target.stored.offset == 1005
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_a_hole_in_a_snapshot_stops_it_also_between_micro_batches(size):
+    rows = [*log([3]), *snapshot(5, 6), *(row._replace(offset=13 + row.offset) for row in log([3]))]
+    target = MemoryTarget()
+    running = applying(target, Queue(rows))
+    for at in range(0, len(rows), size):
+        running.apply(rows[at : at + size])
+    assert target.stored.offset == len(rows)
+    target = MemoryTarget()
+    running = applying(target, Queue(rows))
+    behind = [row._replace(offset=1000 + row.offset) for row in rows[9:]]  # what is between was given up
+    for at in range(0, 8, size):
+        running.apply(rows[at : min(at + size, 8)])
+    running.pass_gap(1000)
+    with pytest.raises(BrokenStream, match="record 5 of a snapshot came after 3"):
+        running.apply(behind[:size])
+    assert (target.stored.offset, target.changes) == (1000, 3 + 2)
+
+
+def test_a_micro_batch_of_which_a_part_was_applied_may_be_handed_in_again():
+    rows = [*log([3]), *snapshot(5, 6)]
+    target = MemoryTarget()
+    running = applying(target, Queue(rows))
+    running.apply(rows[:8])
+    assert running.apply(rows[4:10]).position == 10
+    assert running.apply(rows).changes == 2
 
 
 def test_value_that_is_no_change_stops_it():

@@ -316,8 +316,8 @@ def test_new_target_of_a_queue_whose_first_records_are_gone_begins_at_a_snapshot
     snapshot = [
         source._envelope("snapshot_begin", 1, is_snapshot=True, tables=(table,)),
         *(
-            source._envelope("r", 2, after={"id": key, "amount": amount, "note": note}, **named)
-            for key, (amount, note) in source.rows.items()
+            source._envelope("r", number, after={"id": key, "amount": amount, "note": note}, **named)
+            for number, (key, (amount, note)) in enumerate(source.rows.items(), 2)
         ),
         source._envelope("snapshot_end", 0, is_snapshot=True, changes=len(source.rows)),
     ]

@@ -21,15 +21,15 @@ from seriatim.protocol.postgres import OWN_SCHEMA
 from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, SHARED, UNIQUE
 
 
-def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), key=("id",), **extra) -> ChangeRow:
+def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), key=("id",), lsn=1, **extra) -> ChangeRow:
     key = () if name == KEYLESS else key
     named = (name.schema, name.table, key) if op in "cudr" else (None, None, ())
-    origin = Origin("db", "slot", 1, offset, 1, *named, unchanged=tuple(unchanged), **extra)
+    origin = Origin("db", "slot", lsn, offset + 1, 1, *named, unchanged=tuple(unchanged), **extra)
     return ChangeRow(offset, "slot", offset, encode(Change(op, before, after, origin, 9)))
 
 
-def commit(offset, changes) -> ChangeRow:
-    return row(offset, "commit", changes=changes, end_lsn=2)
+def commit(offset, changes, lsn=1) -> ChangeRow:
+    return row(offset, "commit", changes=changes, end_lsn=2, lsn=lsn)
 
 
 def only(rows):
@@ -358,12 +358,12 @@ def shared(*transactions):
     """The one segment of a table whose key the source doesn't name; steps are (op, before, after), rows (id, note)."""
     rows: list[ChangeRow] = []
     for number, steps in enumerate(transactions, 1):
-        rows.append(row(len(rows), "begin"))
+        rows.append(row(len(rows), "begin", lsn=number))
         for op, *images in steps:
             before, after = (image and dict(zip(("id", "note"), image, strict=True)) for image in images)
             made = Origin("db", "slot", number, len(rows), 1, SHARED.schema, SHARED.table)
             rows.append(ChangeRow(len(rows), "slot", len(rows), encode(Change(op, before, after, made, 9))))
-        rows.append(commit(len(rows), len(steps)))
+        rows.append(commit(len(rows), len(steps), number))
     return only(rows)
 
 
@@ -430,15 +430,59 @@ def test_a_transaction_in_parts_is_counted_over_all_of_them_and_given_up_where_a
     table = Table("public", "keyed", ("id",), ("id",))
     rows = [row(0, "begin"), *(row(offset, "c", after={"id": offset}) for offset in (1, 2, 3))]
     first, unfinished = plan_part(rows[:3], 0, 3, SHAPES, None)
-    assert (first.end, len(first), unfinished) == (3, 2, Unfinished(0, 2))
+    assert (first.end, len(first), unfinished) == (3, 2, Unfinished(0, 1, 2))
     second, unfinished = plan_part(rows[3:], 3, 4, SHAPES, unfinished)
-    assert (len(second), unfinished) == (1, Unfinished(0, 3))
+    assert (len(second), unfinished) == (1, Unfinished(0, 1, 3))
     last, ended = plan_part([commit(4, 3)], 4, 5, SHAPES, unfinished)
     assert (last.transactions, ended) == (1, None)
     with pytest.raises(BrokenStream, match="came with 3"):
         plan_part([commit(4, 4)], 4, 5, SHAPES, unfinished)
     with pytest.raises(GivenUp):
         plan_part([row(4, "snapshot_begin", tables=(table,))], 4, 5, SHAPES, unfinished)
+
+
+def test_two_halves_are_no_transaction_though_together_they_have_its_number_of_changes() -> None:
+    """The end of the first one and the begin of the last one are in what an operator gave up."""
+    gap = 1 << 40
+    rows = [row(0, "begin", lsn=5), row(1, "c", after={"id": 51}, lsn=5)]
+    for behind in (
+        [row(gap, "c", after={"id": 72}, lsn=7), commit(gap + 1, 2, lsn=7)],
+        [row(gap, "t", tables=(Table("public", "keyed", ("id",), ("id",)),), lsn=7), commit(gap + 1, 2, lsn=7)],
+        [commit(gap, 1, lsn=7)],
+    ):
+        with pytest.raises(BrokenStream, match="of another transaction than began at offset 0") as broken:
+            plan([*rows, *behind], 0, SHAPES)
+        assert broken.value.details == {"offset": gap}
+        _, unfinished = plan_part(rows, 0, 2, SHAPES, None)
+        with pytest.raises(BrokenStream, match="of another transaction than began at offset 0"):
+            plan_part(behind, 2, gap + 2, SHAPES, unfinished)
+
+
+SNAPSHOT = [
+    row(0, "snapshot_begin", tables=(Table("public", "keyed", ("id",), ("id",)),)),
+    *(row(offset, "r", after={"id": offset}) for offset in (1, 2, 3)),
+    row(4, "snapshot_end", changes=3),
+]
+
+
+@pytest.mark.parametrize("cut", range(5))
+@pytest.mark.parametrize("lost", range(5))
+def test_a_snapshot_with_a_hole_is_not_whole_wherever_a_micro_batch_ended(lost, cut) -> None:
+    rows = [*SNAPSHOT, row(5, "begin"), commit(6, 0)]
+    reached = plan(rows[:cut], 0, SHAPES).end
+    assert plan(rows[max(0, cut - 1) :], reached, SHAPES).end == 7
+    del rows[lost]
+    if lost == 0:  # then it isn't known that there was one before
+        assert plan(rows, 0, SHAPES).end == 7
+        return
+    with pytest.raises(BrokenStream, match="snapshot"):
+        plan(rows[max(0, cut - 1) :], plan(rows[:cut], 0, SHAPES).end, SHAPES)
+
+
+def test_a_snapshot_may_begin_anew_and_be_gone_on_with_where_it_is_not_known_what_came_before() -> None:
+    again = [each._replace(offset=10 + each.offset) for each in SNAPSHOT]
+    assert plan([*SNAPSHOT[:2], *again], 0, SHAPES).end == 15
+    assert plan(SNAPSHOT[2:], 2, SHAPES).end == 5
 
 
 def test_a_change_without_what_identifies_its_row_is_a_broken_stream_also_where_order_is_kept() -> None:
@@ -465,17 +509,18 @@ def test_positions_of_a_replay_into_the_source_are_passed_over() -> None:
         row(0, "snapshot_begin", tables=tuple(tables)),
         row(1, "r", after={"queue_id": 7, "job": "replay"}, name=own),
         row(2, "r", after={"id": 1}),
-        row(3, "begin"),
-        row(4, "u", after={"queue_id": 7, "job": "replay"}, name=own),
-        row(5, "c", after={"id": 2}),
-        row(6, "t", tables=(tables[0],)),
-        commit(7, 3),
-        row(8, "begin"),
-        row(9, "u", after={"queue_id": 7, "job": "replay"}, name=own),
-        commit(10, 1),
+        row(3, "snapshot_end", changes=2),
+        row(4, "begin"),
+        row(5, "u", after={"queue_id": 7, "job": "replay"}, name=own),
+        row(6, "c", after={"id": 2}),
+        row(7, "t", tables=(tables[0],)),
+        commit(8, 3),
+        row(9, "begin"),
+        row(10, "u", after={"queue_id": 7, "job": "replay"}, name=own),
+        commit(11, 1),
     ]
     made = plan(rows, 0, SHAPES)
-    assert (made.end, made.changes, made.transactions) == (11, 2, 2)
+    assert (made.end, made.changes, made.transactions) == (12, 2, 2)
     (segment,) = made.segments
     assert segment.truncate == orders.Truncate((KEYED,), 0, restart_identity=False)
     assert [(table.table, len(table)) for table in segment.collapsed] == [(KEYED, 2)]

@@ -105,6 +105,7 @@ class Application:
         self._shapes: Shapes | None = None
         self._held: list[ChangeRow] | None = []
         self._ends: list[int] = []
+        self._last: ChangeRow | None = None
         self.position = position
 
     def apply(self, rows: Sequence[ChangeRow]) -> Outcome:
@@ -127,6 +128,7 @@ class Application:
                 position = int(str(moved.details["position"]))
                 if position <= self.position:
                     raise
+                self._last = None
                 self._moved(position)
             except (UnfitTarget, ApplyFailed):
                 parts = _transactions(rows)
@@ -154,9 +156,12 @@ class Application:
             return Outcome(self.position, len(rows))
         if held is None:
             return self._apply_parts(rows, complete)
-        planned = self._planned(lambda shapes: self._carried_out(plan([*held, *rows], self.position, shapes)))
+        taken = [*held, *rows]
+        if self._last is not None and self._last.offset < taken[0].offset:
+            taken.insert(0, self._last)
+        planned = self._planned(lambda shapes: self._carried_out(plan(taken, self.position, shapes)))
         if planned.end > planned.start:
-            self._reached(planned.end, planned.leftover)
+            self._reached(planned.end, taken[: len(taken) - len(planned.leftover)], planned.leftover)
         else:
             self._hold(rows, end)
         return Outcome(self.position, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
@@ -182,7 +187,7 @@ class Application:
             except GivenUp as error:
                 given_up.append(range(error.begun_at, error.ended_at))
                 continue
-            self._reached(end, rows[complete:])
+            self._reached(end, rows[:complete], rows[complete:])
             return Outcome(end, len(rows), applied.changes, applied.transactions, applied.commit_ts_ms)
 
     def _parts(self, rows: Sequence[ChangeRow], end: int, given_up: Sequence[range], shapes: Shapes) -> Iterator[Plan]:
@@ -216,12 +221,13 @@ class Application:
         if self._held is not None or not self._ends:
             self._held = [row for row in self._held or () if row.offset >= position]
 
-    def _reached(self, position: int, rows: Sequence[ChangeRow]) -> None:
-        """All up to `position` is in the target; `rows` were handed in, and come behind it."""
+    def _reached(self, position: int, covered: Sequence[ChangeRow], leftover: Sequence[ChangeRow]) -> None:
+        """All up to `position` is in the target, of which `covered` came last; `leftover` was handed in, and comes behind it."""
         self.position = position
+        self._last = covered[-1]
         self._held, self._ends = [], []
-        if rows:
-            self._hold(rows, rows[-1].offset + 1)
+        if leftover:
+            self._hold(leftover, leftover[-1].offset + 1)
 
     def _hold(self, rows: Sequence[ChangeRow], end: int) -> None:
         """Keep what a transaction that isn't complete yet has so far; or only where its micro-batches ended."""

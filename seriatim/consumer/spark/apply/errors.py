@@ -11,7 +11,7 @@ SeriatimError
 ├── RefusedError
 │   └── GivenUp               a transaction of which a part was planned was never finished
 └── BugError
-    └── BrokenStream          the rows are no run of whole transactions: something before this lost or changed one
+    └── BrokenStream          the rows are no run of whole transactions and snapshots: something before this lost or changed one
 """
 
 from __future__ import annotations
@@ -112,9 +112,13 @@ class UnloggedTable(UnfitTarget):
 
 
 class BrokenStream(BugError):
-    """The rows are no run of whole transactions. Going on would leave a silent gap, so nothing is applied."""
+    """The rows are no run of whole transactions and snapshots. Going on would leave a silent gap, so nothing is applied."""
 
     code = "broken-stream"
+    next_step = (
+        "start the capture with another --slot, which takes a new snapshot, and have the target's row go on there, with its next_offset: "
+        'docs/operations.md, "A replay\'s target"'
+    )
 
     def __init__(self, what: str, offset: int) -> None:
         super().__init__(f"{what} at offset {offset}; nothing of this micro-batch was applied", offset=offset)

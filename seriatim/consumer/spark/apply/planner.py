@@ -13,6 +13,7 @@ Cost: 8 to 10 microseconds a record on a 2-core machine, of which reading the en
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,24 +36,27 @@ from seriatim.protocol.postgres import OWN_SCHEMA
 
 _ROW_OPERATIONS = frozenset({"c", "u", "d"})
 _BARRIERS = frozenset({"t", "snapshot_begin"})
+_SNAPSHOT = frozenset({"snapshot_begin", "r"})
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A transaction that began in a part before this one: the offset of its begin, and how many changes came since."""
+    """A transaction that began in a part before this one: the offset of its begin, its position in the log, and how many changes came since."""
 
     begun_at: int
+    commit_lsn: int
     changes: int
 
 
 def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
     """Plan the rows from offset `start`, the target's position, to the last complete transaction among them.
 
-    `rows` rise by offset; gaps are re-sends that readers aren't handed. Rows below `start` are in the target already and
-    are skipped. `shapes` has the target's tables. Tables of `OWN_SCHEMA` are passed over: a replay into the source keeps its position there.
+    `rows` rise by offset; gaps are re-sends that readers aren't handed, or what an operator gave up. Rows below `start` are in the target
+    already and are skipped; the last of them tells where a snapshot stands. `shapes` has the target's tables. Tables of `OWN_SCHEMA` are
+    passed over: a replay into the source keeps its position there.
 
     Raises:
-        BrokenStream: the rows are no run of whole transactions, or one is no change envelope.
+        BrokenStream: the rows are no run of whole transactions and snapshots, or one is no change envelope.
         MissingTables, MissingColumns, MissingKey, GeneratedKey, UnloggedTable: the target's tables don't fit.
     """
     reading = _read(rows, start, None)
@@ -99,7 +103,8 @@ def _plan(
 class _Reading:
     """How far the rows are read. `entries[:entries_covered]` and `rows[:rows_covered]` end where the plan may end.
 
-    `before`: the transaction that is open and began in an earlier part. `opened_at`, `begun_at`: where the open one began.
+    `before`: the transaction that is open and began in an earlier part. `opened_at`, `begun_at`: where the open one began; `commit_lsn`: its
+    position in the log. `snapshot_number`: of the last record of the snapshot under way; None for none, or where that isn't known.
     """
 
     end: int
@@ -112,6 +117,8 @@ class _Reading:
     is_open: bool = False
     opened_at: int = 0
     begun_at: int = 0
+    commit_lsn: int = 0
+    snapshot_number: int | None = None
 
     @property
     def changes(self) -> int:
@@ -120,7 +127,7 @@ class _Reading:
 
     @property
     def unfinished(self) -> Unfinished | None:
-        return Unfinished(self.begun_at, self.changes) if self.is_open else None
+        return Unfinished(self.begun_at, self.commit_lsn, self.changes) if self.is_open else None
 
     def take(self, offset: int, change: Change) -> bool:
         """Take one change; True where a plan may end behind it."""
@@ -128,14 +135,14 @@ class _Reading:
         if op in _ROW_OPERATIONS or op == "t":
             if not self.is_open:
                 raise BrokenStream(f"operation {op} outside a transaction", offset)
+            self._check_is_of_it(offset, change)
             self.entries.append((offset, change))
             return False
         if op == "r":
+            self._follow(offset, change.source.number)
             self.entries.append((offset, change))
         elif op == "begin":
-            if self.is_open:
-                raise BrokenStream("a transaction begins within another", offset)
-            self.is_open, self.opened_at, self.begun_at = True, len(self.entries), offset
+            self._begin(offset, change)
         elif op == "commit":
             self._commit(offset, change)
         elif op == "snapshot_begin":
@@ -144,12 +151,38 @@ class _Reading:
                 raise GivenUp(self.begun_at, offset)
             del self.entries[self.entries_covered :]
             self.is_open = False
+            self.snapshot_number = change.source.number
             self.entries.append((offset, change))
+        elif op == "snapshot_end" and self.snapshot_number is not None:
+            self._follow(offset, (change.source.changes or 0) + 2)
+            self.snapshot_number = None
         return not self.is_open
+
+    def _begin(self, offset: int, change: Change) -> None:
+        if self.is_open:
+            raise BrokenStream("a transaction begins within another", offset)
+        if self.snapshot_number is not None:
+            raise BrokenStream("a transaction begins within a snapshot", offset)
+        self.is_open, self.opened_at, self.begun_at = True, len(self.entries), offset
+        self.commit_lsn = change.source.commit_lsn
+
+    def _check_is_of_it(self, offset: int, change: Change) -> None:
+        """Behind what was given up the rest of another transaction may come, and have the number of changes that are missing."""
+        if change.source.commit_lsn != self.commit_lsn:
+            raise BrokenStream(
+                f"operation {change.op} of another transaction than began at offset {self.begun_at}", offset
+            )
+
+    def _follow(self, offset: int, number: int) -> None:
+        """The snapshot's next record. It begins with 1, its rows follow; its end is told by how many there were."""
+        if self.snapshot_number is not None and number != self.snapshot_number + 1:
+            raise BrokenStream(f"record {number} of a snapshot came after {self.snapshot_number}", offset)
+        self.snapshot_number = number
 
     def _commit(self, offset: int, change: Change) -> None:
         if not self.is_open:
             raise BrokenStream("a commit without its begin", offset)
+        self._check_is_of_it(offset, change)
         if self.changes != change.source.changes:
             raise BrokenStream(f"a transaction of {change.source.changes} changes came with {self.changes}", offset)
         self.is_open, self.before = False, None
@@ -160,7 +193,8 @@ class _Reading:
 def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None) -> _Reading:
     reading = _Reading(end=start, before=before, is_open=before is not None)
     if before is not None:
-        reading.begun_at = before.begun_at
+        reading.begun_at, reading.commit_lsn = before.begun_at, before.commit_lsn
+    reading.snapshot_number = _snapshot_number(rows, start)
     last = -1
     for number, row in enumerate(rows, 1):
         offset = row.offset
@@ -170,15 +204,27 @@ def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None) -> _
         if offset < start:
             reading.rows_covered = number
             continue
-        try:
-            change = decode(row.value)
-        except MalformedChange as error:
-            raise BrokenStream(str(error), offset) from error
-        if reading.take(offset, change):
+        if reading.take(offset, _change(row)):
             reading.end = offset + 1
             reading.entries_covered = len(reading.entries)
             reading.rows_covered = number
     return reading
+
+
+def _snapshot_number(rows: Sequence[ChangeRow], start: int) -> int | None:
+    """Number of the last record before `start`, where it is a snapshot's and more of that is to come."""
+    skipped = bisect_left(rows, start, key=lambda row: row.offset)
+    if skipped == 0:
+        return None
+    change = _change(rows[skipped - 1])
+    return change.source.number if change.op in _SNAPSHOT else None
+
+
+def _change(row: ChangeRow) -> Change:
+    try:
+        return decode(row.value)
+    except MalformedChange as error:
+        raise BrokenStream(str(error), row.offset) from error
 
 
 def _tables(change: Change) -> tuple[TableName, ...]:
