@@ -164,6 +164,20 @@ def test_what_was_given_up_is_passed_over(queue):
         assert [record.offset for record in reader.read(8, 2**40 + 2)] == [8, 9, 2**40, 2**40 + 1]
 
 
+@pytest.mark.parametrize("kept", [8, 0])
+def test_what_was_given_up_of_a_sealed_link_is_passed_over(queue, kept):
+    """The next link had its base by then."""
+    queue.append_values([b"x"] * 10, 0)
+    queue.switch()
+    queue.append_values([b"y"] * kept, 10)
+    queue.links[-1].end = kept
+    queue.links.append(Link(3, 20))
+    queue.version += 1
+    queue.append_values([b"z"] * 3, 30)
+    with RangeReader(queue.address, "orders") as reader:
+        assert [record.offset for record in reader.read(5, 22)] == [*range(5, 10 + kept), 20, 21]
+
+
 def test_only_an_offset_in_a_gap_has_another_one_behind_it():
     known = Positions(5, 2**40, (range(5, 10), range(10, 20)))
     assert [known.beyond_gap(offset) for offset in (4, 5, 12, 20, 2**40)] == [4, 5, 12, 2**40, 2**40]

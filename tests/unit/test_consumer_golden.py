@@ -386,6 +386,20 @@ def test_a_range_is_cut_off_by_a_gap_where_it_stands_and_by_no_later_one() -> No
     ]
 
 
+def test_a_range_is_cut_off_by_no_gap_that_an_operator_left() -> None:
+    """Of a link whose end was recorded the tail was given up: the next one keeps the base that it had, and needn't be the next epoch."""
+    trace, until = Trace(), Offset(20)
+    ended = replace(link(2, LinkState.SEALED, base=3, end=1), is_abandoned=True)
+    for following in (3, 4):
+        later = link(following, LinkState.OPEN, base=6)
+        trace(ReadFrom(chain(ended, later), Place(Epoch(2), Index(1)), until=until))
+        assert (trace.state.at, trace.state.is_cut_off) == (Place(Epoch(following), Index(0)), False)
+    # Retention has let it go since.
+    trace(ReadFrom(chain(ended), Place(Epoch(2), Index(1)), until=until))
+    trace(ViewChanged(chain(link(3, LinkState.OPEN, base=6), version=2)))
+    assert (trace.state.at, trace.state.is_cut_off) == (Place(Epoch(3), Index(0)), False)
+
+
 def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)

@@ -428,12 +428,15 @@ def _at_end(state: Reading, link: LinkView | None, end: Place) -> Reading:
 def _is_gap_before(state: Reading, following: LinkView) -> bool:
     """Whether records of a range were let go between the end that was reached and the next link that is kept.
 
-    Only who reads for no subscription can come too late. What an operator gave up leaves a gap as well, and is no loss (H21).
+    Only who reads for no subscription can come too late. What an operator gave up leaves a gap as well, and is no loss (H21): up to the
+    base that the next link had by then, or else beyond any index.
     """
-    at, base = state.end_offset, following.base
+    at, base, link = state.end_offset, following.base, _current(state)
     if state.until is None or at is None or base is None or base <= at:
         return False
-    return base != beyond_abandoned(at)
+    is_next = state.at is not None and following.epoch == state.at.epoch + 1
+    is_given_up = link is not None and link.is_abandoned
+    return not (is_next or is_given_up or base == beyond_abandoned(at))
 
 
 def _waiting(state: Reading, reason: str) -> Reading:
