@@ -101,6 +101,29 @@ def without_any_link(queue: FakeQueue) -> None:
     queue.dropped_links = 1
 
 
+@pytest.mark.parametrize("base", [10, 2**40])
+def test_where_the_first_link_was_given_up_whole_a_new_target_begins_at_a_snapshot_behind_it(queue, reader, base):
+    """The link stays in the chain for a while: the queue's first offset is 0 as before, and nothing of the snapshot is there."""
+    queue.links = [Link(1, 0, end=0), Link(2, base)]
+    with pytest.raises(NoSnapshot, match=f"up to {base} are gone"):
+        begins_at(reader)
+    queue.append_values([ROW, ROW], 30)
+    with pytest.raises(NoSnapshot, match=f"the first one kept is {base}, and up to its end, {base + 2}"):
+        begins_at(reader)
+    queue.append_values([BEGIN, ROW], 32)
+    assert begins_at(reader)[0] == base + 2
+
+
+def test_where_nobody_tells_whether_the_first_link_has_records_it_may_be_given_up_yet(queue, reader):
+    assert begins_at(reader) == (0, [])
+    queue.tells_committed = False
+    with pytest.raises(Unreachable):
+        begins_at(reader)
+    queue.append_values([BEGIN, ROW], 0)
+    queue.switch()
+    assert begins_at(reader) == (0, [])
+
+
 def test_where_all_is_dropped_a_new_target_has_no_beginning_and_claims_none(queue, reader, tmp_path):
     without_any_link(queue)
     target = Claims()

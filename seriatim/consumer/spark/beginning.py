@@ -1,7 +1,7 @@
 """Where a target begins that has no position yet.
 
-A queue that still has its first record is taken from there. One whose first links retention has dropped can only be begun at a
-snapshot: what comes before it changes rows that the target would have to have, and what wasn't changed since would never come.
+A queue that still has its first record is taken from there. One whose first links retention has dropped, or whose first records an
+operator gave up, can only be begun at a snapshot: what comes before it changes rows that the target would have to have, and what wasn't changed since would never come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RecordsGone(CallerError):
 
 
 class NoSnapshot(RecordsGone):
-    """Retention dropped the queue's first records, and with them the snapshot that a new target would begin with."""
+    """The queue's first records were dropped, or given up, and with them the snapshot that a new target would begin with."""
 
     code = "no-snapshot"
     next_step = "start the capture with another --slot, which takes a new snapshot, then start the replay again"
@@ -35,24 +35,28 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     """The offset to begin at: 0, or that of the first snapshot that is kept.
 
     Reads the queue until that is found, at most to its end; `report` is told before, `is_over` asked meanwhile.
-    Raises NoSnapshot where there is none, NotElected where it is over before that is known, and what `RangeReader` raises.
+    Raises NoSnapshot where there is none, NotElected where it is over before that is known, Unreachable where nobody knows whether the
+    first link has records, and what else `RangeReader` raises.
     """
     positions = reader.positions()
-    if positions.earliest == 0:
-        return 0
-    if positions.earliest == positions.end:
+    # What is given up whole stays in the chain for a while, without a record.
+    first = positions.spans[0].start if positions.spans else positions.end
+    if not positions.spans:
         _check_end(reader, positions)
+    if first == 0:
+        return 0
+    if not positions.spans:
         raise NoSnapshot(
             f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
             f"{positions.end} are gone, and none has come since",
-            earliest=positions.earliest,
+            earliest=first,
             end=positions.end,
         )
     report(
-        f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {positions.earliest:,}: "
+        f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {first:,}: "
         "looking for a snapshot from there on"
     )
-    with closing(_records(reader, positions)) as records:
+    with closing(_records(reader, first, positions.end)) as records:
         for offset, value in records:
             if begins_snapshot(value):
                 return offset
@@ -61,8 +65,8 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     _check_end(reader, positions)
     raise NoSnapshot(
         f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its first records are gone, "
-        f"the first one kept is {positions.earliest}, and up to its end, {positions.end}, none begins",
-        earliest=positions.earliest,
+        f"the first one kept is {first}, and up to its end, {positions.end}, none begins",
+        earliest=first,
         end=positions.end,
     )
 
@@ -74,8 +78,8 @@ def _check_end(reader: RangeReader, positions: Positions) -> None:
         )
 
 
-def _records(reader: RangeReader, positions: Positions) -> Generator[tuple[int, bytes], None, None]:
-    for rows in reader.read_columns(positions.earliest, positions.end):
+def _records(reader: RangeReader, start: int, end: int) -> Generator[tuple[int, bytes], None, None]:
+    for rows in reader.read_columns(start, end):
         yield from zip(rows.offsets, rows.columns.values, strict=True)
 
 
