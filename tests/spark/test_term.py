@@ -31,7 +31,7 @@ from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _l
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, NotElected, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, NotElected, Unreachable, WorldError
 from seriatim.protocol.flag import Flag
 
 ROW = encode(
@@ -744,6 +744,35 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
     assert made == moves
     assert cursors[-1] == (moves[-1][1] if moves else 0)
     assert [one.offset for one in events if isinstance(one, Progress)] == cursors
+
+
+def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(queue, reader, tmp_path, monkeypatch):
+    """It had been claimed at 0, and would have had what came behind the first link alone."""
+
+    class Moved(Claims):
+        def apply_parts(self, queue_id, start, end, parts, token):
+            assert (list(parts()), start) == ([], 0)
+            self.stored = Position(end, token)
+
+    def started(self, offset, checkpoint):
+        raise QueryFailed(f"a query would start at {offset}")
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    target = Moved()
+    with replay_term(target, reader, tmp_path, []) as term:
+        with pytest.raises(QueryFailed, match="start at 0"):
+            term._stream()
+        queue.links = [Link(1, 0, end=0), Link(2, 2**40)]
+        for rows in ([], [ChangeRow(2**40, "s", 1, ROW)]):
+            with pytest.raises(WorldError, match="first records of queue 'stock' were given up"):
+                term._apply_batch(rows, 0)
+        with pytest.raises(NoSnapshot):
+            term._stream()
+        assert target.stored.offset == 0
+        queue.append_values([ROW, BEGIN, ROW], 30)
+        with pytest.raises(QueryFailed, match=f"start at {2**40 + 1}"):
+            term._stream()
 
 
 def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):

@@ -213,7 +213,10 @@ class ReplayTerm:
         application = self._application = Application(
             self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range
         )
-        self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
+        beginning = positions.beyond_gap(claimed.offset)
+        if claimed.offset == 0 < beginning:
+            beginning = self._first_offset()
+        self._asked(lambda: application.pass_gap(beginning))
         start = application.position
         if start < max(self._term.cursor_offset, self._cursor.wanted):
             # The target was set back. What lies between counts as read, and could be let go before it is applied again.
@@ -243,11 +246,14 @@ class ReplayTerm:
         target, queue_id = self._target, self._queue_id
         start = 0
         if self._asked(lambda: target.position(queue_id)) is None:
-            start = first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
+            start = self._first_offset()
         created_at_ms = self._subscriber.queue_created_at_ms
         return self._asked(
             lambda: target.claim(queue_id, self._settings.queue, self._term.fence, start, created_at_ms=created_at_ms)
         )
+
+    def _first_offset(self) -> int:
+        return first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
         """What the target answers. Beside it, one that takes long is told, and given up when the term is over."""
@@ -332,6 +338,8 @@ class ReplayTerm:
         self._applying_at_s = began_s + SLOW_S
         before = self._application.position if self._application is not None else 0
         rows = _collected(records)
+        if before == 0 and (not rows or rows[0].offset > 0):
+            self._check_beginning()
         if not rows:
             self._pass_gap()
         self._batch_end = rows[-1].offset + 1 if rows else before
@@ -346,6 +354,13 @@ class ReplayTerm:
             self._failures = self._queries_failed = 0
         self._cursor.want(outcome.position)
         self._tell(outcome, took_s)
+
+    def _check_beginning(self) -> None:
+        """Raises WorldError where the queue's first records were given up: a target that has nothing of it has to begin at a snapshot."""
+        if self._reader.positions().beyond_gap(0) > 0:
+            raise WorldError(
+                f"the first records of queue {self._settings.queue!r} were given up before the target had any"
+            )
 
     def _pass_gap(self) -> None:
         """A micro-batch has no records where it leads over what an operator gave up (protocol.md 5.7): the target goes there, too.
