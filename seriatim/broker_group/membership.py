@@ -17,6 +17,7 @@ from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.peer import Registered
+from seriatim.broker_group.writer import STILL_S
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
@@ -75,6 +76,7 @@ class Membership:
         self._is_dirty = asyncio.Event()
         self._registered_in = 0  # the session that the registration was written in last
         self._told_room = True
+        self._told_still = False
         self._peer_changed = asyncio.Event()
         self._chains: set[QueueId] = {record.queue_id for record in broker.links() if record.end is None}
         self._chains_changed = asyncio.Event()
@@ -197,6 +199,9 @@ class Membership:
         if room.has_room != self._told_room:
             self._is_dirty.set()
             _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
+        if broker.store.stands_still != self._told_still:
+            self._is_dirty.set()
+            _log.warning("the disk stands still, or does no longer", stands_still=broker.store.stands_still)
         broker.store.make_room(is_short=not room.has_room, is_enough_to_copy=disk.has_room_to_copy(room))
 
     async def _renew(self, session_id: int, *, is_first: bool) -> None:
@@ -273,13 +278,18 @@ class Membership:
         is_in_sync, problem = self._sync_state()
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
             is_in_sync, problem = False, broker.store.failure.message
+        elif broker.store.stands_still:
+            is_in_sync, problem = (
+                False,
+                f"its disk stands still: what was written {STILL_S:g} s ago, or more, isn't there yet",
+            )
         if not broker.room.has_room:
             reserve_mb = broker.room.reserve_bytes // 1024**2
             problem = problem or f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
-        self._told_room = broker.room.has_room
+        self._told_room, self._told_still = broker.room.has_room, broker.store.stands_still
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),

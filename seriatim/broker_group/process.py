@@ -145,7 +145,7 @@ async def _serve(
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease, or a disk, it takes no records."""
         is_there = membership.is_registered.is_set() and broker.lease.usable_until_s > boottime_s()
-        return is_there and broker.store.failure is None and not stop.is_set()
+        return is_there and broker.store.failure is None and not broker.store.stands_still and not stop.is_set()
 
     add_health(server, pb.DESCRIPTOR.services_by_name["Broker"].full_name, is_ready)
     # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).

@@ -104,6 +104,11 @@ class Store:
         """Why nothing is written any more, as long as this process lives; None where all is well."""
         return self._writer.failure
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether the disk answers nothing, and hasn't for a while."""
+        return self._writer.stands_still
+
     def forget_orphans(self) -> None:
         """Remove the segment files in which no place was ever given, or is any more, after a crash. Raises DiskFailed."""
         try:

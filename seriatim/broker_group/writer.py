@@ -27,6 +27,8 @@ GROUP_BYTES: Final = 256 * 1024
 
 SLOW_S: Final = 0.2
 """A group of writes that takes the disk this long is told of: a sender waits some 0.3 s before it goes on with the next group."""
+STILL_S: Final = 10.0
+"""A disk that has been at the same writes for so long stands still: what waits for it is told to nobody but status."""
 SLOW_AGAIN_S: Final = 10.0
 """As long as the disk is slow it is told again after so long."""
 
@@ -116,12 +118,19 @@ class Writer:
         self._unflushed: list[Write] = []
         self._due_s: float | None = None
         self._slow = SlowDisk()
+        self._at_it_since_s: float | None = None
         self.failure: DiskFailed | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def submit(self, write: Write) -> None:
         self._queue.put(write)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the disk answers nothing: it neither takes what is written nor refuses it. May be read from any thread."""
+        since_s = self._at_it_since_s
+        return since_s is not None and time.monotonic() - since_s >= STILL_S
 
     def close(self) -> None:
         """Finish what was submitted, flush, and end the thread. Blocks."""
@@ -133,7 +142,7 @@ class Writer:
         while not is_closing:
             writes, is_closing = self._waiting()
             for run in _runs(writes):
-                began_s = time.monotonic()
+                began_s = self._at_it_since_s = time.monotonic()
                 try:
                     self._serve(run, is_last=is_closing)
                     self._tell_if_slow(began_s)
@@ -143,6 +152,7 @@ class Writer:
                     else:
                         _log.exception("write failed")
                     self._fail(run, error)
+                self._at_it_since_s = None
 
     def _waiting(self) -> tuple[list[Write], bool]:
         """All that waits, and whether it is the last; nothing where a flush is due before something comes."""
@@ -175,7 +185,9 @@ class Writer:
             self._sink.empty_memory()
         for write in writes:
             if write.clears_up is not None:
+                self._at_it_since_s = None  # it may take its time
                 self._sink.clear_up(is_urgent=write.clears_up)
+                self._at_it_since_s = time.monotonic()
         if self._due_s is not None and (is_last or self._due_s <= time.monotonic()):
             self._sink.flush()
             self._due_s = None

@@ -415,6 +415,27 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
     with_links(scenario)
 
 
+def test_a_member_whose_disk_stands_still_says_so_as_long_as_it_does(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status had it in sync, and told of the other one, which waited for it, that it doesn't answer."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        session = ZooKeeperWithALink()
+        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        is_dirty = []
+        for since_s in (None, -1e9, None):
+            monkeypatch.setattr(broker.store._writer, "_at_it_since_s", since_s)
+            membership._look_at_disk()
+            is_dirty.append(membership._is_dirty.is_set())
+            await membership._register(session.session_id)
+        told = [Registration.decode(one) for one in session.created]
+        assert ([one.is_in_sync for one in told], is_dirty) == ([True, False, True], [False, True, True])
+        assert told[1].problem.startswith("its disk stands still")
+
+    with_links(scenario)
+
+
 class EmptyZooKeeper:
     """No queue is there. `watch`: to be called when one is."""
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -914,6 +915,41 @@ def test_a_disk_that_failed_once_is_not_trusted_again(
 
     asyncio.run(scenario())
     assert [bool(one.exc_info) for one in caplog.records if "write failed" in one.getMessage()] == [is_defect]
+
+
+def test_a_disk_that_answers_nothing_stands_still_but_not_one_that_is_put_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("seriatim.broker_group.writer.STILL_S", 0.0)
+
+    class Still(Sink):
+        def __init__(self) -> None:
+            super().__init__()
+            self.came, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+        def flush(self) -> None:
+            self.came.release()
+            self.may_go_on.acquire()
+
+        def clear_up(self, *, is_urgent: bool) -> None:
+            self.flush()
+
+    async def scenario() -> None:
+        sink = Still()
+        writer = Writer(sink, asyncio.get_running_loop())
+        done = asyncio.Event()
+        writer.submit(Write(((b"k", b"v"),), lambda *_: done.set(), clears_up=True))
+        seen = []
+        for _ in ("clearing up", "flushing"):
+            await asyncio.to_thread(sink.came.acquire)
+            seen.append(writer.stands_still)
+            sink.may_go_on.release()
+        async with asyncio.timeout(60):
+            await done.wait()
+        await asyncio.to_thread(writer.close)
+        assert [*seen, writer.stands_still] == [False, True, False]
+
+    asyncio.run(scenario())
 
 
 def test_a_slow_disk_is_told_of_at_once_and_then_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,6 +200,7 @@ class SimulatedWriter:
         self._is_busy = False
         self._due_s: float | None = None
         self.failure: DiskFailed | None = None
+        self.stands_still = False
 
     def submit(self, write: Write) -> None:
         self._queue.append(write)
