@@ -216,7 +216,13 @@ class CursorKeeper:
         )
 
     async def _on_both(self, runner: LinkRunner, record: CursorRecord, cause_id: str) -> None:
-        """The other member has the commit, too, or it is noted that it may lack it. Raises Fenced, OlderGeneration, Unreachable."""
+        """The other member has the commit, too, or it is noted that it may lack it. Raises Fenced, OlderGeneration, Unreachable.
+
+        Where that is noted already, bringing it up passes on this one, too: one whose disk stands still, asked with each commit,
+        would hold up all of them. Nor is a newer reader granted anything without this member meanwhile.
+        """
+        if record.whose in self._noted.get(runner.key, ()):
+            return
         try:
             await self._relay(runner, record, cause_id)
         except (Unreachable, DeadlineOver, WrongIncarnation, UnknownLink, DiskFailed):
@@ -245,8 +251,6 @@ class CursorKeeper:
         A coordinator drops the note when no subscription is on the link any more. Whoever comes to it after that has
         another generation, and its first commit is noted anew.
         """
-        if record.whose in self._noted.get(runner.key, ()):
-            return
         await self._note(runner.key, record.whose, token=record.token)
         self._noted.setdefault(runner.key, set()).add(record.whose)
         self._broker.resync_wanted.set()  # a peer that only stood still for a moment is brought up soon

@@ -163,6 +163,33 @@ def test_what_came_to_a_member_cut_off_and_was_answered_to_nobody_doesn_t_count_
     asyncio.run(scenario())
 
 
+def test_whom_a_note_names_isn_t_passed_on_until_the_other_member_is_brought_up(tmp_path: Path) -> None:
+    """One that stood still was asked with each commit, half a second under the link's lock, and nobody's cursor got on."""
+    asked = 0
+    is_still = True
+
+    async def may_pass() -> None:
+        nonlocal asked
+        asked += 1
+        if is_still:
+            raise DeadlineOver("no answer")
+
+    async def scenario() -> None:
+        nonlocal is_still
+        async with pair(tmp_path, may_pass) as (a, b):
+            for member in (a, b):
+                await member.tell(3)
+            for index in (10, 20, 30):
+                await a.commit(3, index)
+            assert (asked, len(a.notes), b.cursors()) == (1, 1, {3: None})
+            is_still = False
+            await a.bring_up_peer()
+            await a.commit(3, 40)
+            assert (asked, b.cursors()) == (3, {3: 40})
+
+    asyncio.run(scenario())
+
+
 def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
