@@ -208,9 +208,8 @@ class BrokerService(BrokerServicer):
         broker.check_addressed(request.cluster, request.to)
         queue_id, below = QueueId(request.queue_id), Epoch(request.below_epoch) or EVERY_EPOCH
         if broker.is_another(queue_id, request.queue, request.created_at_ms):
-            return (
-                pb.DropLinksReply()
-            )  # nothing of that queue is here; it may be cleared away, and the one that is here recovered
+            # Nothing of that queue is here: it may be cleared away, and the one that is here recovered.
+            return pb.DropLinksReply()
         broker.check_not_set_back(queue_id)
         broker.lets_go(queue_id, below)
         for key in broker.to_drop(queue_id, below):
