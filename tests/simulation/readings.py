@@ -242,9 +242,9 @@ class Readings:
         furthest = max(place for of, place in self._progress[key].items() if first <= of <= whose)
         document = self._document(reply.queue_id)
         link = None if document is None else document.link(Epoch(furthest[0]))
-        if grant.epoch > furthest[0] and (
-            link is None or link.end is None or furthest[1] >= link.end or link.is_abandoned
-        ):
+        certificate = None if link is None else link.certificate
+        is_read = certificate is None or furthest[1] >= certificate.end or certificate.is_abandoned
+        if grant.epoch > furthest[0] and is_read:
             return
         if (grant.epoch, grant.index) > furthest:
             raise Violation(

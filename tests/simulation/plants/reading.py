@@ -202,7 +202,7 @@ async def _reports_what_is_committed(right: Any, self: CursorKeeper) -> Any:
         if record.end is None and record.is_sealed:
             for cursor in list(self.of_link(record.key).values()):
                 if cursor.index is not None and cursor.index >= runner.state.committed.index:
-                    await self._report(record.key, [cursor.whose], "")
+                    await self._report(record.key, {cursor.whose: cursor.by}, "")
     return await right(self)
 
 
