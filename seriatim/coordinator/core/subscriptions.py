@@ -219,13 +219,7 @@ def drained(
         return document
     link = document.link(epoch)
     if subscription.consume_list[0] != epoch or link is None or link.state is not LinkState.SEALED:
-        reason = f"it isn't a sealed head of {subscription.name}'s consume list"
-        raise Waiting(
-            f"link {epoch} can't be drained yet: {reason}",
-            queue=document.name,
-            epoch=epoch,
-            reasons={f"link {epoch}": reason},
-        )
+        raise _not_drained(document, epoch, f"it isn't a sealed head of {subscription.name}'s consume list")
     changed = replace(subscription, consume_list=subscription.consume_list[1:])
     return _without_moot_notes(without_empty(_with(document, changed)))
 
@@ -262,8 +256,11 @@ def _check_counts(document: ChainDocument, whose: Whose, by: Token, epoch: Epoch
     one = next((one for one in document.subscriptions if one.whose == whose), None)
     if note is None or one is None or not note.is_of(one) or by == one.reader_token:
         return
-    reason = f"cursors that {member} has of {one.name} in link {epoch} are stale"
-    raise Waiting(
+    raise _not_drained(document, epoch, f"cursors that {member} has of {one.name} in link {epoch} are stale")
+
+
+def _not_drained(document: ChainDocument, epoch: Epoch, reason: str) -> Waiting:
+    return Waiting(
         f"link {epoch} can't be drained yet: {reason}",
         queue=document.name,
         epoch=epoch,
