@@ -181,9 +181,7 @@ class Subscriber:
         or NotElected where another reader is elected, or was since, OlderGeneration after a seek, DeadlineOver, InvalidArgument where
         the offset is no longer kept, or beyond what there is.
         """
-        present, thread, session = self._present(), self._thread, self._session
-        if present is None or thread is None or session is None:
-            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        present, thread, session = self._elected()
         if term is None:
             term = self._told = self._told or present
         thread.run(self._commit(session, Offset(offset), term), timeout_s)
@@ -193,10 +191,15 @@ class Subscriber:
 
         Raises NotElected, DeadlineOver, InvalidArgument where the offset is no longer kept, or beyond what there is.
         """
-        thread, session = self._thread, self._session
-        if self._present() is None or thread is None or session is None:
-            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        _, thread, session = self._elected()
         thread.run(self._seek(session, offset, timeout_s), 2 * timeout_s + 1)
+
+    def _elected(self) -> tuple[Term, LoopThread, ReaderSession]:
+        """The present term, and what it is served by. Raises NotElected, and as `term`."""
+        present, thread, session = self._present(), self._thread, self._session
+        if present is None or thread is None or session is None:
+            raise NotElected("this subscriber isn't elected", queue=self.queue)
+        return present, thread, session
 
     @staticmethod
     async def _seek(session: ReaderSession, offset: int, timeout_s: float) -> None:

@@ -173,8 +173,8 @@ class BackgroundWork:
 
     def _forget_told(self) -> None:
         """What was told about links that are gone, or to processes that are."""
-        groups, chains = self._store.registry.groups.values(), self._store.chains
-        present = {member.incarnation for group in groups for member in group.members.values()}
+        chains = self._store.chains
+        present = {one.incarnation for one in self._store.registry.registered.values()}
         links = {(queue_id, link.epoch) for queue_id, seen in chains.items() for link in seen.document.links}
         self._ends.intersection_update({one for one in self._ends if one[3] in present and one[:2] in links})
         self._drops.intersection_update(

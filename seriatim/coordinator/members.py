@@ -51,7 +51,7 @@ class Members:
 
     async def forget_gone(self) -> None:
         """Close connections to addresses where nobody is registered any more: by gRPC, once nobody answers there either."""
-        states = [state for group in self._store.registry.groups.values() for state in group.members.values()]
+        states = self._store.registry.registered.values()
         self._calls.keep_only({state.direct for state in states})
         await self._connections.forget_dead({state.address for state in states})
 
@@ -61,18 +61,18 @@ class Members:
         if registry is self._connected:
             return
         self._connected = registry
-        for group in registry.groups.values():
-            for state in group.members.values():
-                by_grpc = functools.partial(self._connections.connect, state.address)
-                if state.direct:
-                    self._calls.connect(state.direct, by_grpc)
-                else:
-                    by_grpc()
+        for state in registry.registered.values():
+            by_grpc = functools.partial(self._connections.connect, state.address)
+            if state.direct:
+                self._calls.connect(state.direct, by_grpc)
+            else:
+                by_grpc()
 
     async def reaches_nobody(self, for_s: float = 0.0) -> bool:
         """Whether, by `core.reach`, the path to all brokers is cut, and has been for `for_s`."""
-        groups = self._store.registry.groups
-        names = [MemberName(group, member) for group, state in groups.items() for member in state.members]
+        if not self._reach.silent_since_s:
+            return False  # whoever is granted a place waits for this
+        names = tuple(self._store.registry.registered)
         if not self._reach.is_in_doubt(len(names), boottime_s(), for_s):
             return False
         await asyncio.gather(*(self.describe_links(QueueId(0), (), name) for name in names), return_exceptions=True)

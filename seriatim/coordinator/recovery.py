@@ -15,7 +15,7 @@ from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.errors import InvalidArgument, QueueExists, UnknownQueue, Waiting
-from seriatim.protocol.names import MemberName, QueueId, checked_name
+from seriatim.protocol.names import QueueId, checked_name
 
 _log = log.logger("coordinator.recovery")
 
@@ -104,9 +104,9 @@ class Recovery:
 
     async def _kept_chains(self, queue: str, registry: Registry) -> tuple[list[Copy], QueueId]:
         """All copies of its chain that registered members keep; the last queue that one of them has a copy of."""
-        members = [MemberName(group.name, place) for group in registry.groups.values() for place in group.members]
         copies, last = [], QueueId(0)
-        for found, last_there in await asyncio.gather(*(self._members.kept_chains(queue, one) for one in members)):
+        asked = (self._members.kept_chains(queue, one) for one in registry.registered)
+        for found, last_there in await asyncio.gather(*asked):
             copies += found
             last = max(last, last_there)
         return copies, last

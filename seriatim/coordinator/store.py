@@ -396,8 +396,7 @@ class Store(Remembered):
 
     async def outside_addresses(self) -> dict[str, str]:
         """Of coordinators and members: from each address to the one that reaches it from outside, where it has one."""
-        members = [state for group in self.registry.groups.values() for state in group.members.values()]
-        found = {one.address: one.outside for one in members}
+        found = {one.address: one.outside for one in self.registry.registered.values()}
         found |= {one.address: one.outside for one in (await self._registered_coordinators()).values()}
         return {inside: outside for inside, outside in found.items() if outside}
 

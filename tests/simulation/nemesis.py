@@ -125,10 +125,14 @@ class Nemesis:
         self.cut_for(8.0, names, names[::-1])
         self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
 
+    @property
+    def readers(self) -> list[str]:
+        """Whoever reads for a subscription that there is from the start."""
+        return [name for name in self.world.hosts if name.startswith(("reader", "audit"))]
+
     def kill_readers(self) -> None:
-        for name in self.world.hosts:
-            if name.startswith(("reader", "audit")):
-                self._dies(name, False)
+        for name in self.readers:
+            self._dies(name, False)
 
     def _kill_with_readers(self, link: Link) -> None:
         self.kill_readers()

@@ -338,8 +338,7 @@ def commit_left_behind(schedule: Schedule) -> None:
     if link is None:
         return
     one, other = chance.sample(names_of(link), 2)
-    readers = [name for name in world.hosts if name.startswith(("reader", "audit"))]
-    cuts = [*both_ways((one,), (other, *world.coordinator_names)), *both_ways(readers, (other,))]
+    cuts = [*both_ways((one,), (other, *world.coordinator_names)), *both_ways(schedule.readers, (other,))]
     for pair in cuts:
         world.cut(*pair)
     world.loop.run(world.loop.now_s + 0.5 + 2 * chance.random())

@@ -39,19 +39,21 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     first link has records, and what else `RangeReader` raises.
     """
     positions = reader.positions()
-    # What is given up whole stays in the chain for a while, without a record.
-    first = positions.spans[0].start if positions.spans else positions.end
     if not positions.spans:
         _check_end(reader, positions)
-    if first == 0:
-        return 0
-    if not positions.spans:
+        if positions.end == 0:
+            return 0
         raise NoSnapshot(
             f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
             f"{positions.end} are gone, and none has come since",
-            earliest=first,
+            earliest=positions.end,
             end=positions.end,
         )
+    first = positions.spans[
+        0
+    ].start  # `earliest` may be of a link that was given up whole, and stays in the chain for a while
+    if first == 0:
+        return 0
     report(
         f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {first:,}: "
         "looking for a snapshot from there on"

@@ -298,10 +298,9 @@ def _drops(document: ChainDocument, below: Epoch, view: View) -> Iterable[TellDr
     """To every group's members: any may hold something of the queue."""
     if below == 1:
         return
-    for name, group in view.registry.groups.items():
-        for place, state in group.members.items():
-            if (document.queue_id, below, state.incarnation) not in view.told.drops:
-                yield TellDrop(document, below, MemberName(name, place), state.incarnation)
+    for name, state in view.registry.registered.items():
+        if (document.queue_id, below, state.incarnation) not in view.told.drops:
+            yield TellDrop(document, below, name, state.incarnation)
 
 
 def _deletion(seen: SeenChain, view: View, now_ms: int) -> list[Action]:

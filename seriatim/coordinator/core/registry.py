@@ -82,6 +82,15 @@ class Registry:
     def member(self, name: MemberName) -> MemberState | None:
         return self.group(name.group).members.get(name.member)
 
+    @property
+    def registered(self) -> dict[MemberName, MemberState]:
+        """All members of all groups that are registered now."""
+        return {
+            MemberName(name, place): state
+            for name, group in self.groups.items()
+            for place, state in group.members.items()
+        }
+
     def is_present(self, side: ChainMember) -> bool:
         """Whether the very process that stood on this side of a link when it was made is registered now."""
         state = self.member(side.name)
@@ -115,18 +124,12 @@ class Registry:
     def set_back(self, queue_id: QueueId) -> dict[str, str]:
         """Who knows more of a queue than its chain: members, by their disks, and who looks. What each says."""
         seen = {"coordinator": self.outdated[queue_id]} if queue_id in self.outdated else {}
-        return seen | {
-            f"{group.name}-{place}": state.problem
-            for group in self.groups.values()
-            for place, state in group.members.items()
-            if queue_id in state.set_back
-        }
+        return seen | {str(name): one.problem for name, one in self.registered.items() if queue_id in one.set_back}
 
     @property
     def all_set_back(self) -> frozenset[QueueId]:
         """The queues of which somebody knows more than their chains."""
-        members = [state for group in self.groups.values() for state in group.members.values()]
-        return frozenset(self.outdated).union(*(state.set_back for state in members))
+        return frozenset(self.outdated).union(*(state.set_back for state in self.registered.values()))
 
     def set_back_error(self, document: ChainDocument) -> ChainSetBack | None:
         """The error for who would write the chain, where somebody knows more of the queue: its version would soon be that of what is lost."""
