@@ -123,12 +123,13 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
 
         self._run(append())
 
-    def switch(self) -> None:
-        """Seal the open link, and open the next."""
+    def switch(self, *, next_is: str = "open") -> None:
+        """Seal the open link, and open the next, whose state is called `next_is`."""
 
         async def switch() -> None:
             link = self.links[-1]
             link.is_sealed = True
+            self.open_is = next_is
             marks = link.marks_before(len(link.batches))
             self.links.append(FakeLink(link.epoch + 1, link.base + link.length, marks))
             for one in self.subscriptions.values():

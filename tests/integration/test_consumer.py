@@ -298,15 +298,13 @@ def test_what_a_newer_coordinator_tells_of_a_link_and_is_not_known_ends_a_reader
         with RangeReader(cluster.coordinator, "q", timeout_s=WAIT_S) as reader:
             records = reader.read(0, 20)
             assert [next(records).value for _ in range(10)] == numbered(0, 10)
-            cluster.open_is = "mirrored"
-            cluster.switch()
+            cluster.switch(next_is="mirrored")
             with pytest.raises(IncompatibleVersion, match=UNKNOWN_STATE):
                 next(records)
     else:
         with new(cluster) as consumer:
             taken(consumer, 10)
-            cluster.open_is = "mirrored"
-            cluster.switch()
+            cluster.switch(next_is="mirrored")
             with pytest.raises(IncompatibleVersion, match=UNKNOWN_STATE):
                 consumer.poll(1, WAIT_S)
     assert "Traceback" not in caplog.text
