@@ -137,7 +137,7 @@ class CursorKeeper:
     ) -> CursorRecord:
         """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced, StaleCursor.
 
-        `cursor`: what the other member has, 0 where that is nothing: the further counts.
+        `cursor`: where it starts, of what both members have; 0 where that isn't known.
         """
         record = await self._told(runner.key, subscription_id, generation, token, cursor)
         for wake in runner.readers:
@@ -460,7 +460,6 @@ class CursorKeeper:
             generation=first.generation,
             by=first.by,
             also=also,
-            member=self._broker.name.member,
             cause_id=cause_id,
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )

@@ -249,7 +249,7 @@ class BrokerService(BrokerServicer):
         cursor = await self._keeper.tell(runner, of, generation, token, Index(request.cursor))
         is_stale = runner.record.lacks_of(cursor.whose)
         index = None if is_stale else cursor.index
-        return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale)
+        return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale, by=cursor.by)
 
     @answers_errors
     async def CommitCursor(self, request: pb.CommitCursorRequest, context: Any) -> pb.CommitCursorReply:

@@ -286,7 +286,8 @@ class _Run:
         except SeriatimError as error:
             self._note_failure("reader not told", effect.member, effect.link.epoch, error)
             return ReaderNotTold(place, error)
-        return ReaderTold(place, Index(reply.cursor) if reply.has_cursor else None, reply.is_stale)
+        cursor = Index(reply.cursor) if reply.has_cursor else None
+        return ReaderTold(place, cursor, reply.is_stale, Token(reply.by))
 
     def _note_failure(self, what: str, member: object, epoch: int, error: SeriatimError) -> None:
         """A link may be lost for days, and is tried again each second."""

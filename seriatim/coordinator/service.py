@@ -207,7 +207,7 @@ class CoordinatorService(CoordinatorServicer):
 
         def changed(document: ChainDocument) -> ChainDocument:
             nonlocal noted
-            document, noted = subscriptions.all_drained(document, epoch, of, request.member)
+            document, noted = subscriptions.all_drained(document, epoch, of)
             return document
 
         await self._execution.give_way_in(QueueId(request.queue_id))

@@ -866,7 +866,7 @@ class TellReaderRequest(_message.Message):
     token: _builtins.int
     cause_id: _builtins.str
     cursor: _builtins.int
-    """of this generation, as the other member has it: the further counts; 0 where there is none"""
+    """where this reader starts, of what both members have; 0 where that isn't known, or at the beginning"""
     @_builtins.property
     def link(self) -> Global___LinkName: ...
     def __init__(
@@ -894,21 +894,25 @@ class TellReaderReply(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     HAS_CURSOR_FIELD_NUMBER: _builtins.int
     IS_STALE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """0 where none was committed"""
     has_cursor: _builtins.bool
     is_stale: _builtins.bool
     """hasn't resynced since it may have missed a commit: gives no cursor"""
+    by: _builtins.int
+    """the token of the reader that committed the cursor, or was to start there; 0: an earlier version doesn't say"""
     def __init__(
         self,
         *,
         cursor: _builtins.int = ...,
         has_cursor: _builtins.bool = ...,
         is_stale: _builtins.bool = ...,
+        by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "has_cursor", b"has_cursor", "is_stale", b"is_stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cursor", b"cursor", "has_cursor", b"has_cursor", "is_stale", b"is_stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1841,7 +1845,6 @@ class DrainedReport(_message.Message):
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     ALSO_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     subscription_id: _builtins.int
@@ -1849,9 +1852,7 @@ class DrainedReport(_message.Message):
     epoch: _builtins.int
     cause_id: _builtins.str
     by: _builtins.int
-    """the token of the reader that committed the end"""
-    member: _builtins.str
-    """"a" or "b", who reports; empty: an earlier version doesn't say"""
+    """the token of the reader that committed the end; 0: an earlier version doesn't say"""
     @_builtins.property
     def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drained]:
         """others who have read the same link; an earlier coordinator passes over them"""
@@ -1867,11 +1868,10 @@ class DrainedReport(_message.Message):
         cause_id: _builtins.str = ...,
         also: _abc.Iterable[Global___Drained] | None = ...,
         by: _builtins.int = ...,
-        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "by", b"by", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "by", b"by", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

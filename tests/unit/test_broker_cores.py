@@ -166,6 +166,8 @@ def test_a_cursor_that_only_the_other_member_had_is_taken_over_and_never_takes_o
     assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(3)) == cursor(1, 2, 5, by=1)
     assert cursors.told(cursor(index=None), Generation(1), Token(2), Index(8)) == cursor(1, 2, 8)
     assert cursors.told(cursor(index=5), Generation(2), Token(2), Index(3)) == cursor(2, 2, 3)
+    # Where it starts, of what both have, is its own: a link that ends there was read by it.
+    assert cursors.told(cursor(index=5), Generation(1), Token(2), Index(5)) == cursor(1, 2, 5)
 
 
 def test_what_an_earlier_reader_committed_on_one_member_alone_counts_no_more_once_the_next_one_has_committed() -> None:

@@ -146,6 +146,10 @@ def reading(token: int = 1) -> Trace:
     return Trace(acquire_read.start(ReadRequest("s", "node-1", Token(token))), acquire_read.step)
 
 
+def told(place: str, cursor: int | None = None, *, by: int = 1, is_stale: bool = False) -> ReaderTold:
+    return ReaderTold(place, None if cursor is None else Index(cursor), is_stale, Token(by))
+
+
 def at(index: int, content: str = "x") -> Position:
     return Position(Index(index), f"{content}{index}".encode(), {"s": 10 + index}) if index else START
 
@@ -425,7 +429,8 @@ def test_h9_a_drained_report_from_before_a_seek_changes_nothing(world):
     world.append(Epoch(1), 2)
     sought = subscriptions.sought(before, "s", subscriptions.located(before, "earliest", None))
     generation = before.subscriptions[0].generation
-    kept = replace(sought, subscriptions=(replace(sought.subscriptions[0], consume_list=(Epoch(1),)),))
+    one = replace(sought.subscriptions[0], consume_list=(Epoch(1),), reader_token=Token(1))
+    kept = replace(sought, subscriptions=(one,))
     assert subscriptions.drained(kept, SubscriptionId(1), generation, Epoch(1)) is kept
     drained = subscriptions.drained(kept, SubscriptionId(1), sought.subscriptions[0].generation, Epoch(1))
     assert drained != kept
@@ -456,25 +461,20 @@ def by_first(*of: Whose) -> dict[Whose, Token]:
     return dict.fromkeys(of, Token(1))
 
 
-def test_a_stale_member_s_end_leads_nobody_past_what_it_hasn_t_read(world):
-    """An earlier reader's commit, answered to nobody, was kept by a member that was cut off; the next one started before it (invariant 7)."""
+def test_an_earlier_reader_s_end_leads_nobody_past_what_it_hasn_t_read(world):
+    """That commit was answered to nobody, and kept by a member that was cut off; the next one started before it (invariant 7)."""
     close_call(world, 1).finish()
     world.append(Epoch(1), 2)
     sought = subscriptions.sought(world.document, "s", subscriptions.located(world.document, "earliest", None))
     one = replace(sought.subscriptions[0], reader_token=Token(2), consume_list=(Epoch(1),))
     document = replace(sought, subscriptions=(one,))
-    noted = subscriptions.with_stale_cursors(document, Epoch(1), "b", one.whose)
-    with pytest.raises(Waiting, match="cursors that b has of s in link 1 are stale"):
-        subscriptions.all_drained(noted, Epoch(1), {one.whose: Token(1)}, "b")
-    for of, member in (
-        (Token(2), "b"),
-        (Token(1), "a"),
-        (Token(0), ""),
-    ):  # its own commit; the other member's; an earlier version's
-        changed, gone = subscriptions.all_drained(noted, Epoch(1), {one.whose: of}, member)
+    with pytest.raises(Waiting, match="a newer reader of s was elected than the one that came to the end"):
+        subscriptions.all_drained(document, Epoch(1), {one.whose: Token(1)})
+    for by in (Token(2), Token(0)):  # its own commit; a member of an earlier version doesn't say
+        changed, gone = subscriptions.all_drained(document, Epoch(1), {one.whose: by})
         assert (changed.subscriptions[0].consume_list, gone) == ((), (one.whose,))
-    later = replace(noted, subscriptions=(replace(one, generation=Generation(one.generation + 1)),))
-    assert subscriptions.all_drained(later, Epoch(1), {one.whose: Token(1)}, "b") == (later, (one.whose,))
+    later = replace(document, subscriptions=(replace(one, generation=Generation(one.generation + 1)),))
+    assert subscriptions.all_drained(later, Epoch(1), {one.whose: Token(1)}) == (later, (one.whose,))
 
 
 def exactly(index: int) -> subscriptions.Committed:
@@ -938,7 +938,7 @@ def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):
     send_call(world, token=1, failed_epoch=1).finish()
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(7), is_stale=False), ReaderTold("b", Index(3), is_stale=False))
+    trace.tell(told("a", 7), told("b", 3))
     assert trace.orders == [f"write {world.version}: s has read link 1 to its end 1"]
     assert trace.document.subscriptions[0].consume_list == (2,)
 
@@ -1053,8 +1053,8 @@ def test_the_end_of_a_lost_link_that_is_found_leaves_its_group_where_it_has_come
 
 def test_the_first_call_of_a_reader(world):
     trace = reading(token=0).tell(read(world), ElectionSeen("node-1"), ChainWritten(ChainVersion(4)))
-    trace.tell(SessionsSeen(world.registry()), ReaderTold("a", None, is_stale=False))
-    trace.tell(ReaderTold("b", None, is_stale=False))
+    trace.tell(SessionsSeen(world.registry()), told("a"))
+    trace.tell(told("b"))
     assert trace.lines == [
         "read",
         "  ChainRead",
@@ -1090,15 +1090,40 @@ def test_a_head_that_has_ended_is_read_on_and_left_only_at_its_end(world):
         world.append(Epoch(1), 2)
     close_call(world, 1).finish()
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
-    told = reading().tell(read(world), SessionsSeen(world.registry()))
-    begun = told.state
-    told.tell(ReaderTold("a", Index(2), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
-    assert _granted(told, world) == ["grant link=1 index=2 token=1"]
-    told.state = begun
-    told.tell(ReaderTold("a", Index(3), is_stale=False), ReaderTold("b", Index(3), is_stale=False))
-    assert told.orders == [f"write {world.version}: s has read link 1 to its end 3"]
-    told.tell(ChainWritten(ChainVersion(world.version + 1)))
-    assert told.orders == ["grant link=None index=0 token=1"]
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    begun = trace.state
+    trace.tell(told("a", 2), told("b", 2))
+    assert _granted(trace, world) == ["grant link=1 index=2 token=1"]
+    trace.state = begun
+    trace.tell(told("a", 3), told("b", 3))
+    assert trace.orders == [f"write {world.version}: s has read link 1 to its end 3"]
+    trace.tell(ChainWritten(ChainVersion(world.version + 1)))
+    assert trace.orders == ["grant link=None index=0 token=1"]
+
+
+def test_a_member_that_can_t_be_told_keeps_nobody_at_a_link_s_end(world):
+    """Its disk hangs, and the other one has it that all was read: who came there was told to both, and nobody before it is served."""
+    for _ in range(3):
+        world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    asked = reading().tell(read(world), SessionsSeen(world.registry())).state
+
+    def orders(*answers):
+        trace = reading()
+        trace.state = asked
+        return trace.tell(*answers, ReaderNotTold("b", DOWN), SessionsSeen(world.registry())).orders
+
+    assert orders(told("a", 3)) == [f"write {world.version}: s has read link 1 to its end 3"]
+    for unread in (told("a", 2), told("a"), told("a", 3, is_stale=True)):
+        assert orders(unread)[0].startswith("wait g1-b: it is registered, but can't be told who reads")
+    # One that was sought there says nothing of who still reads.
+    (one,) = world.document.subscriptions
+    world.document = replace(
+        world.document, subscriptions=(replace(one, position_epoch=Epoch(1), position_index=Index(3)),)
+    )
+    asked = reading().tell(read(world), SessionsSeen(world.registry())).state
+    assert orders(told("a"))[0].startswith("wait g1-b")
 
 
 def test_a_link_of_whose_members_none_is_registered_is_waited_for(world):
@@ -1129,11 +1154,11 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
-    told = trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", DOWN)).state
+    is_down = trace.tell(told("a", 4), ReaderNotTold("b", DOWN)).state
     assert trace.orders == ["sessions of g1"]
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders[0].startswith("wait g1-b: it is registered, but can't be told who reads")
-    trace.state = told
+    trace.state = is_down
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
@@ -1144,21 +1169,21 @@ def test_a_member_whose_disk_failed_keeps_no_reader_waiting_and_is_noted_as_stal
     """It remembers who reads, as long as its process lives; what it has of cursors is older than the other one's."""
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", StaleCursor("its disk failed")))
+    trace.tell(told("a", 4), ReaderNotTold("b", StaleCursor("its disk failed")))
     assert trace.orders == [_note(world, "b")]
 
 
 def test_a_blank_disk_has_no_cursors_to_be_stale(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", UnknownLink("it has nothing of it")))
+    trace.tell(told("a", 4), ReaderNotTold("b", UnknownLink("it has nothing of it")))
     assert _granted(trace, world) == ["grant link=1 index=4 token=1"]
 
 
 def test_a_member_that_is_back_when_it_has_been_noted_is_told_who_reads_and_waited_for(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", DOWN))
+    trace.tell(told("a", 4), ReaderNotTold("b", DOWN))
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
@@ -1166,8 +1191,8 @@ def test_a_member_that_is_back_when_it_has_been_noted_is_told_who_reads_and_wait
     world.restart(("g1", "b"))
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
-    assert trace.tell(ReaderTold("a", Index(4), is_stale=False)).orders == []
-    trace.tell(ReaderTold("b", Index(2), is_stale=False))
+    assert trace.tell(told("a", 4)).orders == []
+    trace.tell(told("b", 2))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
 
 
@@ -1175,7 +1200,7 @@ def test_a_member_that_is_back_when_it_has_been_noted_is_told_who_reads_and_wait
 def test_h8_a_member_that_knows_of_a_newer_reader_or_chain_makes_it_read_again(world, error):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderNotTold("b", error))
+    trace.tell(told("a", 4), ReaderNotTold("b", error))
     assert trace.orders == [f"wake after {acquire_read.OLDER_PAUSE_MS} ms"]
 
 
@@ -1195,14 +1220,14 @@ def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absen
     world.expire(("g1", "b"))
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     begun = trace.state
-    trace.tell(ReaderTold("a", Index(4), is_stale=False))
+    trace.tell(told("a", 4))
     assert trace.orders == [_note(world, "b")]
     assert trace.document.stale_note(Epoch(1), "b") is not None
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False))
+    trace.tell(told("a", 4))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
     trace.state = begun  # from where everybody starts it needs none
-    trace.tell(ReaderTold("a", None, is_stale=False))
+    trace.tell(told("a"))
     assert _granted(trace, world) == ["grant link=1 index=0 token=1"]
 
 
@@ -1212,11 +1237,11 @@ def test_h7_a_note_that_was_made_meanwhile_or_wasnt_seen_at_first_counts(world):
     world.kill(("g1", "a"))
     world.expire(("g1", "a"))
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("b", None, is_stale=False))
+    trace.tell(told("b"))
     noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", None)
     now = replace(read(world), document=noted, version=ChainVersion(world.version + 1))
     assert trace.tell(now).orders == ["read"]
-    trace.tell(now, SessionsSeen(world.registry()), ReaderTold("b", None, is_stale=False))
+    trace.tell(now, SessionsSeen(world.registry()), told("b"))
     assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
 
 
@@ -1224,11 +1249,11 @@ def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_ba
     document = subscriptions.with_reader(world.document, "s", "node-1")
     world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
+    trace.tell(told("a", 4), told("b", 2))
     assert trace.orders == [_note(world, "b")]
     assert trace.document == world.document
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(2), is_stale=False))
+    trace.tell(told("a", 4), told("b", 2))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
 
 
@@ -1241,7 +1266,7 @@ def test_h7_a_note_from_before_a_seek_says_nothing_of_the_subscription_that_was_
     world.document = subscriptions.with_reader(document, "s", "node-1")
     assert world.document.stale_note(Epoch(1), "b") is not None
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", None, is_stale=True), ReaderTold("b", None, is_stale=False))
+    trace.tell(told("a", is_stale=True), told("b"))
     assert _granted(trace, world) == ["grant link=1 index=0 token=1"]
 
 
@@ -1274,12 +1299,12 @@ def test_h7_stale_cursors_dont_count(world):
     world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     asked = trace.state
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
+    trace.tell(told("a", 4), told("b", 9))
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", Index(4), is_stale=False), ReaderTold("b", Index(9), is_stale=False))
+    trace.tell(told("a", 4), told("b", 9))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
     trace.state = asked
-    trace.tell(ReaderTold("a", Index(4), is_stale=True), ReaderTold("b", Index(9), is_stale=False))
+    trace.tell(told("a", 4, is_stale=True), told("b", 9))
     assert trace.orders[0].startswith("wait g1: no registered member of g1 has sound cursors of link 1")
 
 
@@ -1288,11 +1313,11 @@ def test_what_others_read_meanwhile_holds_up_no_reader(world):
     position = subscriptions.located(world.document, "earliest", None)
     document = subscriptions.created(world.document, "t", position, 0)
     before = world.document = subscriptions.with_reader(document, "s", "node-1")
-    both = ReaderTold("a", Index(3), is_stale=False), ReaderTold("b", Index(3), is_stale=False)
+    both = told("a", 3), told("b", 3)
 
-    def orders(after, *told):
+    def orders(after, *answers):
         world.document = before
-        trace = reading().tell(read(world), SessionsSeen(world.registry())).tell(*(told or both))
+        trace = reading().tell(read(world), SessionsSeen(world.registry())).tell(*(answers or both))
         assert trace.orders == ["read"]
         return trace.tell(ChainRead(after, ChainVersion(world.version + 1), world.registry())).orders
 
@@ -1307,19 +1332,25 @@ def test_what_others_read_meanwhile_holds_up_no_reader(world):
     assert orders(subscriptions.with_stale_cursors(others, Epoch(1), "b", None)) == ["read"]
     # One that wasn't told, or whose cursors don't count, may have taken a commit of an earlier reader meanwhile.
     assert orders(others, both[0], ReaderNotTold("b", UnknownLink("it has nothing of it"))) == ["read"]
-    assert orders(others, both[0], ReaderTold("b", Index(3), is_stale=True)) == ["read"]
+    assert orders(others, both[0], told("b", 3, is_stale=True)) == ["read"]
 
 
 def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_there(world):
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(ReaderTold("a", None, is_stale=False), ReaderTold("b", Index(3), is_stale=False))
+    told_all = trace.state
+    trace.tell(told("a", 3, by=0), told("b", 3, by=0))  # an earlier reader's, by all that is known
+    assert trace.orders == [f"tell g1-{place} link=1 generation=1 token=1 cursor=3" for place in "ab"]
+    trace.tell(told("a", 3), told("b", 3))
+    assert _granted(trace, world) == ["grant link=1 index=3 token=1"]
+    trace.state = told_all
+    trace.tell(told("a"), told("b", 3))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1 cursor=3"]
     passing = trace.state
-    trace.tell(ReaderTold("a", Index(3), is_stale=False))
+    trace.tell(told("a", 3))
     assert _granted(trace, world) == ["grant link=1 index=3 token=1"]
     trace.state = passing  # a member of an older version keeps what it had: no reason to ask for ever
-    trace.tell(ReaderTold("a", None, is_stale=False))
+    trace.tell(told("a"))
     assert _granted(trace, world) == ["grant link=1 index=3 token=1"]
     trace.state = passing
     trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))

@@ -42,11 +42,12 @@ def _check_order(record: CursorRecord, generation: Generation, token: Token) -> 
 def told(record: CursorRecord, generation: Generation, token: Token, cursor: Index = START) -> CursorRecord:
     """A coordinator named the reader. A new generation starts without a cursor. Raises OlderGeneration, Fenced.
 
-    `cursor`: what the other member has of this generation, where this one has less; the further counts.
+    `cursor`: where it starts, of what both members have of this generation, 0 where that isn't known: it is this reader's then, as
+    if it had committed it.
     """
     _check_order(record, generation, token)
     index, by = (record.index, record.by) if generation == record.generation else (None, Token(0))
-    if cursor > (index or 0):
+    if cursor >= (index or 0) and cursor > 0:
         index, by = cursor, token
     return replace(record, generation=generation, token=token, index=index, by=by)
 

@@ -287,8 +287,14 @@ def _answered(state: AcquireRead) -> Step:
 
 
 def _checked(state: AcquireRead, registry: Registry) -> Step:
-    """A registered member that can't be told is waited for until it can, or its session is gone."""
+    """A registered member that can't be told is waited for until it can, or its session is gone.
+
+    Not where the end was committed: who came to it has read all, and whoever was before that one was served no more when it was
+    granted its place (H8).
+    """
     link = _head(state)
+    if link.end is not None and _furthest(state, link) >= link.end:
+        return _leave(state, link)
     reasons = {}
     for side in (link.master, link.slave):
         error = state.failed.get(side.name.member)
@@ -301,23 +307,19 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
 
 def _with_cursors(state: AcquireRead) -> Step:
     """The further of the cursors that count, on each member that gives one, and none beyond the link's end (H7, H22)."""
-    document, link, found = state.document, _head(state), state.subscription
-    sound = [
-        answer for place, answer in state.told.items() if not answer.is_stale and not _is_noted(state, link, place)
-    ]
+    link, found = _head(state), state.subscription
+    sound = _sound(state, link)
     if not sound:
         reason = (
             f"no registered member of {link.group} has sound cursors of link {link.epoch}: "
             f"it has yet to catch up with its peer (or seek the subscription to an offset)"
         )
         return state, (_wait(state, {link.group: reason}),)
-    furthest = max(answer.cursor or Index(0) for answer in sound)
+    furthest = _furthest(state, link)
     cursor = max(subscriptions.start_index(found, link.epoch), furthest)
     if link.end is not None and cursor >= link.end:
-        left = subscriptions.drained(document, found.subscription_id, found.generation, link.epoch)
-        what = f"{found.name} has read link {link.epoch} to its end {link.end}"
-        return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
-    behind = tuple(answer.place for answer in sound if (answer.cursor or 0) < furthest)
+        return _leave(state, link)
+    behind = tuple(answer.place for answer in sound if not _has_start(state, answer, furthest))
     if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
         return _pass_on(state, link, behind, furthest)
     unsure = _unsure(state, link)
@@ -326,8 +328,33 @@ def _with_cursors(state: AcquireRead) -> Step:
     return replace(state, phase=Phase.CONFIRMING, index=cursor), (ReadChain(),)
 
 
+def _sound(state: AcquireRead, link: Link) -> list[ReaderTold]:
+    """What those answered whose cursors count (H7)."""
+    return [answer for place, answer in state.told.items() if not answer.is_stale and not _is_noted(state, link, place)]
+
+
+def _furthest(state: AcquireRead, link: Link) -> Index:
+    return max((answer.cursor or Index(0) for answer in _sound(state, link)), default=Index(0))
+
+
+def _leave(state: AcquireRead, link: Link) -> Step:
+    found = state.subscription
+    left = subscriptions.drained(state.document, found.subscription_id, found.generation, link.epoch)
+    what = f"{found.name} has read link {link.epoch} to its end {link.end}"
+    return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
+
+
+def _has_start(state: AcquireRead, answer: ReaderTold, furthest: Index) -> bool:
+    """Whether this member has the cursor where the reader starts, and as this reader's own.
+
+    An earlier one's may be answered to nobody, and of one member alone: nothing counts as the end of a link but what the reader of
+    now has come to, or was to start at.
+    """
+    return furthest == 0 or (answer.cursor == furthest and answer.by == state.subscription.reader_token)
+
+
 def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: Index) -> Step:
-    """A commit came to one member only. A reader that starts there counts on it, so both are to have it first (H7)."""
+    """A reader that starts at a cursor counts on it, so both members are to have it, as its own, before it does (H7)."""
     told = {place: answer for place, answer in state.told.items() if place not in behind}
     sides = (side for side in (link.master, link.slave) if side.name.member in behind)
     return replace(state, phase=Phase.PASSING, told=told), _tellings(state, link, sides, furthest)

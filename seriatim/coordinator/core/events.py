@@ -93,11 +93,15 @@ class KeptSealsRead:
 
 @dataclass(frozen=True, slots=True)
 class ReaderTold:
-    """The member knows the reader's token now. `cursor` is None where it has none."""
+    """The member knows the reader's token now. `cursor` is None where it has none.
+
+    `by`: the token of the reader that committed it, or was to start there; 0: a member of an earlier version doesn't say.
+    """
 
     place: str
     cursor: Index | None
     is_stale: bool
+    by: Token = Token(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,7 @@ class ReadKeptSeals:
 class TellReader:
     """To whoever is at this place now. Answered by ReaderTold or ReaderNotTold.
 
-    `cursor`: what the other member has, where this one has less; 0: nothing to pass on.
+    `cursor`: where this reader starts, of what both members have; 0: nothing to pass on.
     """
 
     member: MemberName

@@ -225,17 +225,17 @@ def drained(
 
 
 def all_drained(
-    document: ChainDocument, epoch: Epoch, of: Mapping[Whose, Token], member: str = ""
+    document: ChainDocument, epoch: Epoch, of: Mapping[Whose, Token]
 ) -> tuple[ChainDocument, tuple[Whose, ...]]:
-    """As `drained`, of several, reported by `member`; and of whom nothing is left to say. Raises Waiting where that is nobody.
+    """As `drained`, of several; and of whom nothing is left to say. Raises Waiting where that is nobody.
 
-    `of`: with the token of the reader that committed the end.
+    `of`: with the token of the reader that committed the end; 0: a member of an earlier version doesn't say.
     """
     noted: list[Whose] = []
     refused: Waiting | None = None
     for (subscription_id, generation), by in of.items():
         try:
-            _check_counts(document, (subscription_id, generation), by, epoch, member)
+            _check_own(document, (subscription_id, generation), by, epoch)
             document = drained(document, subscription_id, generation, epoch)
         except Waiting as waiting:
             refused = waiting
@@ -246,17 +246,17 @@ def all_drained(
     return document, tuple(noted)
 
 
-def _check_counts(document: ChainDocument, whose: Whose, by: Token, epoch: Epoch, member: str) -> None:
-    """Whether the end that `member` alone may have was committed by the reader of now. Raises Waiting where that isn't known.
+def _check_own(document: ChainDocument, whose: Whose, by: Token, epoch: Epoch) -> None:
+    """Whether the end was committed by the reader of now, or is where it was to start. Raises Waiting where it is an earlier one's.
 
-    Of an earlier one's commit nobody else may have heard, and this one was granted a place before it (invariant 7): it would be
-    led past what it hasn't read.
+    Of that commit one member alone may have heard, and the reader of now was granted a place before it (invariant 7): it would be
+    led past what it hasn't read. Where it wasn't granted any yet, it finds the end itself.
     """
-    note = document.stale_note(epoch, member)
     one = next((one for one in document.subscriptions if one.whose == whose), None)
-    if note is None or one is None or not note.is_of(one) or by == one.reader_token:
-        return
-    raise _not_drained(document, epoch, f"cursors that {member} has of {one.name} in link {epoch} are stale")
+    if one is not None and by not in (0, one.reader_token):
+        raise _not_drained(
+            document, epoch, f"a newer reader of {one.name} was elected than the one that came to the end"
+        )
 
 
 def _not_drained(document: ChainDocument, epoch: Epoch, reason: str) -> Waiting:

@@ -132,6 +132,11 @@ def _whoever_committed(one: CursorRecord | None, other: CursorRecord) -> CursorR
 def _counts(*_: object) -> None: ...
 
 
+def _has_cursor(state: object, answer: Any, furthest: Index) -> bool:
+    del state
+    return (answer.cursor or 0) == furthest
+
+
 async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, **named: Any) -> None:
     if whose is None:
         await right(self, key, whose, **named)
@@ -293,12 +298,20 @@ PLANTS: tuple[Plant, ...] = (
         finds="7:",
     ),
     Plant(
-        "drained, by a stale member",
-        "a link is drained by what a member says whose cursors are stale",
-        instead(subscriptions, "_check_counts", _counts),
+        "drained, by an earlier reader's end",
+        "a link is drained by whoever committed its end",
+        instead(subscriptions, "_check_own", _counts),
         within=300,
         shape=Shape(kinds=("commit left behind",), faults=(1, 2), paces=(1,)),
         finds="7:",
+    ),
+    Plant(
+        "drained, by nobody",
+        "where a reader starts is an earlier one's cursor, as long as it has committed nothing itself",
+        instead(acquire_read, "_has_start", _has_cursor),
+        within=300,
+        shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
+        finds="12: not within 120 s: everything is read",
     ),
     Plant(
         "H7, started unnoted",
@@ -355,7 +368,7 @@ PLANTS: tuple[Plant, ...] = (
         "H8, a coordinator's word",
         "a reader's session lives where a coordinator answers its AcquireRead",
         changed(ReaderSession, "_take_up", _proved_by_a_grant),
-        within=60,
+        within=100,
         shape=Shape(kinds=("sought while cut off",), faults=(1, 2)),
         finds="7:",
     ),
