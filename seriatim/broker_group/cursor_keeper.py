@@ -61,7 +61,7 @@ class CursorKeeper:
         self._broker = broker
         self._coordinators = coordinators
         self._records: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
-        # Of links whose cursors can't be read, who reads.
+        # Who reads, where the disk couldn't take it: it counts beside what is there (H8).
         self._named: dict[LinkKey, dict[SubscriptionId, CursorRecord]] = {}
         self._locks: WeakValueDictionary[LinkKey, Lock] = WeakValueDictionary()
         self._write_locks: WeakValueDictionary[LinkKey, Lock] = WeakValueDictionary()
@@ -80,13 +80,14 @@ class CursorKeeper:
         records = self._records.get(key)
         if records is None:
             records = {record.subscription_id: record for record in self._broker.store.cursors(key)}
-            for named in self._named.pop(key, {}).values():
-                records[named.subscription_id] = cursors.further(records.get(named.subscription_id), named)
             self._records[key] = records
         return records
 
     def get(self, key: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
-        return self.of_link(key).get(subscription_id)
+        """The cursor, with the newest reader that was named here."""
+        record = self.of_link(key).get(subscription_id)
+        named = self._named.get(key, {}).get(subscription_id)
+        return record if named is None else cursors.further(record, named)
 
     def forget(self, key: LinkKey) -> None:
         """The link was dropped."""
@@ -118,9 +119,9 @@ class CursorKeeper:
     async def _changed(self, key: LinkKey, subscription_id: SubscriptionId, change: Change) -> CursorRecord:
         """The cursor as `change` makes it of the one here, on disk first. Nothing else is waited for under this lock."""
         async with self._write_lock(key):
-            before = self.get(key, subscription_id)
-            record = change(before)
-            if record != before:
+            kept = self.of_link(key).get(subscription_id)
+            record = change(self.get(key, subscription_id))
+            if record != kept:
                 self._broker.check_kept(key)
                 await self._broker.store.keep_cursor(key, record)
                 self.of_link(key)[subscription_id] = record
@@ -155,25 +156,25 @@ class CursorKeeper:
     async def _told(
         self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, cursor: Index
     ) -> CursorRecord:
-        async with self._lock(key):
+        def told(before: CursorRecord | None, start: Index = cursor) -> CursorRecord:
+            return cursors.told(before or CursorRecord(subscription_id), generation, token, start)
+
+        store = self._broker.store
+        failure = store.failure or (DiskFailed("its disk stands still") if store.stands_still else None)
+        try:
+            if failure is not None:  # also where nothing is to be written
+                raise copied(failure)
+            async with self._lock(key):
+                return await self._changed(key, subscription_id, told)
+        except DiskFailed as failed:
+            # It takes nobody older's commit any more, nor does anybody older read here as long as this process lives (H8).
+            named = self._named.setdefault(key, {})
             try:
-                if (failure := self._broker.store.failure) is not None:  # also where nothing is to be written
-                    raise copied(failure)
-                return await self._changed(
-                    key,
-                    subscription_id,
-                    lambda before: cursors.told(before or CursorRecord(subscription_id), generation, token, cursor),
-                )
-            except DiskFailed as failed:
-                # It takes no commit any more, or none of this link, and nobody older reads here as long as this process lives (H8).
-                async with self._write_lock(key):  # behind what was written just before it failed
-                    try:
-                        there = self.of_link(key)
-                    except DiskFailed:
-                        there = self._named.setdefault(key, {})
-                    before = there.get(subscription_id) or CursorRecord(subscription_id)
-                    there[subscription_id] = cursors.told(before, generation, token)
-                raise StaleCursor(f"this member gives no cursor: {failed.message}", epoch=key[1]) from failed
+                before = self.get(key, subscription_id)
+            except DiskFailed:
+                before = named.get(subscription_id)
+            named[subscription_id] = told(before, Index(0))
+            raise StaleCursor(f"this member gives no cursor: {failed.message}", epoch=key[1]) from failed
 
     @uninterrupted
     async def commit(self, runner: LinkRunner, request: pb.CommitCursorRequest) -> None:
@@ -192,7 +193,11 @@ class CursorKeeper:
                 try:
                     await self._on_both(runner, record, request.cause_id)
                 except (Fenced, OlderGeneration):
-                    await self._changed(key, subscription_id, partial(_taken_back, record, before))
+                    await self._changed(
+                        key,
+                        subscription_id,
+                        lambda _: _taken_back(record, before, self.of_link(key).get(subscription_id)),
+                    )
                     raise
         if cursors.is_drained(record, runner.record.end):
             self._broker.look_for_drained(key)

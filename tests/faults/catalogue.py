@@ -77,7 +77,9 @@ class DiskTrouble:
     """
 
     role: Role
-    trouble: Literal["write error", "flush error", "slow flush", "full", "filled", "nearly filled"]
+    trouble: Literal[
+        "write error", "flush error", "slow flush", "still flush", "still", "full", "filled", "nearly filled"
+    ]
     slow_ms: tuple[int, int] = (20, 150)
 
 
@@ -275,6 +277,13 @@ def _kinds_of_zookeepers_disks() -> list[Kind]:
         slow("flushes of ZooKeeper's majority are slow", "zookeeper majority", (20, 150)),
         slow("ZooKeeper's majority's disks all but stand still", "zookeeper majority"),
         slow("all of ZooKeeper's disks all but stand still", "zookeepers"),
+        Kind(
+            "ZooKeeper's leader's disk stands still",
+            "zookeeper",
+            (DiskTrouble("zookeeper leader", "still"),),
+            (2.0, 5.0),
+            share=0.5,
+        ),
     ]
 
 
@@ -290,6 +299,17 @@ def _kinds_of_disks() -> list[Kind]:
                 "disk",
                 (DiskTrouble(role, "slow flush", A_WHILE_MS),),
                 (1.5, 3.5),
+            ),
+            # Whoever writes there has the interpreter's lock: the process stands still with its disk, but for gRPC's own threads.
+            Kind(f"{role}'s disk stands still", "disk", (DiskTrouble(role, "still"),), (1.5, 3.5), share=0.5),
+            Kind(f"{role}'s flushes stand still", "disk", (DiskTrouble(role, "still flush"),), (1.5, 3.5), share=0.5),
+            # For longer than until a member says so: who is to read there next can't be told of by writing it down.
+            Kind(
+                f"{role}'s flushes stand still, and the elected reader is killed",
+                "disk",
+                (DiskTrouble(role, "still flush"), Kill("reader")),
+                (12.0, 13.0),
+                share=0.3,
             ),
             Kind(f"{role}'s writes find no room", "disk", (DiskTrouble(role, "full"),)),
             Kind(f"{role}'s disk full to the last byte", "disk", (DiskTrouble(role, "filled"),), (1.0, 1.5)),

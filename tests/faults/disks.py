@@ -1,6 +1,6 @@
 """Disks that can be harmed: of any server, what it writes and flushes; a member's in every way.
 
-Failing, slow or without room, by the library of `faulty_disk.c` under the server. A member's is a real file system of limited
+Failing, slow, standing still or without room, by the library of `faulty_disk.c` under the server. A member's is a real file system of limited
 size besides, in an image of its own: full, by real bytes; damaged, by flipped bits in the files of the database and in
 segment files, or by an end that its log lacks; blank, by removal.
 """
@@ -31,6 +31,8 @@ class Trouble(IntEnum):
     FLUSH_ERROR = 2
     SLOW_FLUSH = 3
     FULL = 4
+    STILL_FLUSH = 5
+    STILL = 6
 
 
 def compile_library(directory: Path) -> Path:

@@ -1,6 +1,6 @@
 /* A disk that fails on request, under a real process: preloaded before libc (LD_PRELOAD) into one broker.
  *
- * Problem: write errors, flush errors, a slow flush and a full disk have to reach RocksDB as the system would report
+ * Problem: write errors, flush errors, a slow flush, a full disk and one that stands still have to reach RocksDB as the system would report
  * them, at any moment, for one member and not for the others.
  *
  * Idea: the calls that write and flush are wrapped. Each looks at one page of memory that is mapped from a file
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WRITE_ERROR = 1, FLUSH_ERROR = 2, SLOW_FLUSH = 3, FULL = 4 };
+enum { WRITE_ERROR = 1, FLUSH_ERROR = 2, SLOW_FLUSH = 3, FULL = 4, STILL_FLUSH = 5, STILL = 6 };
 
 struct control {
     volatile int32_t trouble;
@@ -58,8 +58,17 @@ static int is_below(int fd) {
 
 static void hit(void) { __atomic_add_fetch(&control->hits, 1, __ATOMIC_SEQ_CST); }
 
+/* Until the disk goes on: it neither does what it is told nor refuses it. */
+static void wait_while(int trouble, int fd) {
+    static const struct timespec pause = {0, 5000000L};
+    if (control->trouble != trouble || !is_below(fd)) return;
+    hit();
+    while (control->trouble == trouble) nanosleep(&pause, NULL);
+}
+
 /* 0, or the error that a write to this file ends with now. */
 static int write_trouble(int fd) {
+    wait_while(STILL, fd);
     int trouble = control->trouble;
     if ((trouble != WRITE_ERROR && trouble != FULL) || !is_below(fd)) return 0;
     hit();
@@ -67,6 +76,8 @@ static int write_trouble(int fd) {
 }
 
 static int flush_trouble(int fd) {
+    wait_while(STILL, fd);
+    wait_while(STILL_FLUSH, fd);
     int trouble = control->trouble;
     if ((trouble != FLUSH_ERROR && trouble != SLOW_FLUSH) || !is_below(fd)) return 0;
     hit();

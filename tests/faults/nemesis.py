@@ -45,9 +45,11 @@ _TROUBLES = {
     "write error": Trouble.WRITE_ERROR,
     "flush error": Trouble.FLUSH_ERROR,
     "slow flush": Trouble.SLOW_FLUSH,
+    "still flush": Trouble.STILL_FLUSH,
+    "still": Trouble.STILL,
     "full": Trouble.FULL,
 }
-_STAYS_TRUSTED = {"slow flush", "nearly filled"}
+_STAYS_TRUSTED = {"slow flush", "still flush", "still", "nearly filled"}
 
 
 @dataclass(slots=True)

@@ -13,11 +13,12 @@ import pytest
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState, StaleCursors, Subscription
-from seriatim.protocol.errors import Fenced, InvalidArgument, MemberBehind, StaleCursor, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, MemberBehind, StaleCursor, Unreachable
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import CoordinatorRegistration
+from tests.faults.disks import Disk, Trouble, compile_library
 from tests.integration.broker_members import CALL_S, Member, Members, batches, members, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -98,11 +99,16 @@ def run(zookeeper: str, cluster_name: str, tmp_path: Path) -> Callable[..., None
 
 
 async def tell(
-    group: Members, member: Member, token: int = 1, subscription_id: int = 3, generation: int = 1
+    group: Members,
+    member: Member,
+    token: int = 1,
+    subscription_id: int = 3,
+    generation: int = 1,
+    timeout_s: float = CALL_S,
 ) -> pb.TellReaderReply:
     name = group.name(1, member.incarnation)
     request = pb.TellReaderRequest(link=name, subscription_id=subscription_id, generation=generation, token=token)
-    return await call(member.stub.TellReader, request, CALL_S)
+    return await call(member.stub.TellReader, request, timeout_s)
 
 
 async def commit(group: Members, member: Member, index: int, subscription_id: int = 3, generation: int = 1) -> None:
@@ -149,6 +155,48 @@ def test_a_late_commit_of_an_earlier_reader_leaves_nothing_behind(run: Callable[
         assert listener.notes == []
         told = await tell(group, group.a, token=2)
         assert (told.cursor, told.is_stale) == (10, False)
+
+    run(scenario)
+
+
+def test_a_member_whose_disk_stands_still_knows_who_reads(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was elected waited until the disk went on. What lay before it is done then, and leaves nothing behind."""
+    disk = Disk(tmp_path / "b", tmp_path / "control", compile_library(tmp_path))
+    for name, value in disk.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def scenario(group: Members, listener: Listener) -> None:
+        await group.write_chain(None, state=LinkState.OPEN)
+        for member in group.both:
+            await tell(group, member)
+        await commit_on_both(group, listener, 10)
+        disk.trouble(Trouble.STILL_FLUSH)
+        late = asyncio.create_task(commit(group, group.b, 20))
+
+        async def is_remembered() -> bool:
+            with pytest.raises((StaleCursor, DeadlineOver)) as refused:
+                await tell(group, group.b, token=2, timeout_s=0.5)
+            return "its disk stands still" in str(refused.value)
+
+        await until(is_remembered)
+        with pytest.raises(Fenced):
+            await group.fetch(group.b, subscription_id=3, generation=1, token=1)
+        assert (await tell(group, group.a, token=2)).cursor == 10
+        disk.mend()
+        with pytest.raises((Fenced, DeadlineOver)):
+            await late
+        with pytest.raises(Fenced):
+            await commit(group, group.b, 30)
+        told = await tell(group, group.b, token=2)
+        assert (told.cursor, told.is_stale) == (10, False)
+        await group.b.kill()
+        group.b.launch()
+        await group.b.ready()
+        await group.registered(lambda _, b: b.incarnation.start == 2)
+        with pytest.raises(Fenced):  # it was written down, too
+            await tell(group, group.b)
 
     run(scenario)
 

@@ -178,6 +178,8 @@ class ServerContext:
             self.timer.cancel()
         if not self._is_finished and not self.is_gone:
             self._is_finished = True
+            if code is not grpc.StatusCode.OK:
+                self._call.network.on_refusal(self._call.path, self._first, details)
             self._call.to_client(self._call.ended, code, details)
 
     def _send(self, message: Any, *, is_last: bool = False) -> None:

@@ -29,6 +29,8 @@ KEY = struct.Struct(">cQQQ")
 """Keys of what a broker stores of a link: kind (`B`: a batch, `P`: a position), queue, epoch, index."""
 _OF_LINKS = b"BPLSC"
 _RECORD = ord("L")
+STILL_S = 1.0
+"""So long a disk stands still before it is said to."""
 _LINK = struct.Struct(">xQQ")
 """How keys of these kinds begin: behind the kind, queue and epoch."""
 
@@ -99,6 +101,8 @@ class Disk:
         self.durable = Table()
         self.is_failing = False
         self.is_full = False
+        self.is_still = False
+        """Whether it neither takes what is written nor refuses it."""
         self.distrusted_by: Process | None = None
         """Who saw it fail, and writes to it no more."""
         self.room_bytes: int | None = None
@@ -199,8 +203,23 @@ class SimulatedWriter:
         self._unflushed: list[Write] = []
         self._is_busy = False
         self._due_s: float | None = None
+        self._still_since_s: float | None = None
         self.failure: DiskFailed | None = None
-        self.stands_still = False
+
+    @property
+    def stands_still(self) -> bool:
+        """As the writer's own, sooner: a schedule is short."""
+        return self._still_since_s is not None and self._loop.now_s - self._still_since_s >= STILL_S
+
+    def _waits(self, then: Callable[..., None], *arguments: object) -> bool:
+        """Whether the disk stands still: `then` is what it does when it goes on."""
+        if not self._disk.is_still:
+            self._still_since_s = None
+            return False
+        now_s = self._loop.now_s
+        self._still_since_s = now_s if self._still_since_s is None else self._still_since_s
+        self._loop.at(now_s + 0.05, self._process, then, *arguments)
+        return True
 
     def submit(self, write: Write) -> None:
         self._queue.append(write)
@@ -211,6 +230,8 @@ class SimulatedWriter:
     async def close(self) -> None:
         """Finish what was submitted, and write down what RocksDB has in memory. Raises DiskFailed."""
         await asyncio.sleep(self._disk.flush_s * (0.2 + 2 * self._disk._chance.random()))
+        while self._disk.is_still:  # noqa: ASYNC110 - nobody tells a disk's user that it goes on
+            await asyncio.sleep(0.05)
         if self._disk.is_failing:
             raise self._distrust("Input/output error")
         writes, self._queue = self._queue, []
@@ -221,6 +242,8 @@ class SimulatedWriter:
         self._complete(waiting, self.failure)
 
     def _serve(self) -> None:
+        if self._waits(self._serve):
+            return
         writes, self._queue = self._queue, []
         disk = self._disk
         is_full = disk.is_full and any(write.size_bytes for write in writes)
@@ -267,6 +290,8 @@ class SimulatedWriter:
                 self._loop.at(self._due_s, self._process, self._serve)
 
     def _flushed(self, writes: list[Write], count: int) -> None:
+        if self._waits(self._flushed, writes, count):
+            return
         if self._disk.is_failing:
             self._complete(writes, self._distrust("Input/output error"))
         else:

@@ -319,6 +319,18 @@ class Nemesis:
 
         self.later(self.some_s(), mend)
 
+    def disk_stands_still(self) -> None:
+        name = self.any_member()
+        disk = self._disk(name)
+        self.world.note(f"the disk of {name} stands still")
+        disk.is_still = True
+
+        def go_on() -> None:
+            self.world.note(f"the disk of {name} goes on")
+            disk.is_still = False
+
+        self.later(self.some_s(), go_on)
+
     def slow_disk(self) -> None:
         self.slow_down(self.any_member(), self.chance.choice((0.02, 0.3, 1.0)), self.some_s())
 
@@ -419,6 +431,7 @@ KINDS: dict[str, tuple[float, Callable[[Nemesis], None]]] = {
     "damage": (3, Nemesis.damage),
     "disk fails": (2, Nemesis.disk_fails),
     "disk full": (2, Nemesis.disk_full),
+    "disk stands still": (2, Nemesis.disk_stands_still),
     "slow disk": (3, Nemesis.slow_disk),
     "rotate": (4, Nemesis.rotate),
     "drain group": (3, Nemesis.drain_group),

@@ -157,6 +157,8 @@ class Network:
         """What it says of a request that arrives is handed to `on_reply` with each answer."""
         self.on_reply: Callable[[str, Any, Any, Any], None] = lambda *_: None
         """Told of each message that a server sends: path, first message of the call, reply, and what `on_request` said."""
+        self.on_refusal: Callable[[str, Any, str], None] = lambda *_: None
+        """Told of each call that ends with an error: path, first message of the call, and the error's text."""
 
     @property
     def has_windows(self) -> bool:

@@ -13,6 +13,7 @@ from seriatim.consumer.views import chain_view
 from seriatim.protocol import batch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription, Whose
+from seriatim.protocol.errors import StaleCursor
 from seriatim.protocol.names import Epoch, QueueId
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.ledger import Ledger, Violation
@@ -111,6 +112,13 @@ class Readings:
             case "Fetch":
                 self._check_fetched(request.open, reply)
 
+    def refused(self, method: str, request: Any, details: str) -> None:
+        """A coordinator or a member answered with an error: that it gives no cursor says that it remembers who reads."""
+        if method == "TellReader" and StaleCursor.code in details:
+            key, told = _told(request)
+            life = *key, request.link.to.start
+            self._named[life] = max(told, self._named.get(life, (0, 0)))
+
     # ---- what is served
 
     def _check_fetched(self, request: Any, reply: Any) -> None:
@@ -123,7 +131,7 @@ class Readings:
     def _check_reader(self, method: str, request: Any) -> None:
         """Whoever was named to a member as the reader, nobody older is served."""
         key, asked = _told(request)
-        named = self._named.get(key, (0, 0))
+        named = max(self._named.get(one, (0, 0)) for one in (key, (*key, request.link.to.start)))
         if asked < named:
             link = request.link
             raise Violation(

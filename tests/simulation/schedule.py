@@ -246,6 +246,7 @@ class Schedule(Nemesis):
             world.resume(name)
             if isinstance(host, MemberHost):
                 host.disk.flush_s = 0.002
+                host.disk.is_still = False
                 host.disk.room_bytes = None
                 if host.disk.is_failing or host.disk.is_full:
                     host.disk.is_failing = host.disk.is_full = False

@@ -120,6 +120,7 @@ class World:
         self.oracle.sessions = self.ensemble
         self.network.on_request = self.oracle.readings.asked
         self.network.on_reply = self._replied
+        self.network.on_refusal = self._refused
         self.loop.on_kill = lambda process: self.kill(process.host.name, is_power=self.chance.random() < 0.5)
         self.reserve_mb = RESERVE_MB  # as it is when the world is made
         self.group_names = [f"g{number + 1}" for number in range(groups)]
@@ -424,6 +425,9 @@ class World:
 
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
         self.told(self.oracle.readings.replied, path.rpartition("/")[2], request, reply, known)
+
+    def _refused(self, path: str, request: Any, details: str) -> None:
+        self.told(self.oracle.readings.refused, path.rpartition("/")[2], request, details)
 
     def told(self, tell: Callable[..., None], *arguments: Any) -> None:
         """Tell ledger or oracle what happened: nothing goes on where that breaks an invariant."""
