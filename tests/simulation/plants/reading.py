@@ -311,7 +311,7 @@ PLANTS: tuple[Plant, ...] = (
         instead(acquire_read, "_has_start", _has_cursor),
         within=300,
         shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
-        finds="12: not within 120 s: everything is read",
+        finds="12: not within 120 s",
     ),
     Plant(
         "H7, started unnoted",
