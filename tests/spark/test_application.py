@@ -10,7 +10,7 @@ import pytest
 from seriatim.consumer.spark import application
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.errors import BrokenStream, MissingColumns, MissingTables
-from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 from seriatim.consumer.spark.targets.errors import ApplyFailed, PositionMoved, TablesChanged, TargetLost
 from seriatim.consumer.spark.targets.postgres import Applied, Position
@@ -299,6 +299,55 @@ def test_a_hole_in_a_snapshot_stops_it_also_between_micro_batches(size):
     with pytest.raises(BrokenStream, match="record 5 of a snapshot came after 3"):
         running.apply(behind[:size])
     assert (target.stored.offset, target.changes) == (1000, 3 + 2)
+
+
+def heartbeat(offset: int) -> ChangeRow:
+    return ChangeRow(offset, "s", offset, encode(Change("heartbeat", None, None, Origin("db", "slot", 9, 0), 1)))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        (9, [heartbeat(1000)]),  # alone in its micro-batch
+        (9, [row._replace(offset=1000 + row.offset) for row in log([3])]),
+        (5, snapshot(1000, 6)[3:]),  # its begin was lost
+        (5, snapshot(1000, 6)[-1:]),
+        (0, snapshot(1000, 6)[3:]),
+        (
+            9,
+            [
+                row._replace(value=row.value.replace(b'"commit_lsn":1', b'"commit_lsn":7'))
+                for row in snapshot(996, 6)[4:]
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_is_left_of_a_snapshot_behind_a_gap_stops_it_whatever_it_is(before, behind, is_new):
+    rows = [*log([3]), *snapshot(5, 6)]
+    target = MemoryTarget()
+    running = applying(target, Queue(rows))
+    running.apply(rows[:before])
+    if is_new:
+        running = Application(target, 7, 1, running.position, Queue(rows).read, running.snapshot)
+    running.pass_gap(behind[0].offset)
+    with pytest.raises(BrokenStream):
+        running.apply(behind)
+    assert target.stored.offset in {0, behind[0].offset}
+
+
+def test_a_large_transaction_is_known_to_come_behind_a_whole_snapshot(little_is_held):
+    transactions = [row._replace(offset=8 + row.offset) for row in log([100])]
+    rows = [*snapshot(0, 6), *transactions, *snapshot(110, 6)]
+    target, queue = MemoryTarget(), Queue(rows)
+    running = applying(target, queue)
+    for at in range(0, len(rows), 20):
+        running.apply(rows[at : at + 20])
+    assert (target.stored.offset, queue.reads != []) == (118, True)
+    running = Application(target, 7, 1, 8, queue.read, Snapshot(1, 7))  # one that lacks its end
+    target.stored = Position(8, 1)
+    with pytest.raises(BrokenStream, match="a transaction begins within a snapshot"):
+        running.apply(rows[8:28])
 
 
 def test_a_micro_batch_of_which_a_part_was_applied_may_be_handed_in_again():

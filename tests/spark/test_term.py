@@ -17,7 +17,7 @@ from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import engine
 from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.application import Application, Outcome
-from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
@@ -342,6 +342,24 @@ def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader,
         assert term._run.stopping.is_set()
     assert [one.offset for one in events if isinstance(one, Started)] == [10, 5]
     assert "the target stands at offset 5, and had all up to 10: it was set back" in events[1].reason
+
+
+@pytest.mark.parametrize("position", [9, 10])
+def test_a_query_that_takes_another_one_s_place_knows_of_the_snapshot_that_was_under_way(
+    queue, reader, tmp_path, monkeypatch, position
+):
+    """What was lost of it while that one failed, as with the disks of the member it read from, was passed over."""
+    queue.append_values([ROW] * 10, 0)
+
+    def started(self, offset, checkpoint):
+        raise QueryFailed("it ends at once")
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    with replay_term(Claims(Position(position, 4)), reader, tmp_path, []) as term:
+        term._application = Application(term._target, QUEUE_ID, 5, 10, None, Snapshot(1, 7))
+        with pytest.raises(QueryFailed):
+            term._stream()
+        assert term._application.snapshot == (Snapshot(1, 7) if position == 10 else None)
 
 
 @pytest.mark.parametrize("asked", ["position", "claim"])

@@ -439,6 +439,8 @@ def test_a_transaction_in_parts_is_counted_over_all_of_them_and_given_up_where_a
         plan_part([commit(4, 4)], 4, 5, SHAPES, unfinished)
     with pytest.raises(GivenUp):
         plan_part([row(4, "snapshot_begin", tables=(table,))], 4, 5, SHAPES, unfinished)
+    with pytest.raises(BrokenStream, match="a transaction begins within a snapshot"):
+        plan_part(rows, 0, 4, SHAPES, None, orders.Snapshot(1, 7))
 
 
 def test_two_halves_are_no_transaction_though_together_they_have_its_number_of_changes() -> None:
@@ -472,8 +474,10 @@ def test_a_snapshot_with_a_hole_is_not_whole_wherever_a_micro_batch_ended(lost, 
     reached = plan(rows[:cut], 0, SHAPES).end
     assert plan(rows[max(0, cut - 1) :], reached, SHAPES).end == 7
     del rows[lost]
-    if lost == 0:  # then it isn't known that there was one before
-        assert plan(rows, 0, SHAPES).end == 7
+    if lost == 0:
+        assert plan(rows, 0, SHAPES).end == 7  # it may have been before
+        with pytest.raises(BrokenStream, match="record 2 of a snapshot came without its begin"):
+            plan(rows, 0, SHAPES, orders.NO_SNAPSHOT)
         return
     with pytest.raises(BrokenStream, match="snapshot"):
         plan(rows[max(0, cut - 1) :], plan(rows[:cut], 0, SHAPES).end, SHAPES)
@@ -483,6 +487,38 @@ def test_a_snapshot_may_begin_anew_and_be_gone_on_with_where_it_is_not_known_wha
     again = [each._replace(offset=10 + each.offset) for each in SNAPSHOT]
     assert plan([*SNAPSHOT[:2], *again], 0, SHAPES).end == 15
     assert plan(SNAPSHOT[2:], 2, SHAPES).end == 5
+
+
+@pytest.mark.parametrize("before", [row(0, "heartbeat"), commit(0, 0), SNAPSHOT[4]])
+@pytest.mark.parametrize("behind", [SNAPSHOT[1], SNAPSHOT[4]])
+def test_a_snapshot_of_which_the_begin_is_missing_is_not_whole_where_none_can_have_begun_before(before, behind) -> None:
+    rows = [before._replace(offset=8), behind._replace(offset=1 << 40)]
+    with pytest.raises(BrokenStream, match="of a snapshot came without its begin"):
+        plan(rows, 9, SHAPES)
+    behind = [row(9, "begin"), commit(10, 0), *rows[1:]]
+    with pytest.raises(BrokenStream, match="of a snapshot came without its begin"):
+        plan(behind, 9, SHAPES)
+
+
+@pytest.mark.parametrize("place", [2, 4])
+def test_the_halves_of_two_snapshots_are_none_though_their_numbers_go_on(place) -> None:
+    end = row(place, "snapshot_end", changes=3, lsn=7)
+    other = end if place == 4 else row(place, "r", after={"id": 9}, lsn=7)
+    with pytest.raises(BrokenStream, match="of another snapshot came after"):
+        plan([*SNAPSHOT[:place], other], 0, SHAPES)
+
+
+@pytest.mark.parametrize("place", range(1, 5))
+def test_a_heartbeat_within_a_snapshot_comes_behind_a_hole_or_is_of_another_database(place) -> None:
+    """A capture begins with them when the queue holds its whole snapshot. One alone in its micro-batch hid what was lost before."""
+    begun = [row(each.offset, "r", after={"id": 1}, lsn=5) for each in SNAPSHOT[1:place]]
+    rows = [row(0, "snapshot_begin", tables=(Table("public", "keyed", ("id",), ("id",)),), lsn=5), *begun]
+    reached = plan(rows, 0, SHAPES).snapshot
+    assert reached == orders.Snapshot(5, place)
+    for known in (reached, None):
+        with pytest.raises(BrokenStream, match="a heartbeat came within a snapshot"):
+            plan([*rows, row(place, "heartbeat", lsn=5)], place, SHAPES, known)
+        assert plan([*rows, row(place, "heartbeat", lsn=4)], place, SHAPES, known).snapshot == reached
 
 
 def test_a_change_without_what_identifies_its_row_is_a_broken_stream_also_where_order_is_kept() -> None:

@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from seriatim.consumer.spark.apply.errors import BrokenStream, GivenUp, UnfitTarget
-from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
-from seriatim.consumer.spark.apply.planner import plan, plan_part
+from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Snapshot
+from seriatim.consumer.spark.apply.planner import plan, plan_part, snapshot_behind
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets.errors import ApplyFailed, PositionMoved, TablesChanged
 from seriatim.consumer.spark.targets.positions import Position
@@ -87,7 +87,7 @@ class Application:
 
     `read(start, end)` gives the records of a range of offsets, no more at a time than a micro-batch brought. The micro-batches must
     follow each other without a gap, the first one beginning at `position`, which the target was claimed at with `token`. A
-    micro-batch that raised may be handed in again.
+    micro-batch that raised may be handed in again. `snapshot`: the one under way at `position`, in the target in part.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Application:
         token: int,
         position: int,
         read: Callable[[int, int], Sequence[ChangeRow]],
+        snapshot: Snapshot | None = None,
     ) -> None:
         self._target = target
         self._queue_id = queue_id
@@ -105,8 +106,8 @@ class Application:
         self._shapes: Shapes | None = None
         self._held: list[ChangeRow] | None = []
         self._ends: list[int] = []
-        self._last: ChangeRow | None = None
         self.position = position
+        self.snapshot = NO_SNAPSHOT if position == 0 else snapshot
 
     def apply(self, rows: Sequence[ChangeRow]) -> Outcome:
         """Apply what is complete in `rows` and what is held; all of it, and the new position, or nothing.
@@ -128,8 +129,8 @@ class Application:
                 position = int(str(moved.details["position"]))
                 if position <= self.position:
                     raise
-                self._last = None
                 self._moved(position)
+                self.snapshot = None
             except (UnfitTarget, ApplyFailed):
                 parts = _transactions(rows)
                 if len(parts) == 1:
@@ -157,11 +158,9 @@ class Application:
         if held is None:
             return self._apply_parts(rows, complete)
         taken = [*held, *rows]
-        if self._last is not None and self._last.offset < taken[0].offset:
-            taken.insert(0, self._last)
-        planned = self._planned(lambda shapes: self._carried_out(plan(taken, self.position, shapes)))
+        planned = self._planned(lambda shapes: self._carried_out(plan(taken, self.position, shapes, self.snapshot)))
         if planned.end > planned.start:
-            self._reached(planned.end, taken[: len(taken) - len(planned.leftover)], planned.leftover)
+            self._reached(planned.end, planned.snapshot, planned.leftover)
         else:
             self._hold(rows, end)
         return Outcome(self.position, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
@@ -187,18 +186,18 @@ class Application:
             except GivenUp as error:
                 given_up.append(range(error.begun_at, error.ended_at))
                 continue
-            self._reached(end, rows[:complete], rows[complete:])
+            self._reached(end, snapshot_behind(rows[complete - 1]), rows[complete:])
             return Outcome(end, len(rows), applied.changes, applied.transactions, applied.commit_ts_ms)
 
     def _parts(self, rows: Sequence[ChangeRow], end: int, given_up: Sequence[range], shapes: Shapes) -> Iterator[Plan]:
         """Plans from the target's position to `end`, one for each micro-batch that was let go, and one for `rows`, the last."""
-        start, unfinished = self.position, None
+        start, unfinished, snapshot = self.position, None, self.snapshot
         for stop in [*self._ends, end]:
             part = rows if stop == end else self._read(start, stop)
             wanted = [row for row in part if not any(row.offset in gap for gap in given_up)] if given_up else part
-            planned, unfinished = plan_part(wanted, start, stop, shapes, unfinished)
+            planned, unfinished = plan_part(wanted, start, stop, shapes, unfinished, snapshot)
             yield planned
-            start = stop
+            start, snapshot = stop, planned.snapshot
         if unfinished is not None:
             raise BrokenStream("a transaction that was complete before isn't any more", unfinished.begun_at)
 
@@ -221,10 +220,10 @@ class Application:
         if self._held is not None or not self._ends:
             self._held = [row for row in self._held or () if row.offset >= position]
 
-    def _reached(self, position: int, covered: Sequence[ChangeRow], leftover: Sequence[ChangeRow]) -> None:
-        """All up to `position` is in the target, of which `covered` came last; `leftover` was handed in, and comes behind it."""
+    def _reached(self, position: int, snapshot: Snapshot | None, leftover: Sequence[ChangeRow]) -> None:
+        """All up to `position` is in the target, where `snapshot` is under way; `leftover` was handed in, and comes behind it."""
         self.position = position
-        self._last = covered[-1]
+        self.snapshot = snapshot
         self._held, self._ends = [], []
         if leftover:
             self._hold(leftover, leftover[-1].offset + 1)

@@ -210,8 +210,10 @@ class ReplayTerm:
                 f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, {end}"
             )
         self._end = positions.end
+        before = self._application
+        snapshot = before.snapshot if before is not None and before.position == claimed.offset else None
         application = self._application = Application(
-            self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range
+            self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range, snapshot
         )
         beginning = positions.beyond_gap(claimed.offset)
         if claimed.offset == 0 < beginning:

@@ -133,6 +133,20 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What of a snapshot came before an offset: its consistent point, and the `number` of its last record. `NO_SNAPSHOT`: none is under way.
+
+    Where one stands at None it isn't known whether, and how much of it.
+    """
+
+    point: int
+    number: int
+
+
+NO_SNAPSHOT = Snapshot(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do, and what position it reaches.
 
@@ -142,6 +156,7 @@ class Plan:
     transactions: commits among the rows covered.
     commit_ts_ms: time of the last commit at the source in milliseconds since 1970, None where there was none.
     leftover: rows behind `end`: the beginning of a transaction whose commit has not come yet.
+    snapshot: the one that is under way at `end`.
     """
 
     start: int
@@ -151,6 +166,7 @@ class Plan:
     transactions: int
     commit_ts_ms: int | None
     leftover: tuple[ChangeRow, ...]
+    snapshot: Snapshot | None = None
 
     @property
     def tables(self) -> set[TableName]:

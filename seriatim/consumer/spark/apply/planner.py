@@ -27,7 +27,16 @@ from seriatim.consumer.spark.apply.errors import (
     MissingTables,
     UnloggedTable,
 )
-from seriatim.consumer.spark.apply.plan import ChangeRow, Plan, Segment, Step, TableChanges, Truncate
+from seriatim.consumer.spark.apply.plan import (
+    NO_SNAPSHOT,
+    ChangeRow,
+    Plan,
+    Segment,
+    Snapshot,
+    Step,
+    TableChanges,
+    Truncate,
+)
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.apply.sharing import share_a_key, untangled
 from seriatim.consumer.spark.apply.steps import step
@@ -48,25 +57,30 @@ class Unfinished:
     changes: int
 
 
-def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes) -> Plan:
+def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes, snapshot: Snapshot | None = None) -> Plan:
     """Plan the rows from offset `start`, the target's position, to the last complete transaction among them.
 
     `rows` rise by offset; gaps are re-sends that readers aren't handed, or what an operator gave up. Rows below `start` are in the target
-    already and are skipped; the last of them tells where a snapshot stands. `shapes` has the target's tables. Tables of `OWN_SCHEMA` are
-    passed over: a replay into the source keeps its position there.
+    already and are skipped. `shapes` has the target's tables. Tables of `OWN_SCHEMA` are passed over: a replay into the source keeps its
+    position there. `snapshot`: the one under way at `start`; where that isn't known, the rows before `start` tell it, if any do.
 
     Raises:
         BrokenStream: the rows are no run of whole transactions and snapshots, or one is no change envelope.
         MissingTables, MissingColumns, MissingKey, GeneratedKey, UnloggedTable: the target's tables don't fit.
     """
-    reading = _read(rows, start, None)
+    reading = _read(rows, start, None, snapshot)
     return _plan(
         reading, start, reading.end, reading.entries[: reading.entries_covered], shapes, rows[reading.rows_covered :]
     )
 
 
 def plan_part(
-    rows: Sequence[ChangeRow], start: int, end: int, shapes: Shapes, before: Unfinished | None
+    rows: Sequence[ChangeRow],
+    start: int,
+    end: int,
+    shapes: Shapes,
+    before: Unfinished | None,
+    snapshot: Snapshot | None = None,
 ) -> tuple[Plan, Unfinished | None]:
     """Plan all of start <= offset < end, though a transaction may have begun in a part before it, and go on in the next one.
 
@@ -74,7 +88,7 @@ def plan_part(
 
     Raises as `plan`; GivenUp where a transaction of an earlier part turns out never to have been finished.
     """
-    reading = _read(rows, start, before)
+    reading = _read(rows, start, before, snapshot)
     return _plan(reading, start, end, reading.entries, shapes, ()), reading.unfinished
 
 
@@ -96,6 +110,7 @@ def _plan(
         transactions=reading.transactions,
         commit_ts_ms=reading.commit_ts_ms,
         leftover=tuple(leftover),
+        snapshot=reading.snapshot,  # what follows the plan's end is a transaction's beginning
     )
 
 
@@ -104,7 +119,7 @@ class _Reading:
     """How far the rows are read. `entries[:entries_covered]` and `rows[:rows_covered]` end where the plan may end.
 
     `before`: the transaction that is open and began in an earlier part. `opened_at`, `begun_at`: where the open one began; `commit_lsn`: its
-    position in the log. `snapshot_number`: of the last record of the snapshot under way; None for none, or where that isn't known.
+    position in the log. `snapshot`: the one under way.
     """
 
     end: int
@@ -118,7 +133,7 @@ class _Reading:
     opened_at: int = 0
     begun_at: int = 0
     commit_lsn: int = 0
-    snapshot_number: int | None = None
+    snapshot: Snapshot | None = None
 
     @property
     def changes(self) -> int:
@@ -139,7 +154,7 @@ class _Reading:
             self.entries.append((offset, change))
             return False
         if op == "r":
-            self._follow(offset, change.source.number)
+            self._follow(offset, change, change.source.number)
             self.entries.append((offset, change))
         elif op == "begin":
             self._begin(offset, change)
@@ -151,18 +166,21 @@ class _Reading:
                 raise GivenUp(self.begun_at, offset)
             del self.entries[self.entries_covered :]
             self.is_open = False
-            self.snapshot_number = change.source.number
+            self.snapshot = _behind(change)
             self.entries.append((offset, change))
-        elif op == "snapshot_end" and self.snapshot_number is not None:
-            self._follow(offset, (change.source.changes or 0) + 2)
-            self.snapshot_number = None
+        elif op == "snapshot_end":
+            self._follow(offset, change, (change.source.changes or 0) + 2)
+            self.snapshot = NO_SNAPSHOT
+        elif op == "heartbeat":
+            self._pass_heartbeat(offset, change)
         return not self.is_open
 
     def _begin(self, offset: int, change: Change) -> None:
         if self.is_open:
             raise BrokenStream("a transaction begins within another", offset)
-        if self.snapshot_number is not None:
+        if self.snapshot not in {None, NO_SNAPSHOT}:
             raise BrokenStream("a transaction begins within a snapshot", offset)
+        self.snapshot = NO_SNAPSHOT
         self.is_open, self.opened_at, self.begun_at = True, len(self.entries), offset
         self.commit_lsn = change.source.commit_lsn
 
@@ -173,11 +191,25 @@ class _Reading:
                 f"operation {change.op} of another transaction than began at offset {self.begun_at}", offset
             )
 
-    def _follow(self, offset: int, number: int) -> None:
+    def _follow(self, offset: int, change: Change, number: int) -> None:
         """The snapshot's next record. It begins with 1, its rows follow; its end is told by how many there were."""
-        if self.snapshot_number is not None and number != self.snapshot_number + 1:
-            raise BrokenStream(f"record {number} of a snapshot came after {self.snapshot_number}", offset)
-        self.snapshot_number = number
+        before, self.snapshot = self.snapshot, Snapshot(change.source.commit_lsn, number)
+        if before is None:
+            return
+        if before == NO_SNAPSHOT:
+            raise BrokenStream(f"record {number} of a snapshot came without its begin", offset)
+        if number != before.number + 1:
+            raise BrokenStream(f"record {number} of a snapshot came after {before.number}", offset)
+        if self.snapshot.point != before.point:
+            raise BrokenStream(f"record {number} of another snapshot came after {before.number}", offset)
+
+    def _pass_heartbeat(self, offset: int, change: Change) -> None:
+        """A capture sends none before the queue holds its whole snapshot. One of another database may, at an earlier position."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            self.snapshot = NO_SNAPSHOT
+        elif snapshot != NO_SNAPSHOT and change.source.commit_lsn >= snapshot.point:
+            raise BrokenStream("a heartbeat came within a snapshot", offset)
 
     def _commit(self, offset: int, change: Change) -> None:
         if not self.is_open:
@@ -190,11 +222,13 @@ class _Reading:
         self.commit_ts_ms = change.ts_ms
 
 
-def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None) -> _Reading:
+def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None, snapshot: Snapshot | None) -> _Reading:
     reading = _Reading(end=start, before=before, is_open=before is not None)
     if before is not None:
         reading.begun_at, reading.commit_lsn = before.begun_at, before.commit_lsn
-    reading.snapshot_number = _snapshot_number(rows, start)
+        reading.snapshot = NO_SNAPSHOT
+    else:
+        reading.snapshot = _snapshot_at(rows, start) if snapshot is None else snapshot
     last = -1
     for number, row in enumerate(rows, 1):
         offset = row.offset
@@ -211,13 +245,20 @@ def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None) -> _
     return reading
 
 
-def _snapshot_number(rows: Sequence[ChangeRow], start: int) -> int | None:
-    """Number of the last record before `start`, where it is a snapshot's and more of that is to come."""
+def _snapshot_at(rows: Sequence[ChangeRow], start: int) -> Snapshot | None:
+    """The one under way at `start`, as the last row before that tells."""
     skipped = bisect_left(rows, start, key=lambda row: row.offset)
-    if skipped == 0:
-        return None
-    change = _change(rows[skipped - 1])
-    return change.source.number if change.op in _SNAPSHOT else None
+    return snapshot_behind(rows[skipped - 1]) if skipped else None
+
+
+def snapshot_behind(row: ChangeRow) -> Snapshot:
+    """The one under way behind this row, which is none within a transaction. Raises BrokenStream where it is no change envelope."""
+    return _behind(_change(row))
+
+
+def _behind(change: Change) -> Snapshot:
+    source = change.source
+    return Snapshot(source.commit_lsn, source.number) if change.op in _SNAPSHOT else NO_SNAPSHOT
 
 
 def _change(row: ChangeRow) -> Change:
