@@ -153,7 +153,7 @@ def test_nothing_is_applied_without_a_claim(dsn) -> None:
         assert target.position(QUEUE) is None
         with pytest.raises(NotClaimed):
             target.apply(QUEUE, planned(target, inserts(1)), 1)
-        assert target.claim(QUEUE, "q", 1, start=5) == Position(5, 1)
+        assert target.claim(QUEUE, "q", 1) == Position(0, 1)
 
 
 def test_a_position_that_was_taken_away_with_its_table_is_made_anew(target, dsn) -> None:
@@ -1111,7 +1111,7 @@ def test_of_two_replays_that_claim_at_once_one_has_the_queue(dsn, named) -> None
         made.claim(QUEUE + 1, "another", 1)
     with PostgresTarget(named(dsn), "other") as other, psycopg.connect(dsn) as first, ThreadPoolExecutor(1) as beside:
         first.execute("SELECT")  # begins a transaction, so that the claim isn't committed yet
-        positions.claim(first, QUEUE, "job", "q", 1, 0, 0)
+        positions.claim(first, QUEUE, "job", "q", 1, 0)
         second = beside.submit(other.claim, QUEUE, "q", 1)
         while not fetch(dsn, "SELECT FROM pg_locks WHERE NOT granted"):
             assert not second.done()

@@ -48,6 +48,14 @@ def queue():
 
 
 @pytest.fixture
+def no_query(monkeypatch):
+    def started(self, offset, checkpoint):
+        raise QueryFailed(f"a query would start at {offset}")
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+
+
+@pytest.fixture
 def reader(queue):
     with RangeReader(queue.address, "stock") as reader:
         yield reader
@@ -124,13 +132,13 @@ def test_where_nobody_tells_whether_the_first_link_has_records_it_may_be_given_u
     assert begins_at(reader) == (0, [])
 
 
-def test_where_all_is_dropped_a_new_target_has_no_beginning_and_claims_none(queue, reader, tmp_path):
+def test_where_all_is_dropped_a_new_target_has_no_beginning_and_stays_at_none(queue, reader, tmp_path):
     without_any_link(queue)
     target = Claims()
     events: list[Event] = []
     with replay_term(target, reader, tmp_path, events) as term, pytest.raises(NoSnapshot, match=r"up to 10 are gone"):
-        term._claimed()
-    assert (target.stored, events) == (None, [])
+        term._stream()
+    assert (target.stored, events) == (Position(0, TERM.fence), [])
 
 
 @pytest.mark.parametrize(("offset", "error"), [(9, RecordsGone), (10, None)])
@@ -150,14 +158,15 @@ def test_where_all_is_dropped_a_target_goes_on_at_the_end_and_nowhere_before(
     assert [one.offset for one in events if isinstance(one, Started)] == ([] if error else [10])
 
 
-def test_where_records_are_gone_the_way_to_a_new_snapshot_is_told_and_leads_there(queue, reader, tmp_path):
+def test_where_records_are_gone_the_way_to_a_new_snapshot_is_told_and_leads_there(no_query, queue, reader, tmp_path):
     without_its_first_link(queue, ROW, BEGIN, ROW)
     target = Claims(Position(3, 4))
     with replay_term(target, reader, tmp_path, []) as term:
         with pytest.raises(RecordsGone, match=r"queue_id = 7 AND job = 'replay' .*another --slot.*delete that row"):
             term._stream()
         target.stored = None
-        assert term._claimed() == Position(11, TERM.fence)
+        with pytest.raises(QueryFailed, match="start at 11"):
+            term._stream()
 
 
 def test_only_the_operation_begins_a_snapshot():
@@ -362,9 +371,8 @@ def test_a_query_that_takes_another_one_s_place_knows_of_the_snapshot_that_was_u
         assert term._application.snapshot == (Snapshot(1, 7) if position == 10 else None)
 
 
-@pytest.mark.parametrize("asked", ["position", "claim"])
 def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
-    queue, reader, tmp_path, monkeypatch, asked
+    queue, reader, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(term_module, "SLOW_S", 0.1)
     target, given_up, told = Claims(), threading.Event(), []
@@ -373,7 +381,7 @@ def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_
         assert given_up.wait(60)
         raise TargetLost("given up")
 
-    setattr(target, asked, hang)
+    target.claim = hang
     target.hindrance = lambda: "the target doesn't answer"
     target.cancel = given_up.set
     with replay_term(target, reader, tmp_path, []) as term:
@@ -397,11 +405,11 @@ class Claims:
         assert queue_id == QUEUE_ID
         return self.stored
 
-    def claim(self, queue_id, queue, token, start=0, *, created_at_ms=0):
+    def claim(self, queue_id, queue, token, *, created_at_ms=0):
         self.created_at_ms = created_at_ms
         if self.stored is not None and self.stored.token > token:
             raise Fenced(f"{token} is older than {self.stored.token}")
-        self.stored = Position(start if self.stored is None else self.stored.offset, token)
+        self.stored = Position(0 if self.stored is None else self.stored.offset, token)
         return self.stored
 
 
@@ -444,15 +452,52 @@ def replay_term(
         yield made
 
 
-def test_the_first_claim_begins_at_the_snapshot_and_later_ones_where_the_target_stands(queue, reader, tmp_path):
+def test_a_target_that_has_nothing_begins_at_the_snapshot_and_later_where_it_stands(no_query, queue, reader, tmp_path):
     without_its_first_link(queue, ROW, ROW, ROW, BEGIN, ROW)
     target = Claims()
     events: list[Event] = []
     for _ in range(2):
-        with replay_term(target, reader, tmp_path, events) as term:
-            assert term._claimed() == Position(13, TERM.fence)
+        with replay_term(target, reader, tmp_path, events) as term, pytest.raises(QueryFailed, match="start at 13"):
+            term._stream()
+        assert target.stored == Position(0, TERM.fence)
+    target.stored = Position(14, 5)
+    with replay_term(target, reader, tmp_path, events) as term, pytest.raises(QueryFailed, match="start at 14"):
+        term._stream()
     assert target.created_at_ms == 1234
-    assert len(events) == 1
+    assert [type(event) for event in events] == [Waiting, Started, Waiting, Started, Started]
+
+
+def test_a_snapshot_that_is_given_up_before_the_target_had_any_of_it_is_not_passed_over(
+    no_query, queue, reader, tmp_path, monkeypatch
+):
+    """The target had been put there when it was claimed, and took what came behind for what follows."""
+    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    without_its_first_link(queue, BEGIN, ROW)
+    target = Claims()
+    with replay_term(target, reader, tmp_path, []) as term:
+        with pytest.raises(QueryFailed, match="start at 10"):
+            term._stream()
+        queue.links[1:] = [Link(2, 10, end=0), Link(3, 2**40)]
+        queue.append_values([ROW, ROW], 30)
+        for rows in ([], [ChangeRow(2**40, "s", 30, ROW)]):
+            with pytest.raises(
+                WorldError, match="were given up before the target had any: it was to begin at offset 10"
+            ):
+                term._apply_batch(rows, 0)
+        with pytest.raises(NoSnapshot):
+            term._stream()
+    assert target.stored.offset == 0
+
+
+def test_the_first_record_is_missed_whatever_a_coordinator_tells_of_it(queue, reader, tmp_path, monkeypatch):
+    """One that lagged still knew of no gap, and the target took what came behind it."""
+    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    with replay_term(Claims(), reader, tmp_path, []) as term:
+        term._application = SimpleNamespace(position=0, apply=lambda rows: Outcome(0, len(rows)))
+        with pytest.raises(WorldError, match="it was to begin at offset 0"):
+            term._apply_batch([ChangeRow(2**40, "s", 30, ROW)], 0)
+        for batch_id, offset in enumerate((0, 1)):  # a transaction that goes on
+            term._apply_batch([ChangeRow(offset, "s", offset, ROW)], batch_id)
 
 
 def test_a_subscription_that_was_made_again_is_newer_than_the_one_before_whose_tokens_were_higher(
@@ -670,7 +715,8 @@ def test_output_that_nobody_takes_ends_it_as_it_ends_other_commands(queue, reade
 
     monkeypatch.setattr(term_module, "_collected", lambda _records: [])
     monkeypatch.setattr(ReplayTerm, "_started", started)
-    with replay_term(Claims(), reader, tmp_path, []) as term:
+    queue.append_values([ROW] * 10, 0)
+    with replay_term(Claims(Position(5, 4)), reader, tmp_path, []) as term:
         term._run.report = report
         with pytest.raises(BrokenPipeError):
             term.run()
@@ -724,9 +770,9 @@ def ended(*end_offsets: int) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("values", "last", "moves"),
     [
-        ([BEGIN], 1, [(0, 1), (1, 8)]),
+        ([BEGIN], 1, [(3, 4), (4, 8)]),
         ([TRANSACTION_BEGIN], 1, []),  # it is unfinished
-        ([], 0, [(0, 8)]),
+        ([], 0, [(3, 8)]),
         ([], 1, []),  # another micro-batch was handed in meanwhile, whose end isn't known yet
     ],
 )
@@ -751,33 +797,25 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
     with replay_term(Moved(), reader, tmp_path, events) as term:
         cursors: list[int] = []
         term._cursor.want = cursors.append
-        term._application = Application(term._target, QUEUE_ID, 5, 0, None)
+        term._application = Application(term._target, QUEUE_ID, 5, 3, None)
         term._look_at_s = boottime_s() + 60
         for batch_id in range(last + 1):
             part = values if batch_id == last else []
-            term._apply_batch([ChangeRow(offset, "s", offset, value) for offset, value in enumerate(part)], batch_id)
+            term._apply_batch([ChangeRow(offset, "s", offset, value) for offset, value in enumerate(part, 3)], batch_id)
         looks = iter(range(4))
         term._run.stopping.wait = lambda _s: next(looks, None) is None and term._run.stopping.set()
         term._follow(ended(*[8] * (1 if (values, last) == ([], 1) else last + 1)))
     assert made == moves
-    assert cursors[-1] == (moves[-1][1] if moves else 0)
+    assert cursors[-1] == (moves[-1][1] if moves else 3)
     assert [one.offset for one in events if isinstance(one, Progress)] == cursors
 
 
-def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(queue, reader, tmp_path, monkeypatch):
+def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(
+    no_query, queue, reader, tmp_path, monkeypatch
+):
     """It had been claimed at 0, and would have had what came behind the first link alone."""
-
-    class Moved(Claims):
-        def apply_parts(self, queue_id, start, end, parts, token):
-            assert (list(parts()), start) == ([], 0)
-            self.stored = Position(end, token)
-
-    def started(self, offset, checkpoint):
-        raise QueryFailed(f"a query would start at {offset}")
-
-    monkeypatch.setattr(ReplayTerm, "_started", started)
     monkeypatch.setattr(term_module, "_collected", lambda records: records)
-    target = Moved()
+    target = Claims()
     with replay_term(target, reader, tmp_path, []) as term:
         with pytest.raises(QueryFailed, match="start at 0"):
             term._stream()
@@ -791,6 +829,7 @@ def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(queue,
         queue.append_values([ROW, BEGIN, ROW], 30)
         with pytest.raises(QueryFailed, match=f"start at {2**40 + 1}"):
             term._stream()
+        assert target.stored.offset == 0
 
 
 def test_micro_batches_keep_their_size_where_the_queue_does_not_answer(queue, reader, tmp_path, monkeypatch):

@@ -140,11 +140,12 @@ class Application:
         return Outcome(self.position, len(rows))
 
     def pass_gap(self, end: int) -> None:
-        """Move the target to `end`, before which no more will come, as behind re-sends. Nothing where a transaction is unfinished: it needs what it began with.
+        """Move the target to `end`, before which no more will come, as behind re-sends.
 
+        Nothing at 0, where the target has yet to begin, nor where a transaction is unfinished: it needs what it began with.
         Raises as `apply`.
         """
-        if self._held == [] and end > self.position:
+        if self._held == [] and 0 < self.position < end:
             self._target.apply_parts(self._queue_id, self.position, end, lambda: iter(()), self._token)
             self._moved(end)
 

@@ -1,4 +1,4 @@
-"""Where a target begins that has no position yet.
+"""Where a target begins that has nothing yet.
 
 A queue that still has its first record is taken from there. One whose first links retention has dropped, or whose first records an
 operator gave up, can only be begun at a snapshot: what comes before it changes rows that the target would have to have, and what wasn't changed since would never come.
@@ -44,7 +44,7 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
         if positions.end == 0:
             return 0
         raise NoSnapshot(
-            f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
+            f"the target has nothing yet, and queue {reader.queue!r} has no snapshot to begin with: its records up to "
             f"{positions.end} are gone, and none has come since",
             earliest=positions.end,
             end=positions.end,
@@ -55,7 +55,7 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
     if first == 0:
         return 0
     report(
-        f"the target has no position yet, and the first record that queue {reader.queue!r} keeps is {first:,}: "
+        f"the target has nothing yet, and the first record that queue {reader.queue!r} keeps is {first:,}: "
         "looking for a snapshot from there on"
     )
     with closing(_records(reader, first, positions.end)) as records:
@@ -66,7 +66,7 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
                 raise NotElected("looking for a snapshot was given up")
     _check_end(reader, positions)
     raise NoSnapshot(
-        f"the target has no position yet, and queue {reader.queue!r} has no snapshot to begin with: its first records are gone, "
+        f"the target has nothing yet, and queue {reader.queue!r} has no snapshot to begin with: its first records are gone, "
         f"the first one kept is {first}, and up to its end, {positions.end}, none begins",
         earliest=first,
         end=positions.end,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.beginning import RecordsGone, first_offset
@@ -109,6 +109,7 @@ class ReplayTerm:
         self._queries_failed = 0
         self._max_records = self._settings.max_records
         self._has_moved = False  # the target, by a micro-batch of the query that runs
+        self._began_at = 0
         self._is_busy = threading.Event()
         self._turn = threading.Lock()  # of the application, and of the connection to the target
         self._applied_id: int | None = None  # of the last micro-batch of this query that was handed in whole
@@ -191,40 +192,25 @@ class ReplayTerm:
         settings = self._settings
         claimed = self._claimed()
         positions = self._reader.positions()
-        if claimed.offset < positions.earliest:
-            raise RecordsGone(
-                f"the target stands at offset {claimed.offset} of queue {settings.queue!r}, whose first record kept is "
-                f"{positions.earliest}: what is between is gone; the target's row of seriatim_replay.positions is the one with "
-                f"queue_id = {self._queue_id} AND job = '{settings.subscription}'",
-                offset=claimed.offset,
-                earliest=positions.earliest,
-            )
-        if claimed.offset > positions.end:
-            # A member that answers for the end may be behind for a moment. (A queue that was made anew is another one: OtherQueue.)
-            end = (
-                f"which is {positions.end}"
-                if positions.is_end_known
-                else f"of which no member tells more than {positions.end}"
-            )
-            raise WorldError(
-                f"the target stands at offset {claimed.offset}, behind the end of queue {settings.queue!r}, {end}"
-            )
+        if claimed.offset > 0:
+            self._check_within(positions, claimed.offset)
         self._end = positions.end
         before = self._application
         snapshot = before.snapshot if before is not None and before.position == claimed.offset else None
         application = self._application = Application(
             self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range, snapshot
         )
-        beginning = positions.beyond_gap(claimed.offset)
-        if claimed.offset == 0 < beginning:
-            beginning = self._first_offset()
-        self._asked(lambda: application.pass_gap(beginning))
-        start = application.position
+        if claimed.offset > 0:
+            self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
+            start = application.position
+        else:  # where it stays until it has something: what it is to begin with may be given up yet
+            start = self._first_offset()
         if start < max(self._term.cursor_offset, self._cursor.wanted):
             # The target was set back. What lies between counts as read, and could be let go before it is applied again.
             self._cursor.seek(start)
             return
         self._failure = None
+        self._began_at = start
         self._applied_id = self._passed_id = None
         self._has_moved = False
         self._worked_at_s = boottime_s()
@@ -244,15 +230,29 @@ class ReplayTerm:
             self._run.stopping.set()
 
     def _claimed(self) -> Position:
-        """The target's position, claimed; a target that has none yet gets one at which it will be whole."""
-        target, queue_id = self._target, self._queue_id
-        start = 0
-        if self._asked(lambda: target.position(queue_id)) is None:
-            start = self._first_offset()
+        target, queue = self._target, self._settings.queue
         created_at_ms = self._subscriber.queue_created_at_ms
-        return self._asked(
-            lambda: target.claim(queue_id, self._settings.queue, self._term.fence, start, created_at_ms=created_at_ms)
-        )
+        return self._asked(lambda: target.claim(self._queue_id, queue, self._term.fence, created_at_ms=created_at_ms))
+
+    def _check_within(self, positions: Positions, offset: int) -> None:
+        """Raise RecordsGone where the queue has let go what the target lacks; WorldError where it ends before it."""
+        queue = self._settings.queue
+        if offset < positions.earliest:
+            raise RecordsGone(
+                f"the target stands at offset {offset} of queue {queue!r}, whose first record kept is "
+                f"{positions.earliest}: what is between is gone; the target's row of seriatim_replay.positions is the one with "
+                f"queue_id = {self._queue_id} AND job = '{self._settings.subscription}'",
+                offset=offset,
+                earliest=positions.earliest,
+            )
+        if offset > positions.end:
+            # A member that answers for the end may be behind for a moment. (A queue that was made anew is another one: OtherQueue.)
+            end = (
+                f"which is {positions.end}"
+                if positions.is_end_known
+                else f"of which no member tells more than {positions.end}"
+            )
+            raise WorldError(f"the target stands at offset {offset}, behind the end of queue {queue!r}, {end}")
 
     def _first_offset(self) -> int:
         return first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
@@ -340,8 +340,8 @@ class ReplayTerm:
         self._applying_at_s = began_s + SLOW_S
         before = self._application.position if self._application is not None else 0
         rows = _collected(records)
-        if before == 0 and (not rows or rows[0].offset > 0):
-            self._check_beginning()
+        if before == 0 and self._applied_id is None:
+            self._check_beginning(rows)
         if not rows:
             self._pass_gap()
         self._batch_end = rows[-1].offset + 1 if rows else before
@@ -357,11 +357,12 @@ class ReplayTerm:
         self._cursor.want(outcome.position)
         self._tell(outcome, took_s)
 
-    def _check_beginning(self) -> None:
-        """Raises WorldError where the queue's first records were given up: a target that has nothing of it has to begin at a snapshot."""
-        if self._reader.positions().beyond_gap(0) > 0:
+    def _check_beginning(self, rows: Sequence[ChangeRow]) -> None:
+        """Raises WorldError where the record that a target that has nothing was to begin with isn't there: it was given up, or let go."""
+        if not rows or rows[0].offset != self._began_at:
             raise WorldError(
-                f"the first records of queue {self._settings.queue!r} were given up before the target had any"
+                f"the first records of queue {self._settings.queue!r} were given up before the target had any: "
+                f"it was to begin at offset {self._began_at}"
             )
 
     def _pass_gap(self) -> None:

@@ -66,7 +66,7 @@ SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespa
 _STORED = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
 _CLAIM = b"""
 INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, token, queue_created_at_ms)
-    VALUES (%s, %s, %s, %s, %s, %s)
+    VALUES (%s, %s, %s, 0, %s, %s)
     ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now(),
         queue_created_at_ms = coalesce(p.queue_created_at_ms, excluded.queue_created_at_ms)
     WHERE p.token <= excluded.token AND (p.queue_created_at_ms = excluded.queue_created_at_ms) IS NOT FALSE
@@ -139,10 +139,8 @@ def stored(connection: Connection, queue_id: int, job: str) -> Position | None:
     return None if row is None else Position(*row)
 
 
-def claim(
-    connection: Connection, queue_id: int, job: str, queue: str, token: int, start: int, created_at_ms: int
-) -> Position:
-    """Raise the stored token to `token`; where nothing is stored, begin at `start`. The session is marked.
+def claim(connection: Connection, queue_id: int, job: str, queue: str, token: int, created_at_ms: int) -> Position:
+    """Raise the stored token to `token`; where nothing is stored, begin at 0. The session is marked.
 
     `created_at_ms`: when the queue was made, 0 for unknown. A row of an earlier version doesn't say it, and is taken for this queue's.
 
@@ -153,7 +151,7 @@ def claim(
         with connection.transaction():
             _wait_only(connection)
             _check_alone(connection, queue_id, job, created_at_ms)
-            values = (queue_id, job, queue, start, token, created_at_ms or None)
+            values = (queue_id, job, queue, token, created_at_ms or None)
             row = connection.execute(_CLAIM, values).fetchone()
             if row is None:
                 _check_same(connection, queue_id, job, queue, created_at_ms)

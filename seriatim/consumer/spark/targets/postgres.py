@@ -194,8 +194,8 @@ class PostgresTarget:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to tell its position: {str(error).strip()}") from error
 
-    def claim(self, queue_id: int, queue: str, token: int, start: int = 0, *, created_at_ms: int = 0) -> Position:
-        """Become the replay that may apply: raise the stored token to `token`. Where nothing is stored, begin at `start`.
+    def claim(self, queue_id: int, queue: str, token: int, *, created_at_ms: int = 0) -> Position:
+        """Become the replay that may apply: raise the stored token to `token`. Where nothing is stored, begin at 0, also where the queue does not.
 
         `created_at_ms`: when the queue was made; with its id it says which queue that is, in whatever cluster. 0: unknown.
 
@@ -205,7 +205,7 @@ class PostgresTarget:
         connection = self._connected()
         try:
             positions.make_table(connection)
-            claimed = positions.claim(connection, queue_id, self._job, queue, token, start, created_at_ms)
+            claimed = positions.claim(connection, queue_id, self._job, queue, token, created_at_ms)
             self._marked_for = queue_id
         except RivalJob:
             self.close()  # what this session applied is no reason for the other one to wait in turn
