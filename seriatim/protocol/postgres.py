@@ -53,7 +53,7 @@ TARGET_SETTINGS: Final[Mapping[str, str]] = {
 }
 """For a client that always takes what it is sent: gone after a minute, also where something is on its way to it.
 
-And for one that has all it needs before a transaction begins, or reads no more than a micro-batch at a time within it: where it says
+And for one that has all it needs before a transaction begins, or speaks up while it reads more within it: where it says
 nothing for a minute, it was stopped (by a signal, by a container's pause), and its machine goes on answering for its connection.
 PostgreSQL doesn't count the time within a COPY or a pipeline, nor after a pipeline's end.
 

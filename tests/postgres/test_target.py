@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -21,6 +22,7 @@ from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.consumer.spark.apply.spelling import spelled
 from seriatim.consumer.spark.targets import execution, positions, postgres, statements
+from seriatim.consumer.spark.targets import parts as target_parts
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
@@ -448,6 +450,52 @@ def test_what_goes_wrong_while_parts_are_read_undoes_those_before(target, dsn) -
     assert target.position(QUEUE) == Position(0, 1)
     target.apply_parts(QUEUE, 0, 52, in_parts(target, rows, 30), 1)
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(50,)]
+
+
+def slowly(parts: Callable[[], Iterator[Plan]]) -> Callable[[], Iterator[Plan]]:
+    """Each takes longer to be read than a session may say nothing, as the next two tests have it."""
+
+    def read() -> Iterator[Plan]:
+        for part in parts():
+            time.sleep(1)
+            yield part
+
+    return read
+
+
+@pytest.fixture
+def impatient(dsn, monkeypatch):
+    """A target that ends a session which says nothing for half a second within a transaction."""
+    short = {**TARGET_SETTINGS, "idle_in_transaction_session_timeout": "500ms"}
+    monkeypatch.setattr(postgres, "TARGET_SETTINGS", short)
+    monkeypatch.setattr(target_parts, "AWAKE_S", 0.1)
+    with PostgresTarget(dsn, "job") as made:
+        made.claim(QUEUE, "q", 1)
+        yield made
+
+
+def test_a_transaction_whose_parts_take_long_to_be_read_is_not_begun_anew_for_ever(impatient, dsn) -> None:
+    """The target had ended the session by then, each time."""
+    rows = inserts(3)
+    assert impatient.apply_parts(QUEUE, 0, 5, slowly(in_parts(impatient, rows, 2)), 1).changes == 3
+    steps = [("c", None, {"id": 10 + n, "code": code, "note": "n"}) for n, code in enumerate((1, "no number"))]
+    refused = slowly(in_parts(impatient, transaction(5, *steps), 7))
+    with pytest.raises(ApplyFailed) as raised:
+        impatient.apply_parts(QUEUE, 5, 9, refused, 1)
+    assert raised.value.details["offset"] == 7
+
+
+def test_a_session_that_is_lost_while_a_part_is_read_is_told_as_lost(impatient, dsn) -> None:
+    def read() -> Iterator[Plan]:
+        yield next(parts)
+        fetch(dsn, f"SELECT pg_terminate_backend({impatient._connection.info.backend_pid})")
+        time.sleep(0.5)
+        yield next(parts)
+
+    parts = in_parts(impatient, inserts(3), 2)()
+    with pytest.raises(TargetLost):
+        impatient.apply_parts(QUEUE, 0, 5, read, 1)
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
 
 
 def test_a_row_that_is_refused_in_a_later_part_is_named(target, dsn) -> None:

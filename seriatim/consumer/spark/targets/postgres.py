@@ -40,6 +40,7 @@ from seriatim.consumer.spark.targets.errors import (
     TargetLost,
 )
 from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
+from seriatim.consumer.spark.targets.parts import read_awake
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
@@ -273,7 +274,7 @@ class PostgresTarget:
             with connection.transaction():
                 positions.advance(connection, queue_id, self._job, token, start, end)
                 self._on_step("position moved")
-                for plan in parts():
+                for plan in read_awake(connection, parts()):
                     if plan.segments:
                         execution = execution or self._execution(connection)
                         self._check_same(plan, execution.shapes)
@@ -360,7 +361,7 @@ class PostgresTarget:
                 self._stages.begin()
                 execution = self._execution(connection)
                 execution.on_step = lambda _step: None
-                for number, plan in enumerate(islice(parts(), before + 1)):
+                for number, plan in enumerate(islice(read_awake(connection, parts()), before + 1)):
                     execution.singly = number == before
                     execution.run(plan)
         except (psycopg.Error, SeriatimError):
