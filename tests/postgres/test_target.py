@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables, UnloggedTable
-from seriatim.consumer.spark.apply.plan import ChangeRow, Plan
+from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Snapshot
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.consumer.spark.apply.spelling import spelled
@@ -158,14 +158,18 @@ def test_nothing_is_applied_without_a_claim(dsn) -> None:
         assert target.claim(QUEUE, "q", 1) == Position(0, 1)
 
 
-def test_a_position_that_was_taken_away_with_its_table_is_made_anew(target, dsn) -> None:
-    """As by a backup from before the replay that is put back beneath it."""
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [("DROP SCHEMA seriatim_replay CASCADE", 0), ("ALTER TABLE seriatim_replay.positions DROP COLUMN snapshot", 3)],
+)
+def test_a_position_that_was_taken_away_with_its_table_is_made_anew(target, dsn, taken, left) -> None:
+    """As by a backup from before the replay, or one of an earlier version, that is put back beneath it."""
     target.apply(QUEUE, planned(target, inserts(1)), 1)
     with psycopg.connect(dsn) as connection:
-        connection.execute("DROP SCHEMA seriatim_replay CASCADE")
+        connection.execute(taken)
     with pytest.raises(NotClaimed):
         target.apply(QUEUE, planned(target, inserts(1, 3), 3), 1)
-    assert target.claim(QUEUE, "q", 1) == Position(0, 1)
+    assert target.claim(QUEUE, "q", 1) == Position(left, 1)
 
 
 def test_an_overtaken_replay_finds_the_position_moved(target, dsn) -> None:
@@ -1205,12 +1209,32 @@ def test_a_position_of_another_queue_with_the_same_id_is_refused(dsn) -> None:
         old.claim(QUEUE, "orders", 5, created_at_ms=1_700_000_000_000)
 
 
-def test_a_position_of_an_earlier_version_is_taken_over(dsn) -> None:
+def test_which_snapshot_is_under_way_is_kept_for_whoever_goes_on(target, dsn) -> None:
+    """A replay that was started, or elected, behind a hole in one passed over it."""
+
+    def told() -> Snapshot | None:
+        return target.claim(QUEUE, "q", 1).snapshot
+
+    assert told() is None
+    target.apply(QUEUE, Plan(0, 5, (), 0, 0, None, (), Snapshot(2**46, 5)), 1)
+    assert told() == Snapshot(2**46, 5)
+    target.apply_parts(QUEUE, 5, 9, lambda: iter(()), 1, NO_SNAPSHOT)
+    assert told() == NO_SNAPSHOT
+    with psycopg.connect(dsn) as connection:  # as somebody does, or a replay of an earlier version
+        connection.execute("UPDATE seriatim_replay.positions SET next_offset = 20")
+    assert told() is None
+    target.apply_parts(QUEUE, 20, 30, lambda: iter(()), 1)
+    assert told() is None
+
+
+@pytest.mark.parametrize("made", ["", "queue_created_at_ms bigint, "])
+def test_a_position_of_an_earlier_version_is_taken_over(dsn, made) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE SCHEMA seriatim_replay")
         connection.execute(
             "CREATE TABLE seriatim_replay.positions (queue_id bigint NOT NULL, job text NOT NULL, queue text NOT NULL, next_offset "
-            "bigint NOT NULL, token bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (queue_id, job))"
+            "bigint NOT NULL, token bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), "
+            f"{made}PRIMARY KEY (queue_id, job))"
         )
         connection.execute("INSERT INTO seriatim_replay.positions VALUES (7, 'job', 'q', 20, 3)")
     for _ in range(2):

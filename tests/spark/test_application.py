@@ -40,9 +40,9 @@ class MemoryTarget:
         return self.stored
 
     def apply(self, queue_id, plan, token):
-        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter([plan]), token)
+        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter([plan]), token, plan.snapshot)
 
-    def apply_parts(self, queue_id, start, end, parts, token):
+    def apply_parts(self, queue_id, start, end, parts, token, snapshot=None):
         failure = self.fails.pop(0) if self.fails else ""
         if failure == "before":
             raise TargetLost("gone")
@@ -54,7 +54,7 @@ class MemoryTarget:
             raise PositionMoved("moved", position=self.stored.offset)
         plans = list(parts())
         assert [start, *(plan.end for plan in plans)] == [*(plan.start for plan in plans), end if plans else start]
-        self.stored = replace(self.stored, offset=end)
+        self.stored = replace(self.stored, offset=end, snapshot=snapshot)
         self.ranges.append((start, end))
         changes = sum(plan.changes for plan in plans)
         self.changes += changes
@@ -109,7 +109,7 @@ class Queue:
 
 
 def applying(target: MemoryTarget, queue: Queue) -> Application:
-    return Application(target, 7, 1, target.stored.offset, queue.read)
+    return Application(target, 7, 1, target.stored.offset, queue.read, target.stored.snapshot)
 
 
 def replayed(sizes: list[int], count: int, seed: int, *, new_runs: float) -> tuple[MemoryTarget, Queue]:
@@ -329,7 +329,7 @@ def test_what_is_left_of_a_snapshot_behind_a_gap_stops_it_whatever_it_is(before,
     running = applying(target, Queue(rows))
     running.apply(rows[:before])
     if is_new:
-        running = Application(target, 7, 1, running.position, Queue(rows).read, running.snapshot)
+        running = applying(target, Queue(rows))
     running.pass_gap(behind[0].offset)
     with pytest.raises(BrokenStream):
         running.apply(behind)
@@ -344,8 +344,8 @@ def test_a_large_transaction_is_known_to_come_behind_a_whole_snapshot(little_is_
     for at in range(0, len(rows), 20):
         running.apply(rows[at : at + 20])
     assert (target.stored.offset, queue.reads != []) == (118, True)
-    running = Application(target, 7, 1, 8, queue.read, Snapshot(1, 7))  # one that lacks its end
-    target.stored = Position(8, 1)
+    target.stored = Position(8, 1, Snapshot(1, 7))  # one that lacks its end
+    running = applying(target, queue)
     with pytest.raises(BrokenStream, match="a transaction begins within a snapshot"):
         running.apply(rows[8:28])
 

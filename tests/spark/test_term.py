@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -353,22 +354,13 @@ def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader,
     assert "the target stands at offset 5, and had all up to 10: it was set back" in events[1].reason
 
 
-@pytest.mark.parametrize("position", [9, 10])
-def test_a_query_that_takes_another_one_s_place_knows_of_the_snapshot_that_was_under_way(
-    queue, reader, tmp_path, monkeypatch, position
-):
-    """What was lost of it while that one failed, as with the disks of the member it read from, was passed over."""
+def test_a_query_knows_of_the_snapshot_that_was_under_way_where_it_begins(no_query, queue, reader, tmp_path):
+    """What was lost of it while another one failed, as with the disks of the member it read from, was passed over."""
     queue.append_values([ROW] * 10, 0)
-
-    def started(self, offset, checkpoint):
-        raise QueryFailed("it ends at once")
-
-    monkeypatch.setattr(ReplayTerm, "_started", started)
-    with replay_term(Claims(Position(position, 4)), reader, tmp_path, []) as term:
-        term._application = Application(term._target, QUEUE_ID, 5, 10, None, Snapshot(1, 7))
+    with replay_term(Claims(Position(10, 4, Snapshot(1, 7))), reader, tmp_path, []) as term:
         with pytest.raises(QueryFailed):
             term._stream()
-        assert term._application.snapshot == (Snapshot(1, 7) if position == 10 else None)
+        assert term._application.snapshot == Snapshot(1, 7)
 
 
 def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
@@ -409,7 +401,7 @@ class Claims:
         self.created_at_ms = created_at_ms
         if self.stored is not None and self.stored.token > token:
             raise Fenced(f"{token} is older than {self.stored.token}")
-        self.stored = Position(0 if self.stored is None else self.stored.offset, token)
+        self.stored = Position(0, token) if self.stored is None else replace(self.stored, token=token)
         return self.stored
 
 
@@ -729,7 +721,7 @@ def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(qu
     moves: list[tuple[int, int]] = []
 
     class Moved(Claims):
-        def apply_parts(self, queue_id, start, end, parts, token):
+        def apply_parts(self, queue_id, start, end, parts, token, snapshot):
             moves.append((start, end))
 
     monkeypatch.setattr(term_module, "_collected", lambda _records: [])
@@ -787,7 +779,7 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
         def apply(self, queue_id, plan, token):
             made.append((plan.start, plan.end))
 
-        def apply_parts(self, queue_id, start, end, parts, token):
+        def apply_parts(self, queue_id, start, end, parts, token, snapshot):
             made.append((start, end))
 
         def tables(self):

@@ -49,7 +49,13 @@ class Target(Protocol):
     def apply(self, queue_id: int, plan: Plan, token: int) -> Applied: ...
 
     def apply_parts(
-        self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int
+        self,
+        queue_id: int,
+        start: int,
+        end: int,
+        parts: Callable[[], Iterator[Plan]],
+        token: int,
+        snapshot: Snapshot | None = None,
     ) -> Applied: ...
 
 
@@ -146,7 +152,7 @@ class Application:
         Raises as `apply`.
         """
         if self._held == [] and 0 < self.position < end:
-            self._target.apply_parts(self._queue_id, self.position, end, lambda: iter(()), self._token)
+            self._target.apply_parts(self._queue_id, self.position, end, lambda: iter(()), self._token, self.snapshot)
             self._moved(end)
 
     def _apply(self, rows: Sequence[ChangeRow], end: int) -> Outcome:
@@ -173,7 +179,7 @@ class Application:
 
     def _apply_parts(self, rows: Sequence[ChangeRow], complete: int) -> Outcome:
         """What was let go, and the first `complete` of `rows`, by which it is finished."""
-        end = rows[complete - 1].offset + 1
+        end, snapshot = rows[complete - 1].offset + 1, snapshot_behind(rows[complete - 1])
         given_up: list[range] = []
         while True:
             try:
@@ -181,13 +187,13 @@ class Application:
                     lambda shapes: self._target.apply_parts(
                         *(self._queue_id, self.position, end),
                         lambda: self._parts(rows[:complete], end, given_up, shapes),
-                        self._token,
+                        *(self._token, snapshot),
                     )
                 )
             except GivenUp as error:
                 given_up.append(range(error.begun_at, error.ended_at))
                 continue
-            self._reached(end, snapshot_behind(rows[complete - 1]), rows[complete:])
+            self._reached(end, snapshot, rows[complete:])
             return Outcome(end, len(rows), applied.changes, applied.transactions, applied.commit_ts_ms)
 
     def _parts(self, rows: Sequence[ChangeRow], end: int, given_up: Sequence[range], shapes: Shapes) -> Iterator[Plan]:

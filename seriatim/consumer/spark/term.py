@@ -195,10 +195,8 @@ class ReplayTerm:
         if claimed.offset > 0:
             self._check_within(positions, claimed.offset)
         self._end = positions.end
-        before = self._application
-        snapshot = before.snapshot if before is not None and before.position == claimed.offset else None
         application = self._application = Application(
-            self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range, snapshot
+            self._target, self._queue_id, self._term.fence, claimed.offset, self._read_range, claimed.snapshot
         )
         if claimed.offset > 0:
             self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))

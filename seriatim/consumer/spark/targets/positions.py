@@ -12,16 +12,20 @@ queue is there. One looks after the other: who only looked before it marks itsel
 Nor may one follow the other: the second begins at a snapshot, which empties the tables, and then the first would go on behind rows that
 aren't there, or are already. So what one job has written no other job of the queue goes on upon, until somebody says in this table
 whose it is: the row goes, or gets the other job's name.
+
+Beside the offset stands which snapshot of the source is under way there (`Snapshot`), so that whoever goes on notices where the rest of it
+is missing. With it stands the offset once more: where that is another one, somebody set it, or an earlier version moved it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import errors as sql
 
+from seriatim.consumer.spark.apply.plan import Snapshot
 from seriatim.consumer.spark.targets.errors import (
     NotClaimed,
     OtherJob,
@@ -47,20 +51,24 @@ CREATE TABLE IF NOT EXISTS seriatim_replay.positions (
     token       bigint NOT NULL,
     updated_at  timestamptz NOT NULL DEFAULT now(),
     queue_created_at_ms bigint,
+    snapshot    bigint[],
     PRIMARY KEY (queue_id, job)
 );
 DO $$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'seriatim_replay.positions'::regclass
-                      AND attname = 'queue_created_at_ms') THEN
-        ALTER TABLE seriatim_replay.positions ADD COLUMN queue_created_at_ms bigint;
+                      AND attname = 'snapshot') THEN
+        ALTER TABLE seriatim_replay.positions
+            ADD COLUMN IF NOT EXISTS queue_created_at_ms bigint, ADD COLUMN snapshot bigint[];
     END IF;
 END $$;
 COMMENT ON TABLE seriatim_replay.positions IS
     'Up to which offset (exclusive) each queue is in this database, and the token of the replay that may go on.';
+COMMENT ON COLUMN seriatim_replay.positions.snapshot IS
+    'Of the source''s snapshot that is under way: next_offset it is told for, consistent point, number of the last record; 0, 0 for none.';
 """
 _IS_MADE = b"""
 SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = 'seriatim_replay' AND c.relname = 'positions' AND a.attname = 'queue_created_at_ms'
+ WHERE n.nspname = 'seriatim_replay' AND c.relname = 'positions' AND a.attname = 'snapshot'
 """
 """The newest column; by the catalogue, which everybody may read."""
 _STORED = b"SELECT next_offset, token FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s"
@@ -70,14 +78,14 @@ INSERT INTO seriatim_replay.positions AS p (queue_id, job, queue, next_offset, t
     ON CONFLICT (queue_id, job) DO UPDATE SET token = excluded.token, queue = excluded.queue, updated_at = now(),
         queue_created_at_ms = coalesce(p.queue_created_at_ms, excluded.queue_created_at_ms)
     WHERE p.token <= excluded.token AND (p.queue_created_at_ms = excluded.queue_created_at_ms) IS NOT FALSE
-RETURNING next_offset, token
+RETURNING next_offset, token, snapshot
 """
 _OTHER = b"""
 SELECT queue, to_timestamp(queue_created_at_ms / 1000.0)::text, to_timestamp(%s / 1000.0)::text
   FROM seriatim_replay.positions WHERE queue_id = %s AND job = %s AND queue_created_at_ms <> %s
 """
 _ADVANCE = b"""
-UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now()
+UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now(), snapshot = %s::bigint[]
  WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
 """
 _MARK = b"SELECT pg_advisory_lock_shared(hashtext('seriatim_replay'), hashtext(%s))"
@@ -116,10 +124,14 @@ _WRITER = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """offset: the first one that isn't in the target yet. token: of the replay that may go on from there."""
+    """offset: the first one that isn't in the target yet. token: of the replay that may go on from there.
+
+    snapshot: the one under way there, as a claim tells it; None: not known.
+    """
 
     offset: int
     token: int
+    snapshot: Snapshot | None = field(default=None, compare=False)
 
 
 def make_table(connection: Connection) -> None:
@@ -157,9 +169,17 @@ def claim(connection: Connection, queue_id: int, job: str, queue: str, token: in
                 _check_same(connection, queue_id, job, queue, created_at_ms)
                 raise _fenced(job, token, stored(connection, queue_id, job))
             connection.execute(_MARK, (_marked(queue_id, job),))
-            return Position(*row)
+            offset, token, snapshot = row
+            return Position(offset, token, _told(snapshot, offset))
     except sql.LockNotAvailable as error:
         raise TargetBusy(_held(connection, queue_id, job)) from error
+
+
+def _told(snapshot: list[int] | None, offset: int) -> Snapshot | None:
+    if snapshot is None or snapshot[0] != offset:
+        return None
+    _, point, number = snapshot
+    return Snapshot(point, number)
 
 
 def _check_same(connection: Connection, queue_id: int, job: str, queue: str, created_at_ms: int) -> None:
@@ -174,14 +194,17 @@ def _check_same(connection: Connection, queue_id: int, job: str, queue: str, cre
         )
 
 
-def advance(connection: Connection, queue_id: int, job: str, token: int, start: int, end: int) -> None:
+def advance(
+    connection: Connection, queue_id: int, job: str, token: int, start: int, end: int, snapshot: Snapshot | None
+) -> None:
     """Compare and set. The row stays locked until the end, so a second replay waits here, and then finds it moved.
 
     Raises NotClaimed, Fenced, PositionMoved.
     """
+    told = None if snapshot is None else [end, snapshot.point, snapshot.number]
     try:
-        done = connection.execute(_ADVANCE, (end, token, queue_id, job, start, token))
-    except sql.UndefinedTable as error:
+        done = connection.execute(_ADVANCE, (end, token, told, queue_id, job, start, token))
+    except (sql.UndefinedTable, sql.UndefinedColumn) as error:  # or one of an earlier version, put back beneath it
         raise _not_claimed(queue_id, job) from error
     if done.rowcount == 1:
         return

@@ -27,7 +27,7 @@ from psycopg import errors as sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from seriatim.consumer.spark.apply.plan import Plan
+from seriatim.consumer.spark.apply.plan import Plan, Snapshot
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_shapes
@@ -235,19 +235,25 @@ class PostgresTarget:
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
-        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter((plan,)), token)
+        return self.apply_parts(queue_id, plan.start, plan.end, lambda: iter((plan,)), token, plan.snapshot)
 
     def apply_parts(
-        self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int
+        self,
+        queue_id: int,
+        start: int,
+        end: int,
+        parts: Callable[[], Iterator[Plan]],
+        token: int,
+        snapshot: Snapshot | None = None,
     ) -> Applied:
         """As `apply`, with plans that follow each other from `start` to `end`: all in one transaction, but only one in memory.
 
-        `parts` is called for each attempt. What it raises undoes all that was done.
+        `parts` is called for each attempt. What it raises undoes all that was done. `snapshot`: the one under way at `end`.
         """
         wait_s = BACKOFF_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                applied = self._apply(queue_id, start, end, parts, token)
+                applied = self._apply(queue_id, start, end, parts, token, snapshot)
             except (sql.SerializationFailure, sql.DeadlockDetected) as error:
                 self._stages.roll_back()
                 if attempt == ATTEMPTS:
@@ -260,19 +266,27 @@ class PostgresTarget:
             return replace(applied, attempts=attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _apply(self, queue_id: int, start: int, end: int, parts: Callable[[], Iterator[Plan]], token: int) -> Applied:
+    def _apply(
+        self,
+        queue_id: int,
+        start: int,
+        end: int,
+        parts: Callable[[], Iterator[Plan]],
+        token: int,
+        snapshot: Snapshot | None,
+    ) -> Applied:
         connection = self._connected()
         self._stages.begin()
         execution: Execution | None = None
         begun: Plan | None = None
-        applied = Applied(Position(end, token), 0, {}, 0, None, 1)
+        applied = Applied(Position(end, token, snapshot), 0, {}, 0, None, 1)
         done = 0
         try:
             if self._marked_for != queue_id:
                 positions.mark(connection, queue_id, self._job)
                 self._marked_for = queue_id
             with connection.transaction():
-                positions.advance(connection, queue_id, self._job, token, start, end)
+                positions.advance(connection, queue_id, self._job, token, start, end, snapshot)
                 self._on_step("position moved")
                 for plan in read_awake(connection, parts()):
                     if plan.segments:
