@@ -126,7 +126,7 @@ class Duration(click.ParamType[int]):
             return value
         if self._or_never and value == "never":
             return 0
-        match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", str(value).strip())
+        match = re.fullmatch(r"([0-9]{1,20})\s*(ms|s|m|h|d)", str(value).strip())
         duration_ms = int(match[1]) * _UNITS_MS[match[2]] if match else 0
         if duration_ms < 1:
             never = ", nor never" if self._or_never else ""

@@ -21,6 +21,7 @@ import grpc.aio
 from seriatim.protocol import log, rpc
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.names import is_port
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
@@ -48,8 +49,8 @@ def addresses_of(coordinators: str | Iterable[str] | None) -> list[str]:
     if not addresses:
         raise InvalidArgument(f"name a coordinator: HOST:PORT, or set {VARIABLE}")
     for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        host, _, port = address.rpartition(":")
+        if not (host and is_port(port)):
             raise InvalidArgument(f"coordinators are given as HOST:PORT[,HOST:PORT…], not as {address!r}")
     return addresses
 

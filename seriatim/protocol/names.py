@@ -29,6 +29,7 @@ ChainVersion = NewType("ChainVersion", int)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_PORT = re.compile(r"[0-9]{1,5}")
 PORT_MAX = 65_535
 
 SEQ_MAX = 2**64 - 1
@@ -59,6 +60,11 @@ def checked_address(address: str, what: str, *, least_port: int = 1) -> str:
     if match is None or not least_port <= int(match[2]) <= PORT_MAX or not can_be_looked_up(match[1]):
         raise InvalidArgument(f"{what} has to be HOST:PORT, not {address!r}")
     return address
+
+
+def is_port(text: str) -> bool:
+    """Whether somebody can be asked there. Python makes no number of some that it calls digits, nor of thousands."""
+    return _PORT.fullmatch(text) is not None and 0 < int(text) <= PORT_MAX
 
 
 def can_be_looked_up(host: str) -> bool:

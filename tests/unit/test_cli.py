@@ -94,7 +94,7 @@ def test_durations_are_read_and_written(text, duration_ms):
     assert Duration().convert(duration_text(duration_ms), None, None) == duration_ms
 
 
-@pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "5x", "1.5h", "h"])
+@pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "5x", "1.5h", "h", "²s", f"{'1' * 5000}s"])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(click.BadParameter, match="not a duration"):
         Duration().convert(text, None, None)
@@ -186,6 +186,8 @@ def test_what_an_error_means_for_the_exit_code(error, code):
     [
         (["queue", "list"], 2, "SERIATIM_COORDINATOR"),
         (["queue", "list", "--coordinator", "here"], 2, "HOST:PORT"),
+        (["queue", "list", "--coordinator", "127.0.0.1:²"], 2, "HOST:PORT"),
+        (["queue", "list", "--coordinator", f"127.0.0.1:{'1' * 5000}"], 2, "HOST:PORT"),
         (["queue", "list", *NOBODY], 3, "no coordinator answers at 127.0.0.1:1: Connection refused"),
         (["status", "orders", *NOBODY], 3, "no coordinator answers"),
         (["bench", "latency", "--queue", "q", *NOBODY], 3, "no coordinator answers"),
@@ -215,6 +217,8 @@ def test_what_an_error_means_for_the_exit_code(error, code):
         (["verify", "--source", "password=x\udcff", "--target", "dbname=b"], 2, "its bytes are not UTF-8"),
         (["health", "here"], 2, "'here' is not HOST:PORT"),
         (["health", "127.0.0.1:abc"], 2, "is not HOST:PORT"),
+        (["health", "127.0.0.1:²"], 2, "is not HOST:PORT"),
+        (["health", f"127.0.0.1:{'1' * 5000}"], 2, "is not HOST:PORT"),
         (["health", "127.0.0.1:1", "--timeout", "inf"], 2, "'inf' is not a finite number"),
         (["coordinator", "--zookeeper", "z:1", "--cluster", "a/b"], 2, "'a/b' can't name a cluster"),
         (["coordinator", "--zookeeper", "z:1", "--name", "a/b"], 2, "'a/b' can't name a coordinator"),
