@@ -73,7 +73,7 @@ class Instance:
             str(workload.session_timeout_s), workload.subscription,
         )  # fmt: skip
         self._process = subprocess.Popen(
-            (sys.executable, "-m", __name__, *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            (sys.executable, "-P", "-m", __name__, *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._collecting = threading.Thread(target=self._collect, name=f"reports of {kind}", daemon=True)
         self._collecting.start()
@@ -119,14 +119,15 @@ class Instance:
 
     def close(self) -> None:
         """End it as an application ends by itself, and wait until all its reports are read."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._collecting.join(_CLOSE_S)
+        with self._process:  # which closes its pipes
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._collecting.join(_CLOSE_S)
 
 
 # ---- inside the process ------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from seriatim.cli import coordinators, exits, failover, main, workload
 from seriatim.cli.failover import FailoverRun, Fault
-from seriatim.cli.workload import Workload
+from seriatim.cli.workload import Instance, Workload
 from seriatim.protocol import errors
 
 
@@ -27,6 +28,20 @@ def test_what_fails_before_there_is_a_reader_is_told_as_it_is(monkeypatch: pytes
     load = Workload("127.0.0.1:1", "q", 100, 10.0, 4.0, "bench-1")
     with pytest.raises(KeyboardInterrupt):
         FailoverRun(Fault.ROTATE, load, 1, None, lambda *_: None).measure()
+
+
+def test_what_is_called_as_a_module_of_pythons_in_the_present_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("open('was run', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    instance = Instance("send", Workload("nowhere", "q", 100, 10.0, 4.0))
+    try:
+        with pytest.raises(errors.Unreachable, match="ended with status 3"):
+            instance.wait_for("sending", 60)
+    finally:
+        instance.close()
+    assert not (tmp_path / "was run").exists()
 
 
 def test_sigterm_ends_it_as_ctrl_c_does_so_that_what_it_has_made_or_harmed_is_put_right(
