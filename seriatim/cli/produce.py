@@ -355,16 +355,18 @@ def _called(file: Path | None) -> str:
 
 @contextmanager
 def _opened(file: Path | None) -> Iterator[int]:
+    """Its descriptor. A named pipe that nobody writes to yet is opened at once: Python waits there whatever signal comes, `chunks` doesn't."""
     if not _is_file(file):
         if sys.stdin is None:
             raise InvalidArgument("standard input is closed: name a FILE, or give it something to read")
         yield sys.stdin.fileno()
         return
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise InvalidArgument(f"can't read {file}: {error.strerror}") from error
     try:
+        os.set_blocking(descriptor, True)
         yield descriptor
     finally:
         os.close(descriptor)

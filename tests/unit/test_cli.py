@@ -31,6 +31,7 @@ from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.pipes import is_output_read
 from seriatim.cli.status import on_screen, with_members_knowledge
 from seriatim.coordinator.process import CoordinatorProcess
+from seriatim.producer.sources.lines import chunks
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import (
@@ -676,6 +677,23 @@ def test_what_is_shown_of_a_sender_is_how_it_stands_when_it_is_drawn():
     shown = produce_module._Counts(run)
     run.acknowledgements.acknowledged += 1
     assert shown.__rich__().plain == "1,000 sent, 1,000 acknowledged"
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_that_nobody_writes_to_yet_keeps_no_signal_waiting(tmp_path):
+    """The sender hung in its `open`, and one SIGTERM or Ctrl-C didn't end it."""
+    os.mkfifo(tmp_path / "lines")
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as news, produce_module._opened(tmp_path / "lines") as descriptor:
+        incoming = chunks(descriptor, reading)
+        for _ in range(2):
+            print("a signal came", file=news, flush=True)
+            assert next(incoming) == []
+        with (tmp_path / "lines").open("w") as lines:
+            lines.write("1\n2\n")
+            lines.flush()
+            assert next(incoming) == [b"1", b"2"]
+        assert list(incoming) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ queues
