@@ -123,7 +123,7 @@ def postgres(
 
 
 class _Report:
-    """What the command tells: events as JSON or as log lines, or lines for a person, with waiting on standard error.
+    """What the command tells: events as JSON, else as log lines, else lines for a person, with waiting on standard error.
 
     Told on several threads. `failure`: why nothing more can be told; `on_failure` is called then.
     """
@@ -132,7 +132,7 @@ class _Report:
         self._queue = queue
         self._slot = slot
         self._is_json = is_json
-        self._log = log.logger("capture") if is_log else None
+        self._log = log.logger("capture") if is_log and not is_json else None
         self._lock = threading.Lock()
         self.failure: OSError | None = None
         self.on_failure: Callable[[], None] = lambda: None

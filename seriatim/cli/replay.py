@@ -136,7 +136,7 @@ def replay(
     def answers() -> AbstractContextManager[object]:
         return answering(health_listen, is_ready=lambda: running.is_connected, is_elected=lambda: running.is_elected)
 
-    running = Replay(settings, _logged if log_to else reporter(is_json=is_json), answers)
+    running = Replay(settings, reporter(is_json=is_json, is_log=log_to is not None), answers)
 
     try:
         with on_signals(running.stop):
@@ -154,8 +154,8 @@ def _logged(event: Event) -> None:
     log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
 
 
-def reporter(*, is_json: bool) -> Callable[[Event], None]:
-    """Prints what a replay tells, on any thread: as JSON with the event's name, or as a line for a person."""
+def reporter(*, is_json: bool, is_log: bool) -> Callable[[Event], None]:
+    """Tells what a replay does, on any thread: as JSON with the event's name, else as a line of the log, else as one for a person."""
     lock = threading.Lock()
 
     def print_json(event: Event) -> None:
@@ -166,7 +166,9 @@ def reporter(*, is_json: bool) -> Callable[[Event], None]:
         with lock:
             print(as_text(event), flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
 
-    return print_json if is_json else print_text
+    if is_json:
+        return print_json
+    return _logged if is_log else print_text
 
 
 def as_text(event: Event) -> str:

@@ -26,10 +26,12 @@ from seriatim.cli import consume as consume_module
 from seriatim.cli import coordinators, exits, foreground, main, views
 from seriatim.cli import produce as produce_module
 from seriatim.cli import queue as queue_module
+from seriatim.cli import replay as replay_module
 from seriatim.cli import status as status_module
 from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.pipes import is_output_read
 from seriatim.cli.status import on_screen, with_members_knowledge
+from seriatim.consumer.spark import progress
 from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.producer.sources.lines import chunks
 from seriatim.protocol import log
@@ -516,6 +518,25 @@ def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch):
         sender.unacknowledged = 0
         wait_for(0)
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_who_asks_for_json_gets_it_also_where_there_is_a_log(is_log, caplog, capsys):
+    """In containers, where SERIATIM_LOG_TO is set, `capture --json` and `replay --json` logged in its place, and printed nothing."""
+    caplog.set_level(logging.INFO)
+    capture_module._Report("q", "slot", is_json=True, is_log=is_log).elected(3)
+    replay_module.reporter(is_json=True, is_log=is_log)(progress.Waiting("standing by"))
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in told] == ["elected", "waiting"]
+    assert caplog.records == []
+
+
+def test_who_asks_for_no_json_is_told_by_the_log_where_there_is_one(caplog, capsys):
+    caplog.set_level(logging.INFO)
+    capture_module._Report("q", "slot", is_json=False, is_log=True).elected(3)
+    replay_module.reporter(is_json=False, is_log=True)(progress.Waiting("standing by"))
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["elected", "waiting"]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
