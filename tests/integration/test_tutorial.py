@@ -15,16 +15,26 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/tutorial.md").read_text()
 
 
+def blocks(directory: Path) -> list[str]:
+    """Its commands, with their files in another folder."""
+    found = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [block.replace("/tmp/tutorial", str(directory)) for block in found]
+
+
+def test_who_follows_the_tutorial_waits_for_no_cluster_that_ended(tmp_path: Path) -> None:
+    """It said why, and the loop that looks for its word went on."""
+    (tmp_path / "seriatim").write_text("#!/bin/sh\necho no Java >&2\nexit 3\n")
+    (tmp_path / "seriatim").chmod(0o755)
+    start = blocks(tmp_path)[0].replace("$PWD/.venv/bin", str(tmp_path))
+    assert "no Java" in ended(("bash", "-c", start), 30).stderr
+
+
 @pytest.mark.timeout(400)
 def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 9
+    found = blocks(tmp_path)
+    assert len(found) == 9
     # This test's own Python, in the place of the one that `make setup` makes; jobs have numbers as in a person's shell.
-    commands = (
-        "".join(blocks)
-        .replace("/tmp/tutorial", str(tmp_path))
-        .replace("$PWD/.venv/bin", str(Path(sys.executable).parent))
-    )
+    commands = "".join(found).replace("$PWD/.venv/bin", str(Path(sys.executable).parent))
     script = tmp_path / "tutorial"
     script.write_text(
         f"set -eum -o pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}echo all done\n"
