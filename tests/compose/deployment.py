@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = "seriatim-test-"
 """What the names of the projects under test begin with."""
 COMPOSE_FILE = ROOT / "compose" / "compose.yaml"
+PASSWORD = "p@ss/w:rd?%#x"
+"""The databases'. As part of an address it would be read otherwise."""
 ZOOKEEPERS = tuple(f"zookeeper-{number}" for number in (1, 2, 3))
 COORDINATORS = ("coordinator-1", "coordinator-2")
 MEMBERS = tuple(f"g{group}-{member}" for group in (1, 2, 3) for member in "ab")
@@ -78,7 +80,13 @@ class Deployment:
         self.project = project
         self.ports = ports
         # Sessions a little shorter than the default: a fault that only time tells costs less of it.
-        self.settings = {"COMPOSE_PROJECT_NAME": project, "SESSION_TIMEOUT_MS": "3000", **images, **ports}
+        self.settings = {
+            "COMPOSE_PROJECT_NAME": project,
+            "SESSION_TIMEOUT_MS": "3000",
+            "POSTGRES_PASSWORD": PASSWORD,
+            **images,
+            **ports,
+        }
         self.seconds_to_acknowledge = 0.0
         """From `up` to the first acknowledged record; set by who brought it up."""
         self._environment = {**os.environ, "DOCKER_HOST": host, "COMPOSE_HTTP_TIMEOUT": "180"}

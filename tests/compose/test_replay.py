@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from seriatim.cli.main import run
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
-from tests.compose.deployment import Deployment
+from tests.compose.deployment import PASSWORD, Deployment
 from tests.faults.trial import wait_until
 
 REPLAY = (
@@ -44,7 +45,8 @@ def replaying(deployment: Deployment) -> Iterator[Deployment]:
 
 
 def dsn(deployment: Deployment, side: str) -> str:
-    return f"postgresql://postgres:seriatim@127.0.0.1:{deployment.ports[f'POSTGRES_{side}_PORT']}/shop"
+    port = deployment.ports[f"POSTGRES_{side}_PORT"]
+    return f"postgresql://postgres:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/shop"
 
 
 def buy(connection: psycopg.Connection, first: int, count: int) -> None:
