@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     type=click.Choice(["off", "fatal", "error", "warn", "info"]),
     default="fatal",
     show_default=True,
-    help="What Spark itself logs to standard error.",
+    help="What Spark's driver logs to standard error; executors log on their workers.",
 )
 @click.option(
     "--spark-conf",

@@ -41,3 +41,11 @@ def test_a_password_of_any_letters_is_the_databases_and_in_no_address() -> None:
         assert f"PGPASSWORD: {PASSWORD} " in found[name], name
     for name, lines in found.items():
         assert not re.search(r"://\S*w:rd", lines), name
+
+
+def test_what_sparks_executors_say_fills_no_disk() -> None:
+    """It grew for as long as the worker's container was there, in it."""
+    worker = services()["spark-worker"]
+    assert "init: true" in worker
+    for setting in ("strategy=size", "maxSize=", "maxRetainedFiles="):
+        assert f"-Dspark.executor.logs.rolling.{setting}" in worker
