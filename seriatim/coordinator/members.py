@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
-from seriatim.coordinator.core.reach import Reach
+from seriatim.coordinator.core.reach import Reach, is_answer
 from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import MemberState, Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
@@ -19,7 +19,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import DirectCalls
-from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
+from seriatim.protocol.errors import SeriatimError, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
@@ -75,8 +75,22 @@ class Members:
         names = tuple(self._store.registry.registered)
         if not self._reach.is_in_doubt(len(names), boottime_s(), for_s):
             return False
-        await asyncio.gather(*(self.describe_links(QueueId(0), (), name) for name in names), return_exceptions=True)
-        return self._reach.is_in_doubt(len(names), boottime_s())
+        asked = [asyncio.ensure_future(self._answers(name)) for name in names]
+        try:
+            for answers in asyncio.as_completed(asked):
+                if await answers:
+                    return False
+        finally:
+            for one in asked:
+                one.cancel()
+        return True
+
+    async def _answers(self, member: MemberName) -> bool:
+        try:
+            await self.describe_links(QueueId(0), (), member)
+        except SeriatimError as error:
+            return is_answer(error)
+        return True
 
     async def open_link(self, effect: SendOpen, queue: ChainDocument, cause_id: str) -> Position:
         """OpenLink to the very incarnation that the link names."""
@@ -207,10 +221,10 @@ class Members:
                 state.direct, lambda: method(self._connections.stub(state.address)), request, timeout_s, str(to)
             )
         except SeriatimError as error:
-            if isinstance(error, (Unreachable, DeadlineOver)):
-                self._reach.unanswered(to, boottime_s())
-            else:
+            if is_answer(error):
                 self._reach.answered()
+            else:
+                self._reach.unanswered(to, boottime_s())
             raise
         self._reach.answered()
         return reply

@@ -18,7 +18,7 @@ from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
-from seriatim.protocol.errors import Fenced, SeriatimError, Unreachable
+from seriatim.protocol.errors import DeadlineOver, Fenced, SeriatimError, Unreachable
 from seriatim.protocol.names import Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.zookeeper import NoNode
 from tests.unit.test_election_names import SlowToCommit
@@ -49,11 +49,17 @@ class Brokers:
     def __init__(self) -> None:
         self.answers: dict[str, SeriatimError | None] = {}
         self.asked: list[str] = []
+        self.stand_still: set[str] = set()
+        self.given_up: list[str] = []
 
     def keep_only(self, addresses: set[str]) -> None: ...
 
-    async def call(self, _: str, __: object, ___: object, ____: float, to: str) -> pb.DescribeLinksReply:
+    async def call(self, _: str, __: object, ___: object, timeout_s: float, to: str) -> pb.DescribeLinksReply:
         self.asked.append(to)
+        if to in self.stand_still:
+            await asyncio.sleep(timeout_s)
+            self.given_up.append(to)
+            raise DeadlineOver("no answer in time")
         error = self.answers.get(to, Unreachable("No route to host"))
         if error is not None:
             raise error
@@ -98,6 +104,23 @@ def test_all_are_asked_before_a_coordinator_says_that_it_reaches_nobody():
         await look(found, A, B)
         brokers.answers[str(C)] = Fenced("an error is an answer, too")
         assert not await found.reaches_nobody()
+
+    asyncio.run(scenario())
+
+
+def test_whom_anybody_answers_reaches_somebody_however_many_stand_still():
+    """Two that stood still were heard last, half a second after all others, and so nobody was reached: at each call, by each coordinator."""
+
+    async def scenario() -> None:
+        found, brokers = members(("g1", "g2", "g3"))
+        brokers.answers = dict.fromkeys(map(str, NAMES))
+        await look(found, MemberName("g3", "a"), MemberName("g3", "b"))
+        brokers.stand_still = {"g3-a", "g3-b"}
+        assert not await found.reaches_nobody()
+        assert brokers.given_up == []  # whoever sends or reads waits for none of those
+        brokers.asked.clear()
+        assert not await found.reaches_nobody()
+        assert brokers.asked == []
 
     asyncio.run(scenario())
 

@@ -5,7 +5,8 @@ well, lists others that nobody opens, and where it is elected tells no end, so t
 coordinator could do all that.
 
 Idea: what one member doesn't answer another one may. Only where several have given no answer since anybody did, all that are
-registered are asked, and if nobody answers then, this coordinator says so instead of deciding anything.
+registered are asked, and if nobody answers that, this coordinator says so instead of deciding anything. The first answer is enough:
+those that are silent still are when their time is over.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
 from seriatim.protocol.names import MemberName
 
 FEWEST_SILENT: Final = 2
 FEWEST_REGISTERED: Final = 3
 """A group's two may be gone together, and stay registered for a session's time-out; of two groups somebody would answer."""
+
+
+def is_answer(error: SeriatimError | None) -> bool:
+    """Whether who was called has answered, be it with an error. None: with what was asked for."""
+    return not isinstance(error, (Unreachable, DeadlineOver))
 
 
 @dataclass(slots=True)
