@@ -208,8 +208,8 @@ class CursorKeeper:
         token, index = Token(request.token), Index(request.index)
         if request.is_copied:
             # The reader that committed it was this link's when it did, whoever was told of here since.
-            by = Token(request.by or token)
-            return cursors.further(before, CursorRecord(subscription_id, generation, token, index, by))
+            theirs = cursors.from_parts(subscription_id, generation, token, index, Token(request.by))
+            return cursors.further(before, theirs)
         return cursors.committed(
             before or CursorRecord(subscription_id),
             generation,
@@ -346,12 +346,12 @@ class CursorKeeper:
             request = pb.ListCursorsRequest(link=link_name(runner, self._broker.cluster, present.incarnation))
             reply = await peer.call(present, lambda stub: stub.ListCursors, request, RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
-                theirs = CursorRecord(
+                theirs = cursors.from_parts(
                     SubscriptionId(cursor.subscription_id),
                     Generation(cursor.generation),
                     Token(cursor.token),
                     Index(cursor.index - 1) if cursor.index else None,
-                    Token(cursor.by or cursor.token),
+                    Token(cursor.by),
                 )
                 await self._changed(runner.key, theirs.subscription_id, partial(cursors.further, other=theirs))
         await self.lack(runner, ())

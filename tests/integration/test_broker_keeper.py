@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -284,5 +285,36 @@ def test_a_peer_that_missed_a_commit_is_brought_up_soon(tmp_path: Path) -> None:
             await a.commit(3, 10)
             assert a.notes == [(3, 0)]
             assert a.broker.resync_wanted.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_one_member_alone_has_is_not_taken_back_by_one_that_was_told_of_the_next_reader(
+    tmp_path: Path,
+) -> None:
+    """It was read as if that reader had committed that there is nothing: the cursor was lost on both, and read again from the start."""
+
+    async def scenario() -> None:
+        is_cut_off = True
+
+        async def passed() -> None:
+            if is_cut_off:
+                raise Unreachable("cut off")
+
+        async with pair(tmp_path, passed) as (a, b):
+            await a.tell(3)
+            await a.commit(3, 30)
+            is_cut_off = False
+            for member in (a, b):
+                await member.tell(3, token=2)
+
+            async def listed(*_: object) -> pb.ListCursorsReply:
+                return b.keeper.listed(LINK.key)
+
+            to_call = SimpleNamespace(incarnation=b.broker.incarnation)
+            a.broker.peer = cast("Peer", SimpleNamespace(to_call=lambda: to_call, call=listed))
+            await a.keeper.take_from_peer(a.runner)  # for want of another subscription's cursors
+            await a.bring_up_peer()
+            assert a.cursors() == b.cursors() == {3: 30}
 
     asyncio.run(scenario())

@@ -182,8 +182,23 @@ def test_what_an_earlier_reader_committed_on_one_member_alone_counts_no_more_onc
     assert cursors.further(cursor(1, 2, 30), cursor(1, 3, 20, by=2)) == cursor(1, 3, 30, by=2)
 
 
+@pytest.mark.parametrize(
+    "told", [cursor(1, 2, None), cursors.decode(b"[2, 1, 2, null]"), cursors.decode(b"[2, 1, 2, null, 2]")]
+)
+def test_a_newer_reader_that_has_committed_nothing_takes_no_cursor_back(told: CursorRecord) -> None:
+    """What was answered with one member only was lost on both, as soon as they told each other what they had (H7)."""
+    answered = cursor(1, 2, 30, by=1)
+    assert cursors.further(told, answered) == cursors.further(answered, told) == answered
+
+
+def test_where_it_is_not_known_who_committed_the_further_cursor_counts() -> None:
+    untold = cursor(1, 2, 30, by=0)
+    assert cursors.further(untold, cursor(1, 1, 50)) == cursor(1, 2, 50, by=1)
+    assert cursors.further(cursor(1, 2, 20), untold) == untold
+
+
 def test_a_cursor_s_record_is_read_as_it_was_written_also_an_earlier_version_s() -> None:
-    for record in (cursor(), cursor(1, 3, 9, by=2), cursor(index=None)):
+    for record in (cursor(), cursor(1, 3, 9, by=2), cursor(1, 3, 9, by=0), cursor(index=None)):
         assert cursors.decode(cursors.encode(record)) == record
     assert cursors.decode(b"[2, 1, 3, 9]") == cursor(1, 3, 9)
 

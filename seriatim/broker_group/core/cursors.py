@@ -17,7 +17,7 @@ class CursorRecord:
     """A subscription in a link: the newest reader that this member was told of, and its cursor.
 
     `index`: all before it is done; None: none was committed in this generation. `by`: the token of the reader that committed
-    it, or was to start there.
+    it, or was to start there; 0: nobody did, or the other member, of an earlier version, doesn't say.
     """
 
     subscription_id: SubscriptionId
@@ -30,6 +30,13 @@ class CursorRecord:
     def whose(self) -> Whose:
         """Whose it is."""
         return self.subscription_id, self.generation
+
+
+def from_parts(
+    subscription_id: SubscriptionId, generation: Generation, token: Token, index: Index | None, by: Token
+) -> CursorRecord:
+    """A record as it was kept or told. Who was told of, and committed nothing, counts no more than who did (H7)."""
+    return CursorRecord(subscription_id, generation, token, index, Token(0) if index is None else by)
 
 
 def _check_order(record: CursorRecord, generation: Generation, token: Token) -> None:
@@ -95,13 +102,16 @@ def further(one: CursorRecord | None, other: CursorRecord) -> CursorRecord:
     """Of what two members hold of a subscription, the newer generation, the newer reader, and of who committed last the further cursor.
 
     A reader starts where all that was answered to earlier ones lies before it: what one member alone holds of those counts no
-    more once that reader committed (invariant 7).
+    more once that reader committed (invariant 7). Where it isn't known of both who committed, the further counts.
     """
     if one is None or one.generation < other.generation:
         return other
     if other.generation < one.generation:
         return one
-    last = max(one, other, key=lambda record: (record.by, -1 if record.index is None else record.index))
+    by_whom = one.by > 0 and other.by > 0
+    last = max(
+        one, other, key=lambda record: (record.by if by_whom else 0, -1 if record.index is None else record.index)
+    )
     return replace(last, token=Token(max(one.token, other.token)))
 
 
@@ -118,4 +128,4 @@ def encode(record: CursorRecord) -> bytes:
 def decode(data: bytes) -> CursorRecord:
     """Read what `encode` wrote, also an earlier version, which kept only who was told last: nobody newer committed."""
     subscription_id, generation, token, index, *by = json.loads(data)
-    return CursorRecord(subscription_id, generation, token, index, by[0] if by else token)
+    return from_parts(subscription_id, generation, token, index, by[0] if by else token)
