@@ -201,6 +201,20 @@ def test_a_cursor_s_record_is_read_as_it_was_written_also_an_earlier_version_s()
     for record in (cursor(), cursor(1, 3, 9, by=2), cursor(1, 3, 9, by=0), cursor(index=None)):
         assert cursors.decode(cursors.encode(record)) == record
     assert cursors.decode(b"[2, 1, 3, 9]") == cursor(1, 3, 9)
+    assert cursors.decode(b"[2, 1, 3, 9, 3]") == cursor(1, 3, 9)
+
+
+def test_an_earlier_version_starts_on_the_cursor_of_who_reads_now() -> None:
+    """It reads four parts, and ended at each start by the fifth."""
+    told = cursors.told(cursor(), Generation(1), Token(3), Index(5))
+    for record in (
+        cursor(),
+        commit(cursor(1, 3, by=1), 1, 3, 8),
+        told,
+        cursor(1, 3, None),
+        CursorRecord(SubscriptionId(2)),
+    ):
+        assert len(json.loads(cursors.encode(record))) == 4
 
 
 def test_the_further_cursor_of_the_newer_generation_counts() -> None:

@@ -121,8 +121,11 @@ def is_drained(record: CursorRecord, end: Index | None) -> bool:
 
 
 def encode(record: CursorRecord) -> bytes:
-    """JSON of a record."""
-    return json.dumps([record.subscription_id, record.generation, record.token, record.index, record.by]).encode()
+    """JSON of a record. `by` is written where it says more than `token`: earlier versions can't start where it is."""
+    parts: list[int | None] = [record.subscription_id, record.generation, record.token, record.index]
+    if record.index is not None and record.by != record.token:
+        parts.append(record.by)
+    return json.dumps(parts).encode()
 
 
 def decode(data: bytes) -> CursorRecord:
