@@ -203,6 +203,7 @@ def _kinds_of_impaired_network() -> list[Kind]:
         Kind(f"{percent} % lost: {one} | {other}", "impaired network", (Lose(role, to, percent),), held_s, share=0.2)
         for (one, role), (other, to) in combinations(_PLACES.items(), 2)
         for percent in (3, 30)
+        if percent > 3 or (one, other) in _SAY_MUCH
     ]
     # As where a tunnel takes less than the hosts believe, and nobody tells them: pings pass, and what matters doesn't.
     swallowing = [
@@ -302,7 +303,6 @@ def _kinds_of_disks() -> list[Kind]:
             ),
             # Whoever writes there has the interpreter's lock: the process stands still with its disk, but for gRPC's own threads.
             Kind(f"{role}'s disk stands still", "disk", (DiskTrouble(role, "still"),), (1.5, 3.5), share=0.5),
-            Kind(f"{role}'s flushes stand still", "disk", (DiskTrouble(role, "still flush"),), (1.5, 3.5), share=0.5),
             # For longer than until a member says so: who is to read there next can't be told of by writing it down.
             Kind(
                 f"{role}'s flushes stand still, and the elected reader is killed",
