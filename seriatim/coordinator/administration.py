@@ -126,22 +126,33 @@ class Operations:
     # ---- queues
 
     async def create_queue(self, request: pb.CreateQueueRequest) -> pb.QueueView:
-        """A new queue, whose first send list are the groups named, or all known ones by name. Raises QueueExists."""
+        """A new queue, whose first send list are the groups named, or all known ones by name, but for drained ones. Raises QueueExists.
+
+        Who drains a group reads all chains once the mark is set. So the mark is looked up again once this chain is there.
+        """
         name = checked_name(request.queue, "queue")
         registry = await self._store.look_up_registry()
         settings = messages.settings_from(request.settings, frozenset(registry.groups))
         try:
-            document, version = await self._made(name, settings, sorted(registry.groups), request.cause_id)
+            document, version = await self._made(name, settings, registry, request.cause_id)
         except QueueExists:
             made = await self._store.made_by(request.cause_id, name)
             if made is None:
                 raise
             document, version = await self._store.read_chain(made)
+        registry = await self._store.look_up_registry()
+        if draining.without_drained(document, registry) != document:
+            document, version = await self.change(
+                document.queue_id,
+                lambda now: draining.without_drained(now, registry),
+                "drained groups off the send list",
+                request.cause_id,
+            )
         _log.info("queue created", queue=name, queue_id=document.queue_id, cause_id=request.cause_id)
         return views.queue_view(document, version, registry)
 
     async def _made(
-        self, name: str, settings: QueueSettings, groups: Iterable[str], cause_id: str
+        self, name: str, settings: QueueSettings, registry: Registry, cause_id: str
     ) -> tuple[ChainDocument, ChainVersion]:
         """Under the first id of which nothing is there (H16)."""
         while True:
@@ -150,9 +161,10 @@ class Operations:
                 queue_id=await self._store.new_queue_id(),
                 name=name,
                 settings=settings,
-                groups=tuple(groups),
+                groups=tuple(sorted(registry.groups)),
                 now_ms=now_ms(),
             )
+            document = draining.without_drained(document, registry)
             version = await self._store.create_queue(document, cause_id)
             if version is not None:
                 return document, version
@@ -277,7 +289,7 @@ class Operations:
         _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
         if not is_draining:
             return self._group_view(request.group, self._queues())
-        queues = list(self._queues())
+        queues = [document for document in await self._store.read_chains() if not document.is_deleted]
         await self._close_on(request.group, queues, registry, request.cause_id)
         concerned = [one for one in queues if draining.may_lead_to(one, registry, request.group)]
         written = await side_by_side(concerned, lambda one: self._rid_of(one, request.group, request.cause_id))

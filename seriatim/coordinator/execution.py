@@ -242,12 +242,14 @@ class _Run:
         """Whether a link would be listed for a group that comes back to the send list with it, and is being drained by now.
 
         Whoever drains it has set the mark before writing the chain that was read, but what is remembered may show that later; no
-        compare-and-set would refuse the write. A group that was on the send list then is off it after a drain.
+        compare-and-set would refuse the write. A group that was on the send list then is off it after a drain, unless the queue was
+        made meanwhile: its first link's is looked up, too.
         """
         before, last = self._queue, document.last_link
         if before is None or last is None or last.state is not LinkState.OPENING:
             return False
-        if last.group in before.send_list and (last == before.last_link or last.group != chain.serving(before)):
+        would_be_off = before.next_epoch > 1 and last.group != chain.serving(before)
+        if last.group in before.send_list and (last == before.last_link or would_be_off):
             return False
         return (await self._store.look_up_registry([last.group])).group(last.group).is_draining
 

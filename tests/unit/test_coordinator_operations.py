@@ -233,6 +233,9 @@ class QueuesStore:
     async def look_up_registry(self) -> Any:
         return self.registry
 
+    async def read_chains(self) -> list[ChainDocument]:
+        return [one.document for one in self.chains.values()]
+
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
         return self.chains[queue_id].document, ChainVersion(1)
 
@@ -320,16 +323,18 @@ class MarkedStore:
     def __init__(self, world: MarkedWorld) -> None:
         self._world = world
         self.registry = world.registry()
-        document, _ = world.earlier[0]
-        self.chains = {document.queue_id: SimpleNamespace(document=document)}
+        self.chains = {document.queue_id: SimpleNamespace(document=document) for document, _ in world.earlier[:1]}
 
     async def set_draining(self, group: str, *, is_draining: bool) -> None:
         assert is_draining
         self._world.marked.add(group)
 
-    async def look_up_registry(self) -> Registry:
+    async def look_up_registry(self, _: Any = None) -> Registry:
         self.registry = self._world.registry()
         return self.registry
+
+    async def read_chains(self) -> list[ChainDocument]:
+        return [self._world.document]
 
     async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
         return self._world.document, self._world.version
@@ -337,6 +342,9 @@ class MarkedStore:
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion | None:
         event = self._world.write(document, expected, "drained")
         return event.version if isinstance(event, ChainWritten) else None
+
+    async def first_in_line(self, *_: object) -> str:
+        raise Waiting("link 1 can't be closed now")
 
 
 def about_to_lead_to_g2(*, is_listed: bool) -> tuple[MarkedWorld, Run]:
@@ -408,6 +416,80 @@ def test_a_group_that_comes_back_is_looked_up_before_a_link_is_listed_for_it(is_
     assert isinstance(event, ChainConflict if is_marked else ChainWritten)
     assert (world.document == read) == is_marked
     assert store.registry.group("g2").is_draining == is_marked
+
+
+def test_a_group_is_drained_also_of_a_queue_that_this_coordinator_has_not_heard_of_yet() -> None:
+    """It came back to ZooKeeper just now; the drain had said that nothing was left, and the queue sent to the group for a while yet."""
+    world = MarkedWorld()
+    send_call(world).finish()
+    store = MarkedStore(world)
+    store.chains = {}
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    assert list(view.sending_queues) == ["orders"]
+
+
+class NewQueueStore(MarkedStore):
+    """Makes the world's queue; `drained_meanwhile`: groups whose drain has read all chains before."""
+
+    cluster = "c"
+
+    def __init__(self, world: MarkedWorld, *drained_meanwhile: str) -> None:
+        super().__init__(world)
+        self._drained_meanwhile = drained_meanwhile
+
+    async def new_queue_id(self) -> QueueId:
+        return self._world.document.queue_id
+
+    async def create_queue(self, document: ChainDocument, _: str) -> ChainVersion | None:
+        self._world.marked |= set(self._drained_meanwhile)
+        self._world.document = document
+        return self._world.version
+
+
+def made(store: NewQueueStore, *groups: str) -> pb.QueueView:
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    request = pb.CreateQueueRequest(queue="orders", settings=pb.QueueSettings(groups=groups))
+    return asyncio.run(operations.create_queue(request))
+
+
+@pytest.mark.parametrize("groups", [(), ("g2", "g1")])
+def test_no_drained_group_is_on_a_new_queue_s_send_list(groups: tuple[str, ...]) -> None:
+    """A coordinator that heard of the mark late led there, after the drain was answered."""
+    world = MarkedWorld()
+    world.marked = {"g2"}
+    assert list(made(NewQueueStore(world), *groups).send_list) == ["g1"]
+    world = MarkedWorld()
+    assert list(made(NewQueueStore(world, "g2"), *groups).send_list) == ["g1"]
+    assert world.document.send_list == ("g1",)
+
+
+def test_a_queue_is_made_also_where_all_groups_are_drained_and_says_what_it_waits_for() -> None:
+    world = MarkedWorld()
+    world.marked = {"g1", "g2"}
+    view = made(NewQueueStore(world))
+    why = "it is being drained by an operator"
+    assert (list(view.send_list), {one.what: one.reason for one in view.waits}) == ([], {"g1": why, "g2": why})
+    answer = send_call(world).finish()
+    assert isinstance(answer, Wait)
+    assert answer.reasons == {"g1": why, "g2": why}
+    world.marked = {"g1"}  # the other one is resumed
+    send_call(world).finish()
+    assert chain.serving(world.document) == "g2"
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_the_group_of_a_queue_s_first_link_is_looked_up_before_that_is_listed(is_marked: bool) -> None:
+    """Who drained it had read all chains before this one was there, and its maker hasn't looked again yet."""
+    world = MarkedWorld()
+    switch = send_call(world)
+    while not (isinstance(write := switch.pending[0], WriteChain) and "listed for g1" in write.what):
+        switch.go()
+    world.marked = {"g1"} if is_marked else set()
+    run = execution._Run(*cast("Any", (MarkedStore(world), None, world.document.queue_id, "cause")))
+    run._queue = world.document
+    event = asyncio.run(run._written(write))
+    assert isinstance(event, ChainConflict if is_marked else ChainWritten)
 
 
 def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:

@@ -15,3 +15,11 @@ def may_lead_to(document: ChainDocument, registry: Registry, group: str) -> bool
 def rid_of(document: ChainDocument, group: str) -> ChainDocument:
     """Without the group on the send list. A live link on it goes on until it is closed (invariant 1)."""
     return document if chain.serving(document) == group else chain.without_group(document, group)
+
+
+def without_drained(document: ChainDocument, registry: Registry) -> ChainDocument:
+    """Without any drained group on the send list: it comes back as others do, once it is in service again."""
+    for group in document.send_list:
+        if registry.group(group).is_draining:
+            document = rid_of(document, group)
+    return document
