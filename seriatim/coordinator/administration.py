@@ -279,7 +279,7 @@ class Operations:
         """Mark the group, close what is open on it at once, and have no switch lead there any more. Raises UnknownGroup.
 
         What can't be closed now, or soon, or has no other group to go on with, is left to the elected coordinator: the group is
-        drained all the same.
+        drained all the same. Also where a chain can't be read, which raises NoChainDocument: nobody knows whether it sends there.
         """
         checked_name(request.group, "group")
         await self._store.set_draining(request.group, is_draining=is_draining)
