@@ -22,6 +22,7 @@ from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from seriatim.protocol.clock import monotonic_s
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId, can_be_looked_up
 from seriatim.protocol.zookeeper_threads import Connection, Handler
@@ -39,6 +40,8 @@ _PROBLEM_CHARACTERS = 100_000
 """ZooKeeper breaks the connection of who sends it a node of 1 MiB; the names of queues that it lost may be that long."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
+_BEAT_SHARE = 1 / 10
+"""In such a part of the session's time-out the loop notes that it goes on."""
 
 
 class NoNode(Exception):
@@ -280,7 +283,8 @@ class ZooKeeperSession:
 
     Every method raises NoNode, NodeExists, BadVersion or NotEmpty where ZooKeeper says so, SessionExpired where the session is
     gone, Unreachable where no server answered. After a loss kazoo starts a new session by itself; `on_state` tells.
-    `timeout_s` is the session time-out asked for; the server may have another minimum.
+    `timeout_s` is the session time-out asked for; the server may have another minimum. A loop that stands still for longer than it loses
+    the session, though kazoo's thread goes on.
     """
 
     def __init__(self, hosts: str, timeout_s: float) -> None:
@@ -290,13 +294,17 @@ class ZooKeeperSession:
         self._listeners: list[Callable[[SessionState], None]] = []
         self.state = SessionState.LOST
         self._turned_away_s = -math.inf
+        self._beat_s = math.inf
+        self._is_ended = False
         # kazoo can't be stopped amid its start, and lets a second stop close what the first hasn't stopped yet.
         self._turn = threading.Lock()
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
         handler = Handler(max(_CONNECT_S, timeout_s * _CONNECT_SHARE))
         self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=handler)
-        self._client._connection = Connection(self._client, reconnect.copy(), logger=self._client.logger)  # noqa: SLF001
+        self._client._connection = Connection(  # noqa: SLF001
+            self._client, reconnect.copy(), logger=self._client.logger, stands_still=self._stands_still
+        )
         self._note_negotiated_timeout()
 
     def _note_negotiated_timeout(self) -> None:
@@ -325,6 +333,7 @@ class ZooKeeperSession:
         """Connect. Raises Unreachable where no server answers within `timeout_s`. Who is cancelled leaves no session behind."""
         self._loop = asyncio.get_running_loop()
         self._client.add_listener(self._state_changed)
+        self._beat()
         is_given_up = threading.Event()
 
         def start() -> bool:
@@ -355,9 +364,19 @@ class ZooKeeperSession:
 
     def end(self) -> None:
         """As `stop`, for whoever may wait. Done again it does nothing."""
+        self._is_ended = True
         with self._turn:
             self._client.stop()
             self._client.close()
+
+    def _beat(self) -> None:
+        self._beat_s = monotonic_s()
+        if not self._is_ended:
+            self._running_loop().call_later(self._timeout_s * _BEAT_SHARE, self._beat)
+
+    def _stands_still(self) -> bool:
+        """Asked by kazoo's thread. By the clock of the loop's own timers: that the machine slept is no standstill, nor is an end."""
+        return not self._is_ended and monotonic_s() - self._beat_s > self._timeout_s
 
     def go_to(self, hosts: str) -> None:
         """Where the same ensemble is found from the next try to connect on. Another path is another tree, and nowhere to go."""

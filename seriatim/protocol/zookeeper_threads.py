@@ -26,12 +26,14 @@ from typing import Any
 from kazoo.exceptions import ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.retry import ForceRetryError
 
 _log = logging.getLogger("seriatim.protocol.zookeeper")
 _Waited = list[Any]
 """Sockets, and what `create_socket_pair` gives."""
 LOOK_UP_S = 0.5
 """So long names are looked up before what is known of them has to do."""
+_STANDS_STILL = "this process's event loop stands still"
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
 
@@ -83,10 +85,14 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
 
     There is one after some failures of ZooKeeper's leader (the answer to the second request, and none to the first). It would
     end kazoo's thread, and whoever has the session would wait for the next connection for ever.
+
+    While the loop whose session it is `stands_still`, which this thread doesn't notice, nothing is sent, and it isn't connected: the session
+    ends as that of a process that is stopped. Else it would count as there for ever, and do nothing.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, stands_still: Callable[[], bool], **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._stands_still = stands_still
         self._found: dict[tuple[str, int], list[tuple[str, str, int]]] = {}
 
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
@@ -122,6 +128,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
             self._found[host, port] = [(host, str(address[4][0]), port) for address in addresses]
         finally:
             looked_up.put(None)
+
+    def _connect_loop(self, retry: Any) -> Any:
+        if self._stands_still():
+            raise ForceRetryError(_STANDS_STILL)
+        return super()._connect_loop(retry)
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        if self._stands_still():
+            raise ConnectionDropped(_STANDS_STILL)
+        super()._send_ping(connect_timeout)
 
     def _read_socket(self, read_timeout: float) -> Any:
         try:

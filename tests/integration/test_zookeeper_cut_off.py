@@ -242,6 +242,42 @@ def test_an_answer_that_cant_be_one_ends_the_connection_and_not_the_session(zook
     asyncio.run(main())
 
 
+def test_a_loop_that_stands_still_for_longer_than_the_time_out_loses_its_session_and_a_busy_one_does_not(
+    zookeeper: str,
+) -> None:
+    """kazoo's thread goes on: a server whose log nobody took was there for ever, and did nothing."""
+    session_s = 2.0
+    looking = KazooClient(zookeeper)
+
+    async def main() -> None:
+        session, states = ZooKeeperSession(zookeeper, session_s), list[SessionState]()
+        await session.start()
+        session.on_state(states.append)
+        try:
+            session_id = session.session_id
+            await session.create("/there", ephemeral=True)
+            for _ in range(4):
+                time.sleep(session_s / 2)  # noqa: ASYNC251 - as whoever keeps the loop
+                await asyncio.sleep(session_s / 10)
+            assert (states, session.session_id) == ([], session_id)
+            until_s = time.monotonic() + 10 * session_s
+            while looking.exists("/there"):
+                assert time.monotonic() < until_s, "it is there for ever"
+                time.sleep(0.1)  # noqa: ASYNC251
+            await until(lambda: states[-1:] == [SessionState.CONNECTED], "the loop goes on, with another session")
+            assert states == [SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED]
+            assert session.session_id != session_id
+        finally:
+            await session.stop()
+
+    looking.start()
+    try:
+        asyncio.run(main())
+    finally:
+        looking.stop()
+        looking.close()
+
+
 def test_who_is_led_elsewhere_while_names_are_looked_up_waits_for_no_look_up_that_nobody_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
