@@ -6,6 +6,8 @@ Idea: where a call may be under way twice, the next coordinator is asked as well
 answer counts; later ones are not looked at, so none that is older can take its place. Repeating a procedure changes
 nothing (protocol.md 4), with one exception: who asks for a route without a token is given the next one each time, and the
 first answer's would be overtaken by the second's. There, it is found out first who answers at all.
+
+A watch says nothing where nothing changes: while it is silent, another coordinator is asked now and then what it would say.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ _PAUSE_S = 0.1
 _PAUSE_MAX_S = 1.0
 SILENCE_S = 0.2
 """After so long without an answer another coordinator is asked, too. A switch takes less where all who take part answer."""
+QUIET_S = 5.0
+"""After each so long without a word on a watch."""
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
 _ACQUIRE = "Acquire"
@@ -171,13 +175,14 @@ class Coordinators:
         Raises UnknownQueue and other errors of the caller's.
         """
         pause_s = _PAUSE_S
+        told: QueueView | None = None
         while True:
             address = self._addresses[0]
             request = QueueRequest(queue=queue, cause_id=log.new_cause_id("watch"))
             stream: Any = self._stub(address).WatchQueue(request)
             try:
-                async for view in stream:
-                    pause_s = _PAUSE_S
+                while (view := await self._next_view(stream, address, request, told)) is not None:
+                    pause_s, told = _PAUSE_S, view
                     yield view
             except grpc.aio.AioRpcError as failure:
                 error = rpc.translated(failure, address)
@@ -189,6 +194,46 @@ class Coordinators:
             self._pass_over(address)
             await asyncio.sleep(pause_s)
             pause_s = min(_PAUSE_MAX_S, pause_s * 2)
+
+    async def _next_view(
+        self, stream: Any, address: str, request: QueueRequest, told: QueueView | None
+    ) -> QueueView | None:
+        """What a watch tells next; None where it ended, or another coordinator tells what this one doesn't. Raises AioRpcError.
+
+        One whose process stands still keeps its streams open as long as its threads live.
+        """
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            while not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
+                if await self._is_overtaken(address, request, told):
+                    _log.info("watch is behind", queue=request.queue, coordinator=address, cause_id=request.cause_id)
+                    return None
+            view = reading.result()
+            return view if isinstance(view, QueueView) else None
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _is_overtaken(self, address: str, request: QueueRequest, told: QueueView | None) -> bool:
+        """Whether another coordinator than the one at `address` tells something else than was `told` last, and nothing older.
+
+        By a watch, too: a description asks all members. One that doesn't answer is asked last from then on.
+        """
+        other = next((one for one in self._addresses if one != address), None)
+        if other is None:
+            return False
+        stream: Any = self._stub(other).WatchQueue(request)
+        try:
+            async with asyncio.timeout(_EACH_S):
+                view = await stream.read()
+        except (TimeoutError, grpc.aio.AioRpcError):
+            self._pass_over(other)
+            return False
+        finally:
+            stream.cancel()
+        if not isinstance(view, QueueView):
+            return False
+        return told is None or (view.chain_version >= told.chain_version and view != told)
 
     def _stub(self, address: str) -> CoordinatorStub:
         return self._connections.stub(address)

@@ -301,3 +301,32 @@ def test_a_watch_goes_on_at_another_coordinator():
         assert seen == [1, 2]
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("tells_first", [True, False])
+def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkeypatch, tells_first):
+    """Its process stands still, as one whose log nobody takes: a watch ended never, and its readers waited for ever."""
+
+    class Stuck(Coordinator):
+        async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
+            if tells_first:
+                yield pb.QueueView(queue=request.queue, chain_version=self.version)
+            await self._silence()
+
+    monkeypatch.setattr(coordinators_module, "QUIET_S", 0.3)
+
+    async def scenario():
+        stuck, other = Stuck(1), Coordinator(1 if tells_first else 2)
+        servers, (one, two) = zip(*[await start(servicer) for servicer in (stuck, other)], strict=True)
+        seen = []
+        async with Coordinators([one, f"127.0.0.1:{free_port()}", two]) as coordinators:
+            async for view in coordinators.watch("q"):
+                seen.append(view.chain_version)
+                if seen[-1] == 2:
+                    break
+                asyncio.get_running_loop().call_later(0.5, setattr, other, "version", 2)
+        for server in servers:
+            await server.stop(None)
+        assert seen == ([1, 2] if tells_first else [2])
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
