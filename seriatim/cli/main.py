@@ -22,6 +22,7 @@ import click
 from seriatim import __version__
 from seriatim.cli import exits
 from seriatim.cli.options import TEXT
+from seriatim.protocol import log
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -134,7 +135,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     logging.getLogger("seriatim.producer").addFilter(_is_told_nowhere_else)
     try:
-        result = seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
+        result = _result(arguments)
         code = result if isinstance(result, int) else exits.DONE
         sys.stdout.flush()
     except BrokenPipeError:
@@ -155,6 +156,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             _discard_output()
     return code
+
+
+def _result(arguments: Sequence[str] | None) -> object:
+    """What a command answers. What it logged is written before anything is said of its end, or its output discarded."""
+    try:
+        return seriatim.main(args=arguments, prog_name="seriatim", standalone_mode=False)
+    finally:
+        log.flush()
 
 
 def _is_told_nowhere_else(record: logging.LogRecord) -> bool:

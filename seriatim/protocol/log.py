@@ -8,12 +8,17 @@ A `cause_id` starts with the event and rides on every effect and RPC it causes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import sys
+import threading
 import time
+from collections import deque
 from typing import Any, TextIO
+
+from seriatim.protocol import forks
 
 AGAIN_S = 60.0
 """What goes on is told again after so long."""
@@ -21,6 +26,11 @@ _REMEMBERED = 10_000
 """So many lines that last are known at most."""
 MOST_CHARACTERS = 8192
 """Of a value. Callers send some, and a line that is told again and again is remembered."""
+LINES = 4096
+"""So many wait at most for whoever takes the log."""
+FLUSH_S = 1.0
+"""So long who ends waits for somebody to take more of it."""
+_AT_ONCE_BYTES = 65536
 _TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
 _ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
 """What kazoo says beside that each time, and when it is stopped."""
@@ -101,11 +111,92 @@ class _Formatter(logging.Formatter):
         return line
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's
-        """That nobody takes a line, as on a full disk, isn't told: by a trace for each of them, on standard error."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
+class _Handler(logging.Handler):
+    """Writes on a thread of its own, so that nobody waits for whoever takes the log: a pipe may be full, a terminal stopped, a disk hang.
+
+    An event loop would stand still, and its process go on otherwise, as if it served. A line that finds no room is dropped, and counted.
+    It goes past the stream's own buffer, whose lock would be held for good, and keep the process from its end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._begin()
+        forks.call_in_child(self, _Handler._begin)
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque()
+        self._written_bytes = 0
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) >= LINES or self._is_closed:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # none is given out now: the line waits for the next one
+                    self._thread = None
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if self._dropped and not self._lines:
+                    self._lines.append(self._gap())
+                self._changed.wait_for(lambda: self._lines or self._is_closed)
+                count = len(self._lines)
+                text = "".join(f"{line}\n" for line in self._lines)
+            if not count:
+                return
+            with contextlib.suppress(OSError, ValueError):  # there is nowhere to tell that it can't be told
+                self._write(text.encode(self._stream.encoding, "backslashreplace"))
+            with self._changed:
+                for _ in range(count):
+                    self._lines.popleft()
+                self._changed.notify_all()
+
+    def _gap(self) -> str:
+        dropped, self._dropped = self._dropped, 0
+        told = _line("lines were dropped, nobody took them", {"count": dropped})
+        return self.format(logging.LogRecord("seriatim.log", logging.WARNING, "", 0, told, (), None))
+
+    def _write(self, data: bytes) -> None:
+        """Raises OSError, and ValueError where the stream is closed."""
+        while data:
+            written = os.write(self._stream.fileno(), data[:_AT_ONCE_BYTES])
+            data = data[written:]
+            with self._changed:
+                self._written_bytes += written
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until what was logged is written, as long as somebody takes it."""
+        with self._changed:
+            while self._lines and self._thread is not None:
+                if not self._changed.wait_for(functools.partial(self._goes_on, self._written_bytes), FLUSH_S):
+                    return
+
+    def _goes_on(self, before_bytes: int) -> bool:
+        return not self._lines or self._written_bytes != before_bytes
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        super().close()
 
 
 def _without_gone_callers(record: logging.LogRecord) -> bool:
@@ -172,6 +263,12 @@ def start_logging(level: str = "INFO", to: str = "stderr") -> None:
     # What it warns of, with a traceback, are exceptions of ours on their way through Java; whoever gets them there tells.
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_without_gone_callers)
+
+
+def flush() -> None:
+    """Wait until what was logged is written, as long as somebody takes it."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def new_cause_id(event: str) -> str:

@@ -208,3 +208,27 @@ def test_the_answer_is_told_also_where_nobody_reads_what_is_printed():
     with HealthServer("127.0.0.1:0", {"": lambda: False}) as server, os.fdopen(writing) as output:
         command = [sys.executable, "-m", "seriatim.cli.main", "health", f"127.0.0.1:{server.port}", *PATIENT]
         assert subprocess.run(command, stdout=output, check=False).returncode == 1
+
+
+def test_a_server_whose_log_nobody_takes_serves(zookeeper: str, cluster_name: str) -> None:
+    """Its event loop stood still in the first line that found no room, and its threads kept its session and its connections."""
+    command = (
+        sys.executable, "-m", "seriatim.cli.main", "coordinator", "--zookeeper", zookeeper, "--cluster", cluster_name, "--log-level", "DEBUG",
+    )  # fmt: skip
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1]
+            assert ask(address, "", 30.0) == "SERVING"
+            server.terminate()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+            os.close(reading)
+            os.close(writing)

@@ -9,13 +9,18 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from seriatim.protocol import log
+from tests.forks import in_a_fork
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -29,52 +34,119 @@ def logging_as_before() -> Iterator[None]:
     root.handlers.clear()  # pytest's own would be closed
     yield
     root.setLevel(level)
+    for handler in root.handlers:
+        handler.close()
     root.handlers[:] = handlers
     for name, before in chatty.items():
         logging.getLogger(name).setLevel(before)
 
 
-def test_an_event_of_ours_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def told_in(capfd: pytest.CaptureFixture[str]) -> CaptureResult[str]:
+    log.flush()
+    return capfd.readouterr()
+
+
+@contextlib.contextmanager
+def logged_to_a_pipe() -> Iterator[TextIO]:
+    """Its end, from which the log is taken."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as taken, os.fdopen(writing, "w", errors="backslashreplace") as stream:
+        with contextlib.redirect_stderr(stream):
+            log.start_logging()
+        yield taken
+        log.flush()
+
+
+def test_an_event_of_ours_has_its_keys(capfd: pytest.CaptureFixture[str]) -> None:
     log.start_logging(to="stdout")
     log.logger("coordinator").info("link sealed", queue="orders", end=12, reason="it is over", group=None)
     assert re.fullmatch(
-        STAMP + " INFO coordinator link sealed queue=orders end=12 reason='it is over'\n", capsys.readouterr().out
+        STAMP + " INFO coordinator link sealed queue=orders end=12 reason='it is over'\n", told_in(capfd).out
     )
 
 
 def test_a_line_that_finds_no_room_makes_no_trace_elsewhere_but_a_defect_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server whose log's disk is full wrote some forty lines to standard error for each one."""
-    with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
         log.start_logging(to="stdout")
         log.logger("coordinator").info("link sealed", queue="orders")
+        log.flush()
         monkeypatch.undo()
-    assert capsys.readouterr().err == ""
+    assert told_in(capfd).err == ""
     log.start_logging()
     logging.getLogger("kazoo").warning("%d", "no number")
-    assert "TypeError" in capsys.readouterr().err
+    assert "TypeError" in told_in(capfd).err
 
 
-def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_who_takes_the_log_and_what_found_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody read from had an event loop stand still, and threads went on for it: it counted as there for ever."""
+    monkeypatch.setattr(log, "LINES", 5)
+    monkeypatch.setattr(log, "FLUSH_S", 0.1)
+    coordinator, long = log.logger("coordinator"), "x" * log.MOST_CHARACTERS
+    with logged_to_a_pipe() as taken:
+        for number in range(20):  # more than a pipe holds
+            coordinator.info("granted", number=number, why=long)
+        log.flush()
+        told = [taken.readline()]
+        while "lines were dropped" not in told[-1]:
+            told.append(taken.readline())
+    *numbers, count = [int(re.findall(r" (?:number|count)=(\d+)", line)[0]) for line in told]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) + count == 20
+    assert " WARNING log lines were dropped, nobody took them count=" in told[-1]
+
+
+def test_who_was_forked_logs_too() -> None:
+    def say(what: str) -> None:
+        log.logger("producer").info(what)
+        log.flush()
+
+    with logged_to_a_pipe() as taken:
+        say("before")
+        assert in_a_fork(lambda: say("forked")) == ["returned"]
+        say("after")
+        assert [taken.readline().split()[-1] for _ in range(3)] == ["before", "forked", "after"]
+
+
+SAID = (
+    "from seriatim.protocol import log\nlog.start_logging()\nfor _ in range(2000): log.logger('broker').info('{}')\n{}"
+)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
+def test_what_was_logged_is_written_before_the_end(end: str) -> None:
+    command = (sys.executable, "-c", SAID.format("said", end))
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.stderr.count(" INFO broker said\n") == 2000
+
+
+def test_an_end_waits_for_nobody_who_takes_no_log() -> None:
+    with subprocess.Popen((sys.executable, "-c", SAID.format("x" * 100, "")), stderr=subprocess.PIPE) as untaken:
+        assert untaken.wait(60) == 0
+
+
+def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     log.start_logging(to="stdout")
     log.logger("coordinator").info("granted", queue="orders\r", cause_id="\x1b[2J", failure="\u2028", what="ordené")
-    line = capsys.readouterr().out
+    line = told_in(capfd).out
     assert line.endswith(r" granted queue='orders\r' cause_id='\x1b[2J' failure='\u2028' what=ordené" + "\n")
 
 
-def test_what_a_caller_says_fills_no_log_and_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_caller_says_fills_no_log_and_no_memory(capfd: pytest.CaptureFixture[str]) -> None:
     """A coordinator remembers ten thousand failures that senders tell it, each of which may be a message long, which is 64 MB."""
     log.start_logging(to="stdout")
     coordinator = log.logger("coordinator")
     coordinator.lasting("link reported as failed", failure="x" * 1_000_000, cause_id="y" * 1_000_000)
-    assert len(capsys.readouterr().out) < 3 * log.MOST_CHARACTERS
+    assert len(told_in(capfd).out) < 3 * log.MOST_CHARACTERS
     assert sum(map(len, coordinator._told_at_s)) < 2 * log.MOST_CHARACTERS
 
 
 def test_what_lasts_is_told_once_a_minute_whatever_caused_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that waits asks nine times a second: over night that took the place of what had led to it in a log of 60 MB."""
     now_s = 1000.0
@@ -84,7 +156,7 @@ def test_what_lasts_is_told_once_a_minute_whatever_caused_it(
     for at_s, reason in [(1000.0, "x"), (1001.0, "x"), (1002.0, "y"), (1003.0, "x"), (1061.0, "x"), (1061.5, "y")]:
         now_s = at_s
         coordinator.lasting("reading waits", queue="orders", reason=reason, cause_id=f"read-{at_s}")
-    told = [line.split(" reading waits ")[1] for line in capsys.readouterr().out.splitlines()]
+    told = [line.split(" reading waits ")[1] for line in told_in(capfd).out.splitlines()]
     assert told == [
         "queue=orders reason=x cause_id=read-1000.0",
         "queue=orders reason=y cause_id=read-1002.0",
@@ -92,16 +164,16 @@ def test_what_lasts_is_told_once_a_minute_whatever_caused_it(
     ]
 
 
-def test_what_a_library_says_is_the_value_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_library_says_is_the_value_of_a_key(capfd: pytest.CaptureFixture[str]) -> None:
     log.start_logging()
     logging.getLogger("kazoo.client").warning("AUTH_FAILED closing: %s", "refused")
     assert re.fullmatch(
-        STAMP + " WARNING kazoo.client says message='AUTH_FAILED closing: refused'\n", capsys.readouterr().err
+        STAMP + " WARNING kazoo.client says message='AUTH_FAILED closing: refused'\n", told_in(capfd).err
     )
 
 
 def test_a_search_for_zookeeper_is_told_once_a_minute(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr(log.time, "monotonic", lambda: now_s)
@@ -112,11 +184,11 @@ def test_a_search_for_zookeeper_is_told_once_a_minute(
     def tried() -> list[str]:
         kazoo.warning("Connection dropped: %s", "socket connection error: Connection refused")
         kazoo.warning("Transition to CONNECTING")
-        return capsys.readouterr().err.splitlines()
+        return told_in(capfd).err.splitlines()
 
     told = [tried(), tried()]
     kazoo.warning("Cannot resolve %s: %s", "zk1", "no such name")
-    told.append(capsys.readouterr().err.splitlines())
+    told.append(told_in(capfd).err.splitlines())
     now_s += log.AGAIN_S
     told.append(tried())
     searched = " WARNING zookeeper it can't be reached, and is tried again reason="
@@ -128,7 +200,7 @@ def test_a_search_for_zookeeper_is_told_once_a_minute(
 
 
 def test_that_nobody_can_connect_any_more_is_told_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member without descriptors: asyncio tries a hundred times each second."""
     monkeypatch.setattr(log._no_more, "_told_at_s", {})
@@ -146,7 +218,7 @@ def test_that_nobody_can_connect_any_more_is_told_once(
             try:
                 await loop.sock_connect(caller, server.sockets[0].getsockname())
                 for _ in range(1000):
-                    if told := capsys.readouterr().err:
+                    if told := told_in(capfd).err:
                         break
                     await asyncio.sleep(0.01)
             finally:
@@ -157,21 +229,21 @@ def test_that_nobody_can_connect_any_more_is_told_once(
     asyncio.run(main())
 
 
-def test_exceptions_on_their_way_through_java_are_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exceptions_on_their_way_through_java_are_not_told_twice(capfd: pytest.CaptureFixture[str]) -> None:
     log.start_logging()
     logging.getLogger("py4j.clientserver").warning("There was an exception while executing the Python Proxy")
-    assert not capsys.readouterr().err
+    assert not told_in(capfd).err
 
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
-def test_a_caller_that_has_gone_is_no_error(capsys: pytest.CaptureFixture[str], level: str) -> None:
+def test_a_caller_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str], level: str) -> None:
     """As gRPC says it of a broker that stood still while whoever asked it gave up."""
     log.start_logging(level)
     library = logging.getLogger("grpc._cython.cygrpc")
     said = "ExecuteBatchError raised in core by servicer method [/seriatim.v1.Broker/CommitCursor]"
     library.error(said, exc_info=OSError("Failed"))
     library.error("Unexpected [OSError] raised by servicer method [/a/B]", exc_info=OSError("Failed"))
-    brief, *rest = capsys.readouterr().err.splitlines()
+    brief, *rest = told_in(capfd).err.splitlines()
     if level == "INFO":
         assert re.fullmatch(STAMP + f" INFO grpc._cython.cygrpc says message='{re.escape(said)}'", brief)
         brief, *rest = rest
