@@ -1,8 +1,8 @@
 """This member in ZooKeeper: session, registration, lease; the peer's registration; the chains of links not ended here.
 
-A new session gives no lease, and no registration, before every open link is sealed (protocol.md 5.5). A lease is renewed by
-writes of this session to its own node, and by nothing else (H10). Links that are closing while no coordinator comes are sealed
-by the member itself, and the answer is written beside the chain document (5.4).
+A new session gives no lease, and no registration, before every open link is sealed (protocol.md 5.5); nor does one in which the
+disk stood still. A lease is renewed by writes of this session to its own node, and by nothing else (H10). Links that are closing
+while no coordinator comes are sealed by the member itself, and the answer is written beside the chain document (5.4).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.peer import Registered
-from seriatim.broker_group.writer import STILL_S
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
@@ -76,7 +75,6 @@ class Membership:
         self._is_dirty = asyncio.Event()
         self._registered_in = 0  # the session that the registration was written in last
         self._told_room = True
-        self._told_still = False
         self._peer_changed = asyncio.Event()
         self._chains: set[QueueId] = {record.queue_id for record in broker.links() if record.end is None}
         self._chains_changed = asyncio.Event()
@@ -156,6 +154,9 @@ class Membership:
         if self._session.state is not SessionState.CONNECTED:
             raise Unreachable("ZooKeeper isn't connected")
         session_id, broker = self._session.session_id, self._broker
+        if broker.store.stands_still:
+            await self._stand_aside(session_id)
+            return
         if broker.lease.session_id != session_id:
             broker.lease = lease.session_began(session_id)
             await broker.seal_open_links()
@@ -173,7 +174,7 @@ class Membership:
         self._peer_changed.set()
         self._chains_changed.set()
         _log.info("registered", member=broker.name, incarnation=broker.incarnation, address=self._address)
-        while self._session.session_id == session_id:
+        while self._session.session_id == session_id and not self._broker.store.stands_still:
             await self._renew(session_id, is_first=False)
             self._check_lease(session_id)
             interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
@@ -187,6 +188,22 @@ class Membership:
                 await self._register(session_id)
             self._look_at_disk()
 
+    async def _stand_aside(self, session_id: int) -> None:
+        """Neither lease nor registration until the disk goes on: where both members' disks hang, nobody is there to be waited for (5.4).
+
+        The lease goes first, for who isn't registered takes no records. As behind a lost session, what is open is sealed before both come
+        back (5.5).
+        """
+        self._broker.lease = lease.session_began(0)
+        _log.warning("not registered until the disk goes on: it stands still", member=self._broker.name)
+        path = self._paths.member(self._broker.name.group, self._broker.name.member)
+        with contextlib.suppress(NoNode):
+            if await self._session.owner(path) == session_id:
+                await self._session.delete(path)
+        while self._broker.store.stands_still:  # noqa: ASYNC110 - nobody tells of that
+            await asyncio.sleep(RETRY_S)
+        _log.info("the disk goes on")
+
     def _check_lease(self, session_id: int) -> None:
         """Raises Unreachable where the loss of an earlier session was told only when this one had begun here: it has to begin again."""
         if self._broker.lease.session_id != session_id:
@@ -199,9 +216,6 @@ class Membership:
         if room.has_room != self._told_room:
             self._is_dirty.set()
             _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
-        if broker.store.stands_still != self._told_still:
-            self._is_dirty.set()
-            _log.warning("the disk stands still, or does no longer", stands_still=broker.store.stands_still)
         broker.store.make_room(is_short=not room.has_room, is_enough_to_copy=disk.has_room_to_copy(room))
 
     async def _renew(self, session_id: int, *, is_first: bool) -> None:
@@ -278,18 +292,13 @@ class Membership:
         is_in_sync, problem = self._sync_state()
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
             is_in_sync, problem = False, broker.store.failure.message
-        elif broker.store.stands_still:
-            is_in_sync, problem = (
-                False,
-                f"its disk stands still: what was written {STILL_S:g} s ago, or more, isn't there yet",
-            )
         if not broker.room.has_room:
             reserve_mb = broker.room.reserve_bytes // 1024**2
             problem = problem or f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
-        self._told_room, self._told_still = broker.room.has_room, broker.store.stands_still
+        self._told_room = broker.room.has_room
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),

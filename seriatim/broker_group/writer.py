@@ -28,7 +28,7 @@ GROUP_BYTES: Final = 256 * 1024
 SLOW_S: Final = 0.2
 """A group of writes that takes the disk this long is told of: a sender waits some 0.3 s before it goes on with the next group."""
 STILL_S: Final = 10.0
-"""A disk that has been at the same writes for so long stands still: what waits for it is told to nobody but status."""
+"""A disk that has been at the same writes for so long stands still: its member leaves until it goes on."""
 SLOW_AGAIN_S: Final = 10.0
 """As long as the disk is slow it is told again after so long."""
 

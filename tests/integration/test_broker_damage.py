@@ -82,6 +82,7 @@ from seriatim.protocol.zookeeper import (
     NotUnderstood,
     Paths,
     Registration,
+    SessionState,
     ZooKeeperSession,
 )
 from tests.integration.broker_members import batches
@@ -415,23 +416,35 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
     with_links(scenario)
 
 
-def test_a_member_whose_disk_stands_still_says_so_as_long_as_it_does(
+def test_a_member_whose_disk_stands_still_is_not_registered_as_long_as_it_does(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status had it in sync, and told of the other one, which waited for it, that it doesn't answer."""
+    """It takes nothing any more before that is seen, and seals what is open before it is there again."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        session = ZooKeeperWithALink()
+        done = []
+
+        async def seal_open_links() -> None:
+            done.append("sealed")
+
+        def told(what: str) -> None:
+            done.append(f"{what}, lease {broker.lease.usable_until_s > 0}")
+
+        monkeypatch.setattr(broker, "seal_open_links", seal_open_links)
+        session = ZooKeeperWithARegistration(told)
         membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
-        is_dirty = []
-        for since_s in (None, -1e9, None):
-            monkeypatch.setattr(broker.store._writer, "_at_it_since_s", since_s)
-            membership._look_at_disk()
-            is_dirty.append(membership._is_dirty.is_set())
-            await membership._register(session.session_id)
-        told = [Registration.decode(one) for one in session.created]
-        assert ([one.is_in_sync for one in told], is_dirty) == ([True, False, True], [False, True, True])
-        assert told[1].problem.startswith("its disk stands still")
+        running = asyncio.create_task(membership.run_session())
+        await asyncio.wait_for(membership.is_registered.wait(), 45)
+        monkeypatch.setattr(Store, "stands_still", True)
+        await asyncio.wait_for(session.is_gone.wait(), 45)
+        await asyncio.sleep(0.3)
+        assert not membership.is_registered.is_set()
+        monkeypatch.setattr(Store, "stands_still", False)
+        await asyncio.wait_for(membership.is_registered.wait(), 45)
+        running.cancel()
+        again = ["sealed", "registered, lease False"]
+        assert done == [*again, "gone, lease False", *again]
+        assert broker.lease.usable_until_s > 0
 
     with_links(scenario)
 
@@ -478,6 +491,37 @@ class ZooKeeperWithALink(EmptyZooKeeper):
 
     async def create(self, _: str, data: bytes, **__: object) -> None:
         self.created.append(data)
+
+
+class ZooKeeperWithARegistration(ZooKeeperWithALink):
+    """`told`: of the registration, when it is made and when it goes."""
+
+    state = SessionState.CONNECTED
+    session_timeout_s = 1.0
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        super().__init__()
+        self._told = told
+        self.is_gone = asyncio.Event()
+
+    async def ensure(self, _: str) -> None:
+        pass
+
+    async def set(self, *_: object) -> None:
+        pass
+
+    async def owner(self, _: str) -> int:
+        return self.session_id
+
+    async def create(self, path: str, data: bytes, **keys: object) -> None:
+        if path == Paths("c").member("g1", "a"):
+            await super().create(path, data, **keys)
+            self._told("registered")
+
+    async def delete(self, _: str) -> None:
+        self.created.clear()
+        self._told("gone")
+        self.is_gone.set()
 
 
 def damage_batches(broker: Broker, *damaged: tuple[LinkKey, int]) -> None:

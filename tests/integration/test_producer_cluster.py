@@ -29,6 +29,7 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueView,
 )
 from tests.clusters import sound_cluster
+from tests.faults.disks import Disk, Trouble, compile_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -114,6 +115,38 @@ def test_a_coordinator_that_says_nothing_any_more_delays_a_switch_by_a_moment_on
             cluster.supervisor.kill(name, signal.SIGCONT)
         assert producer._loop._coordinators._addresses[0] != used
     cluster.restart(master)
+
+
+def test_sending_goes_on_while_the_disks_of_both_members_stand_still(tmp_path: Path) -> None:
+    """Neither can seal, and both had their sessions: the link was waited for as long as the disks hung."""
+    shared, directory = tmp_path / "shared", tmp_path / "cluster"
+    directory.mkdir()
+    for name in ("g1-a", "g1-b"):
+        (shared / name).mkdir(parents=True)
+        (directory / name).symlink_to(shared / name)
+    disk = Disk(shared, tmp_path / "control", compile_library(tmp_path))
+    environment = {"SERIATIM_SESSION_TIMEOUT_MS": "6000", **disk.environment}
+    with sound_cluster(ClusterSettings(directory, groups=2, environment=environment, start_timeout_s=90)) as cluster:
+        create(cluster, "hung")
+        with Producer(cluster.coordinators, "hung", "p", **PATIENT) as producer:
+            handles = [producer.send(b"0")]
+            handles[0].result(60)
+            if described(cluster, "hung").links[-1].group != "g1":
+                wait_for_another_group(cluster, "hung")
+                ask(cluster, "RotateQueue", QueueRequest(queue="hung"))
+                handles.append(producer.send(b"1"))
+                handles[-1].result(60)
+            epoch = described(cluster, "hung").links[-1].epoch
+            disk.trouble(Trouble.STILL_FLUSH)
+            handles += [producer.send(b"%d" % number) for number in range(2, 50)]
+            assert handles[-1].result(60).epoch == epoch + 1
+            assert [link.state for link in described(cluster, "hung").links if link.epoch == epoch] == ["lost"]
+            disk.mend()
+            wait_for_another_group(cluster, "hung")
+        links = described(cluster, "hung").links
+        ends = [handle.result(0) for handle in handles]
+    assert all(link.state == "sealed" for link in links if link.epoch <= epoch)
+    assert [end.epoch for end in ends] == sorted(end.epoch for end in ends)
 
 
 def wait_for_another_group(cluster: DevelopmentCluster, queue: str) -> None:

@@ -108,7 +108,10 @@ def _is_on(server: Server, session: Session, session_id: int) -> bool:
 
 
 class Ensemble:
-    """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_session` of each new one."""
+    """The servers, and every session. `on_write(path, data, version)` is told of each committed write, `on_session` of each new one.
+
+    `on_delete(path, owner)` is told of each node that is about to go, and whose it is.
+    """
 
     def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
         self.loop = loop
@@ -125,6 +128,7 @@ class Ensemble:
         self.cut_off_server_s = CUT_OFF_SERVER_S[0]
         self.on_write: Callable[[str, bytes, int], None] = lambda *_: None
         self.on_session: Callable[[int, Process], None] = lambda *_: None
+        self.on_delete: Callable[[str, int], None] = lambda *_: None
         self._last_session = 100
         self._sequences: dict[str, int] = {}
         self._live: dict[int, Session] = {}
@@ -204,6 +208,8 @@ class Ensemble:
         """
         loop = self.loop
         for change in changes:
+            if change[0] == "delete":
+                self.on_delete(change[1], self.leader.nodes[change[1]].owner)
             self.leader.apply(change)
             self.leader.applied += 1
             if change[0] in ("create", "set"):

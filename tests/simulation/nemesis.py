@@ -320,7 +320,18 @@ class Nemesis:
         self.later(self.some_s(), mend)
 
     def disk_stands_still(self) -> None:
-        name = self.any_member()
+        self._stands_still(self.any_member(), self.some_s())
+
+    def disks_stand_still(self) -> None:
+        """Both of the group that records go to, and for long: what they share hangs."""
+        document = self.world.document
+        link = None if document is None else document.last_link
+        if link is not None:
+            seconds = 1 + 7 * self.chance.random()
+            for name in (str(link.master.name), str(link.slave.name)):
+                self._stands_still(name, seconds)
+
+    def _stands_still(self, name: str, seconds: float) -> None:
         disk = self._disk(name)
         self.world.note(f"the disk of {name} stands still")
         disk.is_still = True
@@ -329,7 +340,7 @@ class Nemesis:
             self.world.note(f"the disk of {name} goes on")
             disk.is_still = False
 
-        self.later(self.some_s(), go_on)
+        self.later(seconds, go_on)
 
     def slow_disk(self) -> None:
         self.slow_down(self.any_member(), self.chance.choice((0.02, 0.3, 1.0)), self.some_s())
@@ -432,6 +443,7 @@ KINDS: dict[str, tuple[float, Callable[[Nemesis], None]]] = {
     "disk fails": (2, Nemesis.disk_fails),
     "disk full": (2, Nemesis.disk_full),
     "disk stands still": (2, Nemesis.disk_stands_still),
+    "disks of the head stand still": (2, Nemesis.disks_stand_still),
     "slow disk": (3, Nemesis.slow_disk),
     "rotate": (4, Nemesis.rotate),
     "drain group": (3, Nemesis.drain_group),

@@ -116,6 +116,7 @@ class World:
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
         self.ensemble.on_session = self._session_began
+        self.ensemble.on_delete = self._deleted
         self._open_before: dict[int, set[LinkKey]] = {}
         self.oracle.sessions = self.ensemble
         self.network.on_request = self.oracle.readings.asked
@@ -399,10 +400,19 @@ class World:
         if isinstance(process.host, MemberHost):
             self._open_before[session_id] = process.host.disk.open_links()
 
-    def _check_registration(self, path: str) -> None:
+    def _deleted(self, path: str, owner: int) -> None:
+        """A member that isn't registered any more in a session that lives has left by itself: what is open then is sealed before it comes back."""
+        if "/members/" in path and self.ensemble.is_live(owner):
+            self._open_before[owner] = self._member(path).disk.open_links()
+
+    def _member(self, path: str) -> MemberHost:
         *_, group, _, member = path.split("/")
         host = self.hosts[f"{group}-{member}"]
         assert isinstance(host, MemberHost)
+        return host
+
+    def _check_registration(self, path: str) -> None:
+        host = self._member(path)
         if host.disk.distrusted_by is host.process:
             return  # it can seal nothing, takes no more records, and says that its disk failed
         before = self._open_before.get(self.ensemble.leader.nodes[path].owner, set())
