@@ -518,6 +518,7 @@ def open_store(directory: Path, place: str, segment_bytes: int = SEGMENT_BYTES) 
             mark = FlushMark(directory)
             held.callback(mark.close)
             _check_is_whole(directory, mark.before)
+            _cut_torn(directory / "data", mark.before)
             database = rocksdict.Rdict(str(directory / "data"), _options())
         except DiskFailed:
             raise
@@ -581,6 +582,20 @@ def _check_is_whole(directory: Path, flushed: Flushed) -> None:
             raise DiskFailed(f"can't open the data in {directory}: Corruption: {path.name} is damaged at byte {at}")
 
 
+def _cut_torn(data: Path, flushed: Flushed) -> None:
+    """Cut off what power failed amid, where that has its length and not its bytes: the last log that holds anything may end so. Raises OSError."""
+    for path in sorted(data.glob("*.log"), key=lambda path: int(path.stem), reverse=True):
+        content = path.read_bytes()
+        if not any(content):
+            continue
+        at = rocksdb_log.torn(content, flushed.logs.get(int(path.stem), 0))
+        if at is not None:
+            with path.open("r+b") as file:
+                file.truncate(at)
+                os.fsync(file.fileno())
+        return
+
+
 def _check_is_all(directory: Path, found: int, flushed: int, *, is_named: bool) -> None:
     """Raises DiskFailed where less was recovered than had been flushed, as far as that is seen."""
     if found < flushed:
@@ -622,7 +637,7 @@ def _options() -> rocksdict.Options:
     options.set_max_write_buffer_number(4)
     options.set_recycle_log_file_num(0)
     # A torn tail was never confirmed; anything else that can't be read must stop the start, not shorten a link silently: what RocksDB
-    # takes for a torn tail and is none, `rocksdb_log` and `flush_mark` find.
+    # takes for a torn tail and is none, or for none and is one, `rocksdb_log` and `flush_mark` find.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_open_files(512)
     options.set_keep_log_file_num(3)

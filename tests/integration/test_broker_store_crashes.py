@@ -1,7 +1,7 @@
 """What a crash or a power failure leaves of a member's disk, at every step of its writing thread.
 
 The disk is copied at each step as it could be found afterwards: of the segment files what was flushed, all that was written,
-or zeros in its place; of RocksDB's log what was flushed, or all of it. Each copy is opened, and must hold every batch that
+or zeros in its place; of RocksDB's log what was flushed, zeros from the next sector on, or all of it. Each copy is opened, and must hold every batch that
 was said to be kept, and nothing that can't be read. Wrong orders of the steps are planted, and must be found.
 """
 
@@ -20,6 +20,7 @@ import pytest
 
 from seriatim.broker_group import directories, segments, store
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
+from seriatim.broker_group.core.rocksdb_log import SECTOR_BYTES
 from seriatim.broker_group.segments import SegmentFiles
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol.batch import EncodedBatch
@@ -62,14 +63,14 @@ class Crashes:
         if not self.is_watching:
             return
         kept = {link: len(of_link) for link, of_link in self.kept.items()}
-        for is_log_kept in (False, True):
+        for log_left in ("flushed", "zeros", "all"):
             for bytes_left in ("flushed", "zeros", "all"):
                 image = self.images / f"{len(self.found)}"
                 shutil.copytree(self.disk, image)
-                self._lose(image, bytes_left, is_log_kept=is_log_kept)
-                self.found.append((f"{name}, log {is_log_kept}, segments {bytes_left}", image, kept))
+                self._lose(image, bytes_left, log_left)
+                self.found.append((f"{name}, log {log_left}, segments {bytes_left}", image, kept))
 
-    def _lose(self, image: Path, bytes_left: str, *, is_log_kept: bool) -> None:
+    def _lose(self, image: Path, bytes_left: str, log_left: str) -> None:
         for path in self._segments(image):
             flushed, size = self._segment_bytes.get(path.name, 0), path.stat().st_size
             if bytes_left != "all" and path.name not in self._names:
@@ -78,9 +79,13 @@ class Crashes:
                 os.truncate(path, flushed)
                 if bytes_left == "zeros":
                     os.truncate(path, size)
-        if not is_log_kept:
-            for path in (image / "data").glob("*.log"):
-                os.truncate(path, min(self._log_bytes.get(path.name, 0), path.stat().st_size))
+        for path in (image / "data").glob("*.log") if log_left != "all" else ():
+            flushed, size = self._log_bytes.get(path.name, 0), path.stat().st_size
+            if log_left == "zeros":
+                os.truncate(path, min(-(-flushed // SECTOR_BYTES) * SECTOR_BYTES, size))
+                os.truncate(path, size)
+            else:
+                os.truncate(path, min(flushed, size))
 
     @staticmethod
     def _segments(disk: Path) -> list[Path]:

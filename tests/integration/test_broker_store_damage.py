@@ -31,6 +31,7 @@ SENT = batches(COUNT)
 PLACE = "c/g1-a"
 IN_THE_LOG = 1 << 40  # bytes from which on a batch goes to a segment file
 HEADER_BYTES = 7
+SECTOR_BYTES = rocksdb_log.SECTOR_BYTES
 LENGTH_AT = 4
 
 
@@ -150,6 +151,73 @@ def test_what_is_torn_behind_what_was_flushed_never_was(tmp_path: Path) -> None:
         image = copied(disk, str(kept))
         log_of(image).write_bytes(content + content[at : at + kept])
         assert opened(image) == COUNT
+
+
+def large(directory: Path) -> tuple[Path, Path]:
+    """What a power failure leaves behind `SENT` and amid a batch of some blocks of the log, and the mark of before that."""
+
+    async def lived() -> None:
+        store = open_store(directory / "alive", PLACE, IN_THE_LOG)
+        await store.keep_link(RECORD)
+        await fill(store, RECORD, SENT)
+        shutil.copy(directory / "alive" / flush_mark.NAME, directory / "mark")
+        await fill(store, RECORD, batches(1, rows=40, first_index=COUNT * 10, size_bytes=2000))
+        shutil.copytree(directory / "alive", directory / "left")
+        await store.close()
+
+    asyncio.run(lived())
+    shutil.copy(directory / "mark", directory / "left" / flush_mark.NAME)
+    return directory / "left", log_of(directory / "left")
+
+
+def unflushed_sectors(disk: Path, log: Path) -> list[int]:
+    """Where sectors begin of which nothing was flushed, some of them: behind the first, at the blocks' bounds, before the end."""
+    mark = FlushMark(disk)
+    mark.close()
+    sectors = range(
+        -(-mark.before.logs[int(log.stem)] // SECTOR_BYTES) * SECTOR_BYTES, log.stat().st_size, SECTOR_BYTES
+    )
+    bounds = [at for at in sectors if at % rocksdb_log.BLOCK_BYTES in (0, SECTOR_BYTES)]
+    assert len(bounds) >= 4
+    return sorted({sectors[0], sectors[1], *bounds, sectors[-1]})
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+@pytest.mark.parametrize("has_successor", [True, False])
+def test_a_log_that_has_its_length_and_not_its_last_bytes_is_a_torn_one(
+    tmp_path: Path, *, is_marked: bool, has_successor: bool
+) -> None:
+    """As ext4 leaves it where power fails amid a write: RocksDB told it as corruption, and the member wasn't started without an empty directory."""
+    disk, log = large(tmp_path)
+    if has_successor:
+        (log.parent / f"{int(log.stem) + 1:06}.log").touch()
+    sectors = unflushed_sectors(disk, log)
+    if not is_marked:
+        (disk / flush_mark.NAME).unlink()
+    for at in sectors:
+        image = copied(disk, str(at))
+        torn = image / log.relative_to(disk)
+        harm(torn, at, bytes(torn.stat().st_size - at))
+        for _ in range(2):
+            assert opened(image) == COUNT
+
+
+@pytest.mark.parametrize("how", ["flushed", "bytes behind", "another log behind"])
+def test_nothing_is_cut_off_that_was_flushed_or_has_more_behind_it(tmp_path: Path, how: str) -> None:
+    disk, log = large(tmp_path)
+    at, size_bytes = unflushed_sectors(disk, log)[1], log.stat().st_size
+    if how == "flushed":
+        at -= 2 * SECTOR_BYTES
+    harm(log, at, bytes(size_bytes - at))
+    if how == "bytes behind":
+        harm(log, size_bytes - 1, b"\x01")
+    if how == "another log behind":
+        (log.parent / f"{int(log.stem) + 1:06}.log").write_bytes(b"\x01" * 20)
+    content = log.read_bytes()
+    for _ in range(2):
+        with pytest.raises(DiskFailed, match="Corruption"):
+            opened(disk)
+    assert log.read_bytes() == content
 
 
 @pytest.mark.parametrize("how", ["cut", "zeros", "whole"])

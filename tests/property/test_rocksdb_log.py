@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.broker_group.core.rocksdb_log import BLOCK_BYTES, damage, masked
+from seriatim.broker_group.core.rocksdb_log import BLOCK_BYTES, SECTOR_BYTES, damage, masked, torn
 
 HEADER_BYTES = 7
 payloads = st.lists(
@@ -67,3 +67,35 @@ def test_a_length_beyond_the_end_and_zeros_before_more_are_found(payloads: list[
     zeroed = bytearray(log)
     zeroed[at : at + HEADER_BYTES] = bytes(HEADER_BYTES)
     assert damage(bytes(zeroed)) == (at if any(zeroed[at + HEADER_BYTES :]) else None)
+
+
+@given(payloads, st.integers(0, 2 * BLOCK_BYTES), st.data())
+def test_zeros_from_a_sector_to_the_end_are_torn_where_nothing_of_the_record_was_flushed(
+    payloads: list[bytes], zeros: int, data: st.DataObject
+) -> None:
+    log, places = written(payloads)
+    assert torn(log) is None
+    at = SECTOR_BYTES * data.draw(st.integers(0, len(log) // SECTOR_BYTES))
+    left = log[:at] + bytes(len(log) - at + zeros)
+    ends = [*places[1:], len(log)]
+    (first, *_) = [place for place, end in zip(places, ends, strict=True) if left[place:end] != log[place:end]] or [
+        None
+    ]
+    assert damage(left) is None
+    found = torn(left)
+    if first is None:
+        assert found is None or found >= len(log)
+    else:
+        assert found == torn(left, first) == first
+        assert torn(left, first + 1) is None
+
+
+@given(payloads, st.data())
+def test_what_has_damage_before_it_or_bytes_behind_it_is_not_torn(payloads: list[bytes], data: st.DataObject) -> None:
+    log, places = written([b"\x01" * 600, *payloads, b"\x01" * 600])
+    left = log[: -(-places[-1] // SECTOR_BYTES) * SECTOR_BYTES].ljust(len(log) + SECTOR_BYTES, b"\0")
+    assert torn(left) == places[-1]
+    harmed = bytearray(left)
+    harmed[data.draw(st.integers(0, 600))] ^= 1 << data.draw(st.integers(0, 7))
+    assert torn(bytes(harmed)) is None
+    assert torn(left + b"\x01") is None
