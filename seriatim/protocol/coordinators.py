@@ -37,7 +37,7 @@ _PAUSE_S = 0.1
 _PAUSE_MAX_S = 1.0
 SILENCE_S = 0.2
 """After so long without an answer another coordinator is asked, too. A switch takes less where all who take part answer."""
-QUIET_S = 5.0
+QUIET_S = 10.0
 """After each so long without a word on a watch."""
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
