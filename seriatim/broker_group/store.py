@@ -38,11 +38,13 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
 from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s
-from seriatim.protocol import batch
+from seriatim.protocol import batch, log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, MalformedFrame
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, SubscriptionId
+
+_log = log.logger("broker.store")
 
 FORMAT: Final = 2
 """Of the directory. 1 had no segment files, and is read."""
@@ -593,6 +595,7 @@ def _cut_torn(data: Path, flushed: Flushed) -> None:
             with path.open("r+b") as file:
                 file.truncate(at)
                 os.fsync(file.fileno())
+            _log.warning("a torn end of the log was cut off", file=path.name, at=at, bytes=len(content) - at)
         return
 
 

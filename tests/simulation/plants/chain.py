@@ -466,7 +466,7 @@ PLANTS: tuple[Plant, ...] = (
         instead(SimulatedSession, "leader_of", _always_new),
         within=60,
         shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
-        finds="6:",
+        finds="(4|6): ",
     ),
     Plant(
         "the end of an old chain",
