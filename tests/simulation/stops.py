@@ -216,10 +216,17 @@ def _first(world: World, election: _Election) -> str:
 
 
 def _elected(schedule: Schedule, election: _Election) -> str:
-    """Who is elected, once somebody else stands by."""
+    """Who is elected, once somebody else stands by, and nobody any more who was killed before: he would be next."""
     world = schedule.world
-    others = world.ensemble.leader.children
-    schedule.until(lambda: len(others.get(election(world), ())) > 1, "two stand for election", SOON_S)
+    leader = world.ensemble.leader
+
+    def is_lined_up() -> bool:
+        path = election(world)
+        nodes = [leader.nodes[f"{path}/{node}"] for node in leader.children.get(path, ())]
+        standing = [world.ensemble.process_of(node.owner) for node in nodes]
+        return len(standing) > 1 and all(one is not None and one.is_alive for one in standing)
+
+    schedule.until(is_lined_up, "two stand for election", SOON_S)
     return _first(world, election)
 
 

@@ -1282,6 +1282,14 @@ def test_a_note_for_a_reader_in_whose_place_another_was_elected_is_refused(world
         assert noted.stale_note(Epoch(1), "b") is not None
 
 
+def test_a_note_of_a_link_or_for_somebody_that_a_chain_hasn_t_come_to_is_refused(world):
+    """ZooKeeper was set back: nobody would have kept it, and the commit was answered with one copy."""
+    (one,) = world.document.subscriptions
+    for epoch, subscription_id in ((world.document.next_epoch, one.subscription_id), (Epoch(1), SubscriptionId(2))):
+        with pytest.raises(ChainSetBack, match="it is an old one"):
+            subscriptions.with_stale_cursors(world.document, epoch, "b", (subscription_id, one.generation))
+
+
 def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_newest_chain(world):
     unknown = replace(read(world), document=replace(world.document, subscriptions=()))
     trace = reading(token=0).tell(unknown)

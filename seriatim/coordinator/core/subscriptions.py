@@ -9,6 +9,7 @@ from seriatim.coordinator.core.chain import without_empty
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import ChainDocument, LinkState, StaleCursors, Subscription, Whose
 from seriatim.protocol.errors import (
+    ChainSetBack,
     Fenced,
     InvalidArgument,
     SubscriptionExists,
@@ -274,8 +275,14 @@ def with_stale_cursors(
     """A note that the cursors which `member` ("a" or "b") has of this link must not be used (H7).
 
     `whose`: None for those of all who read it. Of somebody who doesn't there is no note: see `_without_moot_notes`. `token`: of the
-    reader for whose commit it is, if for anybody's. Raises Fenced where a newer one was elected (invariant 7).
+    reader for whose commit it is, if for anybody's. Raises Fenced where a newer one was elected (invariant 7), ChainSetBack of a link,
+    or for somebody, that this chain hasn't come to: a note that nobody keeps would count as made.
     """
+    if epoch >= document.next_epoch or (whose is not None and whose[0] >= document.next_subscription_id):
+        what = f"link {epoch}" if whose is None else f"subscription {whose[0]} in link {epoch}"
+        raise ChainSetBack(
+            f"a member knows {what}, the chain of queue {document.name} doesn't: it is an old one", queue=document.name
+        )
     for one in document.subscriptions:
         if one.whose == whose and 0 < token < one.reader_token:
             raise Fenced(
