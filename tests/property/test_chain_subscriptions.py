@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seriatim.coordinator.core import invariants, subscriptions
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.protocol.chain import LinkState, StaleCursors
-from seriatim.protocol.errors import InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
+from seriatim.protocol.errors import ChainSetBack, InvalidArgument, SubscriptionExists, UnknownSubscription, Waiting
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
 from tests.property.chain_world import World, send_call
 
@@ -158,5 +158,6 @@ def test_a_stale_note_is_kept_once_and_cleared() -> None:
     assert noted.stale_note(Epoch(1), "a") == StaleCursors(Epoch(1), "a", ((1, 1),))
     assert subscriptions.with_stale_cursors(noted, Epoch(1), "a", None) is noted
     assert subscriptions.without_stale_cursors(noted, Epoch(1), "a") == document
-    assert subscriptions.with_stale_cursors(document, Epoch(9), "a", None) is document
+    with pytest.raises(ChainSetBack):
+        subscriptions.with_stale_cursors(document, Epoch(9), "a", None)
     assert point_before(document, Epoch(1)).is_known
