@@ -43,10 +43,9 @@ def health(*, address: str, service: str, timeout: float, is_json: bool) -> int:
       seriatim health 127.0.0.1:7000
     """
     from seriatim.protocol.health import ask
-    from seriatim.protocol.names import is_port
+    from seriatim.protocol.names import is_host_and_port
 
-    host, _, port = address.rpartition(":")
-    if not (host and is_port(port)):
+    if not is_host_and_port(address):
         raise click.UsageError(f"{address!r} is not HOST:PORT")
     status = ask(address, service, timeout)
     exits.answer(json.dumps({"address": address, "service": service, "status": status}) if is_json else status)

@@ -23,7 +23,7 @@ import grpc.aio
 from seriatim.protocol import log, rpc
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
-from seriatim.protocol.names import is_port
+from seriatim.protocol.names import is_host_and_port
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
@@ -53,8 +53,7 @@ def addresses_of(coordinators: str | Iterable[str] | None) -> list[str]:
     if not addresses:
         raise InvalidArgument(f"name a coordinator: HOST:PORT, or set {VARIABLE}")
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not (host and is_port(port)):
+        if not is_host_and_port(address):
             raise InvalidArgument(f"coordinators are given as HOST:PORT[,HOST:PORT…], not as {address!r}")
     return addresses
 

@@ -62,9 +62,10 @@ def checked_address(address: str, what: str, *, least_port: int = 1) -> str:
     return address
 
 
-def is_port(text: str) -> bool:
+def is_host_and_port(address: str) -> bool:
     """Whether somebody can be asked there. Python makes no number of some that it calls digits, nor of thousands."""
-    return _PORT.fullmatch(text) is not None and 0 < int(text) <= PORT_MAX
+    host, _, port = address.rpartition(":")
+    return bool(host) and _PORT.fullmatch(port) is not None and 0 < int(port) <= PORT_MAX
 
 
 def can_be_looked_up(host: str) -> bool:

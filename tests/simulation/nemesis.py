@@ -14,7 +14,7 @@ from seriatim.protocol.errors import SeriatimError
 from tests.simulation.applications import QUEUE, SENDERS
 from tests.simulation.disk import Disk
 from tests.simulation.loop import Step
-from tests.simulation.world import MemberHost, World
+from tests.simulation.world import MemberHost, World, names_of
 
 OPERATOR_PATIENCE_S = 20.0
 
@@ -38,11 +38,10 @@ class Nemesis:
         return self.chance.choice((0.2, 2.0, 8.0)) * self.chance.random()
 
     def _any(self) -> str:
-        document = self.world.document
-        link = None if document is None else document.last_link
+        link = self.world.head
         names = [name for name in self.world.hosts if name != "operator"]
         if link is not None and self.chance.random() < 0.5:
-            names = [str(link.master.name), str(link.slave.name)]
+            names = [*names_of(link)]
         return self.chance.choice(names)
 
     def any_member(self) -> str:
@@ -121,7 +120,7 @@ class Nemesis:
         link = self.link_read()
         if link is None:
             return
-        names = str(link.master.name), str(link.slave.name)
+        names = names_of(link)
         self.cut_for(8.0, names, names[::-1])
         self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
 
@@ -157,12 +156,11 @@ class Nemesis:
         self.later(2 + self.some_s(), self.world.start, name)
 
     def kill_both(self) -> None:
-        document = self.world.document
-        link = None if document is None else document.last_link
+        link = self.world.head
         if link is not None:
             is_power = self.chance.random() < 0.5
-            for side in (link.master, link.slave):
-                self.later(self.chance.choice((0.0, 0.01)), self._dies, str(side.name), is_power)
+            for name in names_of(link):
+                self.later(self.chance.choice((0.0, 0.01)), self._dies, name, is_power)
 
     def kill_all(self) -> None:
         is_power = self.chance.random() < 0.5
@@ -177,8 +175,7 @@ class Nemesis:
 
     def pause_slave(self) -> None:
         """Of the head: what is on its way then is on the master alone."""
-        document = self.world.document
-        link = None if document is None else document.last_link
+        link = self.world.head
         if link is not None:
             self.world.pause(str(link.slave.name))
             self.later(self.some_s(), self.world.resume, str(link.slave.name))
@@ -215,8 +212,7 @@ class Nemesis:
 
     def strain_sender(self) -> None:
         """What a sender has sent to the master comes late, and meanwhile its session expires."""
-        name, document = self.chance.choice(SENDERS), self.world.document
-        link = None if document is None else document.last_link
+        name, link = self.chance.choice(SENDERS), self.world.head
         if link is not None:
             path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()
             self.world.note(f"what {name} sends to {link.master.name} is {late_s:.3f} s late")
@@ -324,11 +320,10 @@ class Nemesis:
 
     def disks_stand_still(self) -> None:
         """Both of the group that records go to, and for long: what they share hangs."""
-        document = self.world.document
-        link = None if document is None else document.last_link
+        link = self.world.head
         if link is not None:
             seconds = 1 + 7 * self.chance.random()
-            for name in (str(link.master.name), str(link.slave.name)):
+            for name in names_of(link):
                 self._stands_still(name, seconds)
 
     def _stands_still(self, name: str, seconds: float) -> None:

@@ -16,10 +16,10 @@ from tests.simulation.scenarios import (
     calmed,
     is_read_on,
     kill_at_chain_write,
-    names_of,
     settle_idle,
     to_create,
 )
+from tests.simulation.world import names_of
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule

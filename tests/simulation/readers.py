@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.simulation.applications import QUEUE
-from tests.simulation.scenarios import IDLE, SOON_S, calmed, names_of, to_create
+from tests.simulation.scenarios import IDLE, SOON_S, calmed, to_create
+from tests.simulation.world import names_of
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule

@@ -16,7 +16,7 @@ from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.zookeeper import Paths
 from tests.simulation.applications import QUEUE, SENDERS, Reader
 from tests.simulation.ledger import Violation
-from tests.simulation.world import CLUSTER, MemberHost
+from tests.simulation.world import CLUSTER, MemberHost, names_of
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -32,11 +32,6 @@ def to_create(subscription: str, where: str) -> pb.CreateSubscriptionRequest:
     request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=subscription)
     setattr(request, "from", where)
     return request
-
-
-def names_of(link: Link) -> tuple[str, str]:
-    """Of its members."""
-    return str(link.master.name), str(link.slave.name)
 
 
 def both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, str]]:
@@ -147,8 +142,7 @@ def damage_on_the_way(schedule: Schedule) -> None:
 
 def split_head(schedule: Schedule) -> None:
     """Master and slave don't reach each other, and everybody else does."""
-    document = schedule.world.document
-    link = None if document is None else document.last_link
+    link = schedule.world.head
     if link is not None:
         one, other = names_of(link)
         pairs = [(one, other), (other, one)]
@@ -476,8 +470,7 @@ def disk_fills(schedule: Schedule) -> None:
         world.note(f"the disk of {name} has {host.disk.room_bytes} bytes left, {reserve_bytes} of them kept for others")
 
     def is_elsewhere() -> bool:
-        last = None if world.document is None else world.document.last_link
-        return last is not None and last.epoch > link.epoch
+        return world.head is not None and world.head.epoch > link.epoch
 
     schedule.until(is_elsewhere, "another group takes over from the full one", SOON_S)
     schedule.until_sending_goes_on(SOON_S)

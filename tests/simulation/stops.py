@@ -15,7 +15,7 @@ from seriatim.protocol.zookeeper import Paths
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import PATIENCE_S
 from tests.simulation.scenarios import SOON_S, calmed
-from tests.simulation.world import CLUSTER, World
+from tests.simulation.world import CLUSTER, World, names_of
 
 if TYPE_CHECKING:
     from tests.simulation.schedule import Schedule
@@ -46,20 +46,18 @@ def _stop(schedule: Schedule, name: str) -> None:
 
 def stop_one(schedule: Schedule) -> None:
     """Any process; the members of the link that is open more often than others."""
-    document, chance = schedule.world.document, schedule.stop_chance
-    link = None if document is None else document.last_link
+    link, chance = schedule.world.head, schedule.stop_chance
     names = _stoppable(schedule.world)
     if link is not None and chance.random() < 0.4:
-        names = [str(link.master.name), str(link.slave.name)]
+        names = [*names_of(link)]
     _stop(schedule, chance.choice(names))
 
 
 def stop_group(schedule: Schedule) -> None:
     """Both members of the link that is open, one a moment behind the other."""
-    document, chance = schedule.world.document, schedule.stop_chance
-    link = None if document is None else document.last_link
-    for side in () if link is None else (link.master, link.slave):
-        schedule.later(chance.choice((0.0, 0.05, 0.6)) * chance.random(), _stop, schedule, str(side.name))
+    link, chance = schedule.world.head, schedule.stop_chance
+    for name in () if link is None else names_of(link):
+        schedule.later(chance.choice((0.0, 0.05, 0.6)) * chance.random(), _stop, schedule, name)
 
 
 def stop_all(schedule: Schedule) -> None:

@@ -36,7 +36,7 @@ from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import batch_streams, chain_json, clock, log, rpc, streams, values
-from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
 from tests.simulation.calls import SimulatedChannel, SimulatedServer
@@ -80,6 +80,11 @@ class _Clocks:
 
     def time_ns(self) -> int:
         return int(self.time() * 1_000_000_000)
+
+
+def names_of(link: Link) -> tuple[str, str]:
+    """Of its members."""
+    return str(link.master.name), str(link.slave.name)
 
 
 class World:
@@ -201,6 +206,11 @@ class World:
     @property
     def document(self) -> ChainDocument | None:
         return next(iter(self.oracle.documents.values()), None)
+
+    @property
+    def head(self) -> Link | None:
+        """The last link, which records go to."""
+        return None if self.document is None else self.document.last_link
 
     def note(self, what: str) -> None:
         if self.trace is not None:

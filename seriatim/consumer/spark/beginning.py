@@ -49,9 +49,8 @@ def first_offset(reader: RangeReader, report: Callable[[str], None], is_over: Ca
             earliest=positions.end,
             end=positions.end,
         )
-    first = positions.spans[
-        0
-    ].start  # `earliest` may be of a link that was given up whole, and stays in the chain for a while
+    # `earliest` may be of a link that was given up whole, and stays in the chain for a while.
+    first = positions.spans[0].start
     if first == 0:
         return 0
     report(

@@ -22,8 +22,8 @@ FEWEST_REGISTERED: Final = 3
 """A group's two may be gone together, and stay registered for a session's time-out; of two groups somebody would answer."""
 
 
-def is_answer(error: SeriatimError | None) -> bool:
-    """Whether who was called has answered, be it with an error. None: with what was asked for."""
+def is_answer(error: SeriatimError) -> bool:
+    """Whether who was called has answered with this error, and isn't silent."""
     return not isinstance(error, (Unreachable, DeadlineOver))
 
 

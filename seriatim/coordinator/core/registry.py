@@ -69,27 +69,28 @@ class Registry:
     """All groups that ever had a member and weren't removed, by name. A group without members is registered with none.
 
     `is_new`: who looks came to ZooKeeper less than a session's time-out ago, so that a member that lives may not be seen yet.
-    `outdated`: queues of which who looks has seen a newer chain than there is now, and how.
+    `outdated`: queues of which who looks has seen a newer chain than there is now, and how. `registered`: all members of all groups
+    that are, derived once: each look at a queue asks whether one of them knows more of it.
     """
 
     groups: Mapping[str, GroupState] = field(default_factory=dict)
     is_new: bool = False
     outdated: Mapping[QueueId, str] = field(default_factory=dict)
+    registered: Mapping[MemberName, MemberState] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        registered = {
+            MemberName(name, place): state
+            for name, group in self.groups.items()
+            for place, state in group.members.items()
+        }
+        object.__setattr__(self, "registered", registered)
 
     def group(self, name: str) -> GroupState:
         return self.groups.get(name) or GroupState(name)
 
     def member(self, name: MemberName) -> MemberState | None:
         return self.group(name.group).members.get(name.member)
-
-    @property
-    def registered(self) -> dict[MemberName, MemberState]:
-        """All members of all groups that are registered now."""
-        return {
-            MemberName(name, place): state
-            for name, group in self.groups.items()
-            for place, state in group.members.items()
-        }
 
     def is_present(self, side: ChainMember) -> bool:
         """Whether the very process that stood on this side of a link when it was made is registered now."""
