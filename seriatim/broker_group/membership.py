@@ -51,6 +51,8 @@ OPENED_S = 0.05
 """How long after a link was opened here its chain is looked at for the first time."""
 GRACE_S = 0.5
 """How long a link may be closing without a coordinator's Seal before the member seals it by itself."""
+STANDS_ASIDE = "its disk stands still: it is not registered until that goes on"
+"""What the node of its lease says to operators meanwhile; its registration said it until then, and has to go."""
 
 SealAnswer = Callable[[pb.SealRequest], Awaitable[pb.SealReply]]
 Sync = Callable[[], tuple[bool, str]]
@@ -191,12 +193,15 @@ class Membership:
     async def _stand_aside(self, session_id: int) -> None:
         """Neither lease nor registration until the disk goes on: where both members' disks hang, nobody is there to be waited for (5.4).
 
-        The lease goes first, for who isn't registered takes no records. As behind a lost session, what is open is sealed before both come
-        back (5.5).
+        The lease goes first, for who isn't registered takes no records; what is written to its node renews none. As behind a lost session,
+        what is open is sealed before both come back (5.5).
         """
         self._broker.lease = lease.session_began(0)
-        _log.warning("not registered until the disk goes on: it stands still", member=self._broker.name)
-        path = self._paths.member(self._broker.name.group, self._broker.name.member)
+        name = self._broker.name
+        _log.warning("not registered until the disk goes on: it stands still", member=name)
+        path = self._paths.member(name.group, name.member)
+        with contextlib.suppress(NoNode, NodeExists):
+            await self._own(self._paths.lease(name.group, name.member), STANDS_ASIDE.encode(), session_id)
         with contextlib.suppress(NoNode):
             if await self._session.owner(path) == session_id:
                 await self._session.delete(path)

@@ -265,10 +265,10 @@ def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues:
 
 def _member_text(group: pb.GroupView, place: str) -> str:
     member = next((one for one in group.members if one.member == place), None)
+    if member is not None and member.problem:
+        return member.problem
     if member is None or not member.is_registered:
         return "not there"
-    if member.problem:
-        return member.problem
     if not member.is_in_sync:
         return "resyncing"
     return "in sync" if member.is_peer_connected else "not connected to its peer"

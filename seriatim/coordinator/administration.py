@@ -46,7 +46,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WorldError,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
+from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
 
 _log = log.logger("coordinator")
 MAX_CONFLICTS = 50
@@ -273,7 +273,16 @@ class Operations:
     async def list_groups(self) -> pb.ListGroupsReply:
         """All groups, with the queues that send to them and those with unread links on them."""
         registry = await self._store.look_up_registry()
-        return pb.ListGroupsReply(groups=[self._group_view(name, self._queues()) for name in sorted(registry.groups)])
+        reply = pb.ListGroupsReply(groups=[self._group_view(name, self._queues()) for name in sorted(registry.groups)])
+        away = [
+            (MemberName(group.group, one.member), one)
+            for group in reply.groups
+            for one in group.members
+            if not one.is_registered
+        ]
+        for (_, view), why in await side_by_side(away, lambda each: self._store.standing_aside(each[0])):
+            view.problem = why
+        return reply
 
     async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
         """Mark the group, close what is open on it at once, and have no switch lead there any more. Raises UnknownGroup.

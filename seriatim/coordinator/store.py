@@ -28,7 +28,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId, SubscriptionId, checked_name
+from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
     CoordinatorRegistration,
@@ -358,6 +358,14 @@ class Store(Remembered):
             await self.session.set(self.paths.group(group), json.dumps({"is_draining": is_draining}).encode())
         except NoNode as error:
             raise unknown_group(group) from error
+
+    async def standing_aside(self, member: MemberName) -> str:
+        """Why a member whose process is there isn't registered, as it says; empty where it says nothing."""
+        try:
+            said, _ = await self.session.get(self.paths.lease(member.group, member.member))
+        except NoNode:
+            return ""
+        return said.decode(errors="replace")
 
     async def knows_all_groups(self) -> bool:
         """Whether every group that there is now is in the registry."""

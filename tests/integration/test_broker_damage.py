@@ -25,7 +25,7 @@ from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.membership import Membership
+from seriatim.broker_group.membership import STANDS_ASIDE, Membership
 from seriatim.broker_group.peer import Peer, Registered
 from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
@@ -439,11 +439,13 @@ def test_a_member_whose_disk_stands_still_is_not_registered_as_long_as_it_does(
         await asyncio.wait_for(session.is_gone.wait(), 45)
         await asyncio.sleep(0.3)
         assert not membership.is_registered.is_set()
+        assert session.lease.decode() == STANDS_ASIDE
         monkeypatch.setattr(Store, "stands_still", False)
         await asyncio.wait_for(membership.is_registered.wait(), 45)
         running.cancel()
         again = ["sealed", "registered, lease False"]
         assert done == [*again, "gone, lease False", *again]
+        assert session.lease == b""
         assert broker.lease.usable_until_s > 0
 
     with_links(scenario)
@@ -503,12 +505,14 @@ class ZooKeeperWithARegistration(ZooKeeperWithALink):
         super().__init__()
         self._told = told
         self.is_gone = asyncio.Event()
+        self.lease = b""
 
     async def ensure(self, _: str) -> None:
         pass
 
-    async def set(self, *_: object) -> None:
-        pass
+    async def set(self, path: str, data: bytes) -> None:
+        assert path == Paths("c").lease("g1", "a")
+        self.lease = data
 
     async def owner(self, _: str) -> int:
         return self.session_id
@@ -517,6 +521,10 @@ class ZooKeeperWithARegistration(ZooKeeperWithALink):
         if path == Paths("c").member("g1", "a"):
             await super().create(path, data, **keys)
             self._told("registered")
+        if path == Paths("c").lease("g1", "a"):
+            if self.lease:
+                raise NodeExists
+            self.lease = data
 
     async def delete(self, _: str) -> None:
         self.created.clear()

@@ -21,6 +21,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 
+from seriatim.broker_group.membership import STANDS_ASIDE
 from seriatim.cli import exits
 from seriatim.coordinator import background
 from seriatim.coordinator import store as coordinator_store
@@ -51,7 +52,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId, SubscriptionId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import NotUnderstood, Paths, Registration, SessionState, ZooKeeperSession
 from tests.property.chain_world import World, send_call
@@ -940,6 +941,20 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
             assert (await store.look_up_registry(["g2"])).group("g1").is_draining
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_member_that_stands_aside_says_is_in_the_node_of_its_lease(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session(zookeeper) as own, session(zookeeper) as members:
+            store, name = Store(own, CLUSTER), MemberName("g1", "a")
+            assert await store.standing_aside(name) == ""
+            await members.ensure(store.paths.leases("g1"))
+            await members.create(store.paths.lease("g1", "a"), b"", ephemeral=True)
+            assert await store.standing_aside(name) == ""
+            await members.set(store.paths.lease("g1", "a"), STANDS_ASIDE.encode())
+            assert await store.standing_aside(name) == STANDS_ASIDE
 
     asyncio.run(scenario())
 

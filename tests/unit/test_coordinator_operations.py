@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from seriatim.cli.views import group_lines, group_object
 from seriatim.coordinator import administration, execution, remembered, views
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
@@ -33,7 +34,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
 )
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.zookeeper import NotAllowed, ZooKeeperSession
 from tests.property.chain_world import Run, World, close_call, send_call, with_subscription
 
@@ -226,6 +227,11 @@ class QueuesStore:
         self.chains = {one.queue_id: SimpleNamespace(document=one) for one in documents}
         self.closed: list[QueueId] = []
         self.problem: SeriatimError = UnknownQueue("it was deleted meanwhile")
+        self.aside: dict[MemberName, str] = {}
+
+    async def standing_aside(self, member: MemberName) -> str:
+        assert self.registry.member(member) is None
+        return self.aside.get(member, "")
 
     async def set_draining(self, _: str, *, is_draining: bool) -> None:
         assert is_draining
@@ -530,6 +536,23 @@ def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
     found = asyncio.run(operations.list_groups()).groups
     assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}
+
+
+def test_a_group_shows_why_a_member_that_is_there_is_not_registered() -> None:
+    world = World()
+    for name in (("g2", "a"), ("g3", "b")):
+        world.kill(name)
+        world.expire(name)
+    store = QueuesStore(world)
+    store.aside[MemberName("g2", "a")] = "its disk stands still"
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    found = asyncio.run(operations.list_groups()).groups
+    shown = {line.split()[0]: line.split(maxsplit=3)[3] for line in group_lines(found)}
+    assert shown["g2"].startswith("its disk stands still  ")
+    assert "not there" in shown["g3"]
+    assert "its disk" not in shown["g3"]
+    member = cast("Any", group_object(found[1]))["members"][0]
+    assert (member["is_registered"], member["problem"]) == (False, "its disk stands still")
 
 
 # ---- giving up a link
