@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 
@@ -27,6 +27,7 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Whose
+from seriatim.protocol.coordinators import QUIET_S
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, Unreachable, WrongCluster
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
@@ -36,6 +37,17 @@ _log = log.logger("coordinator")
 _Context = grpc.aio.ServicerContext[Any, Any]
 SETTLE_S = 0.002
 """Watchers are told so much after a change: the procedure that made it goes on first, and sending waits for that one."""
+BEAT_S = QUIET_S / 2
+_BEAT: Final = pb.QueueView(is_beat=True)
+
+
+async def _is_set_within(event: asyncio.Event, within_s: float | None) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,10 @@ class CoordinatorService(CoordinatorServicer):
 
     @rpc.stream_answers_errors
     async def WatchQueue(self, request: pb.QueueRequest, context: _Context) -> AsyncIterator[pb.QueueView]:
-        """The view now, and again whenever it changes; changes that come quickly are told as one."""
+        """The view now, and again whenever it changes; changes that come quickly are told as one.
+
+        Who asks for beats is told every BEAT_S that nothing has changed: this loop goes on, and follows ZooKeeper.
+        """
         del context
         queue_id = await self._store.queue_id(request.queue)
         changed = asyncio.Event()
@@ -155,11 +170,15 @@ class CoordinatorService(CoordinatorServicer):
             told = views.queue_view(document, version, self._store.registry)
             yield told
             while True:
-                await changed.wait()
-                await asyncio.sleep(SETTLE_S)
-                changed.clear()
+                is_beat = not await _is_set_within(changed, BEAT_S if request.wants_beats else None)
+                if not is_beat:
+                    await asyncio.sleep(SETTLE_S)
+                    changed.clear()
                 if self._store.session.state is not SessionState.CONNECTED:
                     raise Unreachable("this coordinator can't follow ZooKeeper now")  # another one may
+                if is_beat:
+                    yield _BEAT
+                    continue
                 seen = self._store.chains.get(queue_id)
                 if seen is None:
                     if await self._store.is_gone(queue_id):

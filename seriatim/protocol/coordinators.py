@@ -7,7 +7,8 @@ answer counts; later ones are not looked at, so none that is older can take its 
 nothing (protocol.md 4), with one exception: who asks for a route without a token is given the next one each time, and the
 first answer's would be overtaken by the second's. There, it is found out first who answers at all.
 
-A watch says nothing where nothing changes: while it is silent, another coordinator is asked now and then what it would say.
+Where nothing changes a watch says now and then just that. Where it is silent another coordinator is asked what it would say, and
+rarely where it isn't.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _PAUSE_MAX_S = 1.0
 SILENCE_S = 0.2
 """After so long without an answer another coordinator is asked, too. A switch takes less where all who take part answer."""
 QUIET_S = 10.0
-"""After each so long without a word on a watch."""
+"""After so long without a word on a watch, a beat even, its coordinator doesn't go on, or is of an earlier version, which has no beats."""
+COMPARED_EVERY = 12
+"""Beats, a minute of them, after which another coordinator is asked all the same."""
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
 _ACQUIRE = "Acquire"
@@ -177,7 +180,7 @@ class Coordinators:
         told: QueueView | None = None
         while True:
             address = self._addresses[0]
-            request = QueueRequest(queue=queue, cause_id=log.new_cause_id("watch"))
+            request = QueueRequest(queue=queue, cause_id=log.new_cause_id("watch"), wants_beats=True)
             stream: Any = self._stub(address).WatchQueue(request)
             try:
                 while (view := await self._next_view(stream, address, request, told)) is not None:
@@ -201,17 +204,24 @@ class Coordinators:
 
         One whose process stands still keeps its streams open as long as its threads live.
         """
-        reading = asyncio.ensure_future(stream.read())
-        try:
-            while not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
-                if await self._is_overtaken(address, request, told):
-                    _log.info("watch is behind", queue=request.queue, coordinator=address, cause_id=request.cause_id)
-                    return None
-            view = reading.result()
-            return view if isinstance(view, QueueView) else None
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        beats = 0
+        while True:
+            reading = asyncio.ensure_future(stream.read())
+            try:
+                while not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
+                    if await self._is_overtaken(address, request, told):
+                        return None
+                view = reading.result()
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            if not isinstance(view, QueueView):
+                return None
+            if not view.is_beat:
+                return view
+            beats += 1
+            if beats % COMPARED_EVERY == 0 and await self._is_overtaken(address, request, told):
+                return None
 
     async def _is_overtaken(self, address: str, request: QueueRequest, told: QueueView | None) -> bool:
         """Whether another coordinator than the one at `address` tells something else than was `told` last, and nothing older.
@@ -232,7 +242,10 @@ class Coordinators:
             stream.cancel()
         if not isinstance(view, QueueView):
             return False
-        return told is None or (view.chain_version >= told.chain_version and view != told)
+        is_overtaken = told is None or (view.chain_version >= told.chain_version and view != told)
+        if is_overtaken:
+            _log.info("watch is behind", queue=request.queue, coordinator=address, cause_id=request.cause_id)
+        return is_overtaken
 
     def _stub(self, address: str) -> CoordinatorStub:
         return self._connections.stub(address)

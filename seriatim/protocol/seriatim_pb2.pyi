@@ -1461,12 +1461,15 @@ class QueueRequest(_message.Message):
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
+    WANTS_BEATS_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     cause_id: _builtins.str
     epoch: _builtins.int
     """of RotateQueue: the link to leave, if it is still in use; 0: whichever is"""
     queue_id: _builtins.int
     """of DeleteQueue: the queue that is meant, which may have gone; 0: whichever has the name"""
+    wants_beats: _builtins.bool
+    """of WatchQueue"""
     def __init__(
         self,
         *,
@@ -1474,10 +1477,11 @@ class QueueRequest(_message.Message):
         cause_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         queue_id: _builtins.int = ...,
+        wants_beats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "queue", b"queue", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "queue", b"queue", "queue_id", b"queue_id", "wants_beats", b"wants_beats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2299,6 +2303,7 @@ class QueueView(_message.Message):
     IS_DELETED_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     MAY_BE_OUTDATED_FIELD_NUMBER: _builtins.int
+    IS_BEAT_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     queue: _builtins.str
     cluster: _builtins.str
@@ -2313,6 +2318,8 @@ class QueueView(_message.Message):
     """of what is kept, or where nothing is, of what comes next; a coordinator of an earlier version says 0"""
     may_be_outdated: _builtins.bool
     """ZooKeeper may have been set back: records may lie behind the end that this shows"""
+    is_beat: _builtins.bool
+    """of WatchQueue, and then all else is empty: nothing has changed"""
     @_builtins.property
     def settings(self) -> Global___QueueSettings: ...
     @_builtins.property
@@ -2348,10 +2355,11 @@ class QueueView(_message.Message):
         is_deleted: _builtins.bool = ...,
         first_offset: _builtins.int = ...,
         may_be_outdated: _builtins.bool = ...,
+        is_beat: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "chain_version", b"chain_version", "cluster", b"cluster", "created_at_ms", b"created_at_ms", "first_offset", b"first_offset", "groups", b"groups", "is_deleted", b"is_deleted", "links", b"links", "may_be_outdated", b"may_be_outdated", "queue", b"queue", "queue_id", b"queue_id", "send_list", b"send_list", "sender", b"sender", "sender_token", b"sender_token", "settings", b"settings", "subscriptions", b"subscriptions", "switches_left", b"switches_left", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "chain_version", b"chain_version", "cluster", b"cluster", "created_at_ms", b"created_at_ms", "first_offset", b"first_offset", "groups", b"groups", "is_beat", b"is_beat", "is_deleted", b"is_deleted", "links", b"links", "may_be_outdated", b"may_be_outdated", "queue", b"queue", "queue_id", b"queue_id", "send_list", b"send_list", "sender", b"sender", "sender_token", b"sender_token", "settings", b"settings", "subscriptions", b"subscriptions", "switches_left", b"switches_left", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

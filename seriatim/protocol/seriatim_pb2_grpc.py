@@ -908,7 +908,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchQueue(self, request, context):
-        """The queue's view now, and again whenever it changes.
+        """The queue's view now, and again whenever it changes; where nothing does, a sign of life, if it is asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

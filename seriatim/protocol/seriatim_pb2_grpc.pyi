@@ -252,7 +252,7 @@ class CoordinatorStub:
     AcquireRead: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.AcquireReadRequest, _seriatim_pb2.AcquireReadReply]
     """A reader asks where to read. protocol.md 6."""
     WatchQueue: _grpc.UnaryStreamMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]
-    """The queue's view now, and again whenever it changes."""
+    """The queue's view now, and again whenever it changes; where nothing does, a sign of life, if it is asked for."""
     DescribeQueue: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]
     """The queue's view with what only members know: cursors, committed index."""
     ReportDrained: _grpc.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.DrainedNoted]
@@ -285,7 +285,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     AcquireRead: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.AcquireReadRequest, _seriatim_pb2.AcquireReadReply]  # type: ignore[assignment]
     """A reader asks where to read. protocol.md 6."""
     WatchQueue: _aio.UnaryStreamMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
-    """The queue's view now, and again whenever it changes."""
+    """The queue's view now, and again whenever it changes; where nothing does, a sign of life, if it is asked for."""
     DescribeQueue: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.QueueRequest, _seriatim_pb2.QueueView]  # type: ignore[assignment]
     """The queue's view with what only members know: cursors, committed index."""
     ReportDrained: _aio.UnaryUnaryMultiCallable[_seriatim_pb2.DrainedReport, _seriatim_pb2.DrainedNoted]  # type: ignore[assignment]
@@ -339,7 +339,7 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _seriatim_pb2.QueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_seriatim_pb2.QueueView], _abc.AsyncIterator[_seriatim_pb2.QueueView]]:
-        """The queue's view now, and again whenever it changes."""
+        """The queue's view now, and again whenever it changes; where nothing does, a sign of life, if it is asked for."""
 
     @_abc_1.abstractmethod
     def DescribeQueue(

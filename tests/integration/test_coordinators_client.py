@@ -9,7 +9,7 @@ from seriatim.cli.embedded.ports import free_port
 from seriatim.protocol import coordinators as coordinators_module
 from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.coordinators import SILENCE_S, Coordinators, may_overlap
+from seriatim.protocol.coordinators import COMPARED_EVERY, SILENCE_S, Coordinators, may_overlap
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable, Waiting
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 
@@ -328,5 +328,45 @@ def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkey
         for server in servers:
             await server.stop(None)
         assert seen == ([1, 2] if tells_first else [2])
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_a_watch_that_beats_is_compared_with_another_coordinator_s_but_rarely(monkeypatch):
+    """Thousands of readers of quiet queues, each of which looked ten times as often, kept a coordinator busy."""
+
+    class Beating(Coordinator):
+        beats = 0
+
+        async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
+            yield pb.QueueView(queue=request.queue, chain_version=self.version)
+            while request.wants_beats:
+                await asyncio.sleep(0.02)
+                self.beats += 1
+                yield pb.QueueView(is_beat=True)
+
+    class Counting(Coordinator):
+        async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
+            self.calls.append(beating.beats)
+            yield pb.QueueView(queue=request.queue, chain_version=self.version)
+
+    beating, other = Beating(1), Counting(1)
+    monkeypatch.setattr(coordinators_module, "QUIET_S", DEADLINE_S)
+
+    async def scenario():
+        servers, (one, two) = zip(*[await start(servicer) for servicer in (beating, other)], strict=True)
+        seen = []
+        async with Coordinators([one, two]) as coordinators:
+            async for view in coordinators.watch("q"):
+                seen.append(view.chain_version)
+                if seen[-1] == 2:
+                    break
+                asyncio.get_running_loop().call_later(1.0, setattr, other, "version", 2)
+        for server in servers:
+            await server.stop(None)
+        assert seen == [1, 2]
+        asked = other.calls[:-1]  # the last one is the watch that goes on there
+        assert len(asked) > 1
+        assert all(beats >= COMPARED_EVERY * count for count, beats in enumerate(asked, 1))
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pytest
+
+from seriatim.coordinator import service
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
+from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
 SESSION_TIMEOUT_MS = 2000
 
@@ -81,3 +86,34 @@ async def _watched_through_a_cut(zookeeper: str) -> None:
                 while await versions.get() < newest:
                     pass
         proxy.is_cut = False
+
+
+def test_a_watch_beats_where_that_is_asked_for_and_tells_changes_all_the_same(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "BEAT_S", 0.05)
+    asyncio.run(_watched_with_and_without_beats(zookeeper))
+
+
+async def _watched_with_and_without_beats(zookeeper: str) -> None:
+    process = CoordinatorProcess(CoordinatorSettings(zookeeper, "c", name="one", session_timeout_ms=SESSION_TIMEOUT_MS))
+    async with contextlib.AsyncExitStack() as stack:
+        await process.start()
+        stack.push_async_callback(process.stop)
+        running = asyncio.create_task(process.run())
+        stack.callback(running.cancel)
+        channel = await stack.enter_async_context(rpc.channel(process.address))
+        stub = CoordinatorStub(channel)
+        await stub.CreateQueue(pb.CreateQueueRequest(queue="q"))
+        beating, silent = (stub.WatchQueue(pb.QueueRequest(queue="q", wants_beats=wants)) for wants in (True, False))
+        async with asyncio.timeout(30):
+            assert await beating.read() == await silent.read()
+            for _ in range(3):
+                assert await beating.read() == pb.QueueView(is_beat=True)
+            await stub.CreateSubscription(pb.CreateSubscriptionRequest(queue="q", subscription="s"))
+            told = await silent.read()
+            assert [one.subscription for one in told.subscriptions] == ["s"]
+            while (seen := await beating.read()).is_beat:
+                pass
+            assert seen == told
+            assert (await beating.read()).is_beat
