@@ -171,7 +171,8 @@ class BrokerService(BrokerServicer):
         return ""
 
     def _unknown(self, reason: str) -> pb.SealReply:
-        return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=_message(self._broker.incarnation), reason=reason)
+        incarnation, has_failed = _message(self._broker.incarnation), self._broker.store.failure is not None
+        return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=incarnation, reason=reason, has_failed=has_failed)
 
     @answers_errors
     async def RecordEnd(self, request: pb.RecordEndRequest, context: Any) -> pb.RecordEndReply:

@@ -65,6 +65,7 @@ def seal_answer_from(reply: pb.SealReply) -> SealAnswer:
         incarnation_from(reply.incarnation),
         tuple(position_from(one) for one in reply.positions),
         reply.reason,
+        has_failed=reply.has_failed,
     )
 
 

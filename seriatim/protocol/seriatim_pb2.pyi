@@ -561,9 +561,12 @@ class SealReply(_message.Message):
     COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    HAS_FAILED_FIELD_NUMBER: _builtins.int
     answer: Global___SealReply.Answer.ValueType
     committed_index: _builtins.int
     reason: _builtins.str
+    has_failed: _builtins.bool
+    """its disk: whatever else is asked, nothing more becomes durable there while its process lives"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """who answers"""
@@ -580,10 +583,11 @@ class SealReply(_message.Message):
         committed_index: _builtins.int = ...,
         positions: _abc.Iterable[Global___Position] | None = ...,
         reason: _builtins.str = ...,
+        has_failed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "committed_index", b"committed_index", "incarnation", b"incarnation", "positions", b"positions", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "committed_index", b"committed_index", "has_failed", b"has_failed", "incarnation", b"incarnation", "positions", b"positions", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

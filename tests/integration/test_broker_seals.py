@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,48 @@ def test_a_seal_for_whoever_had_this_address_before_leaves_nothing_here(tmp_path
             reply = await BrokerService(broker, cast("Any", None), cast("Any", None)).seal(request)
             assert reply.answer == pb.SealReply.UNKNOWN
             assert [record.key for record in store.links()] == [OPENED.key]
+
+    asyncio.run(scenario())
+
+
+def test_a_seal_is_answered_with_that_the_disk_failed_and_one_that_can_t_be_read_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both members' disks fail, that they take no more is all that they can say; who can't read a link may still take records."""
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def unreadable(_: object) -> None:
+        raise DiskFailed("the disk can't be read: Corruption")
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (store, broker):
+            mine, other = (
+                pb.LinkMember(group="g1", member=place, incarnation=pb.Incarnation(disk_id=disk_id, start=1))
+                for place, disk_id in (("a", store.incarnation.disk_id), ("b", "disk-b"))
+            )
+            service = BrokerService(broker, cast("Any", None), cast("Any", None))
+
+            async def sealed(epoch: int) -> pb.SealReply:
+                name = pb.LinkName(cluster="c", queue_id=1, epoch=epoch)
+                return await service.seal(
+                    pb.SealRequest(link=name, chain_version=5, master=mine, slave=other, durability="sync")
+                )
+
+            with monkeypatch.context() as patched:
+                patched.setattr(broker, "find", unreadable)
+                reply = await sealed(OPENED.epoch)
+            assert (reply.answer, reply.has_failed) == (pb.SealReply.UNKNOWN, False)
+            monkeypatch.setattr(os, "fdatasync", failing)
+            for epoch in (OPENED.epoch, OPENED.epoch, 3):  # asked again; and of a link that it never heard of
+                reply = await sealed(epoch)
+                assert (reply.answer, reply.has_failed) == (pb.SealReply.UNKNOWN, True)
+                assert reply.reason == "the disk failed: [Errno 5] Input/output error"
+                assert reply.incarnation.disk_id == store.incarnation.disk_id
+                assert not reply.positions
+            monkeypatch.undo()
+            assert (await sealed(OPENED.epoch)).has_failed  # for good: it isn't trusted again
 
     asyncio.run(scenario())
 

@@ -40,6 +40,7 @@ from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, QueueSettings
 from seriatim.protocol.errors import (
+    DiskFailed,
     Fenced,
     OlderVersion,
     Sealed,
@@ -74,11 +75,14 @@ class Copy:
 
 @dataclass
 class Member:
+    """`has_failed`: its disk has, and its process lives: it takes nothing more, and can't seal."""
+
     name: MemberName
     disk: int = 1
     start: int = 1
     is_up: bool = True
     is_registered: bool = True
+    has_failed: bool = False
     copies: dict[Epoch, Copy] = field(default_factory=dict)
 
     @property
@@ -179,6 +183,8 @@ class World:
         member = self._reached(effect.side.name)
         if member.incarnation != effect.side.incarnation:
             raise WrongIncarnation("another incarnation")
+        if member.has_failed:
+            raise DiskFailed("the disk failed")
         copy = member.copy(effect.link.epoch)
         if effect.version < copy.version:
             raise OlderVersion("older version")
@@ -194,7 +200,9 @@ class World:
         copies = []
         for side in (effect.link.master, effect.link.slave):
             member = self.members[side.name.group, side.name.member]
-            if not member.is_up or member.incarnation != side.incarnation or member.copy(effect.link.epoch).is_sealed:
+            if not member.is_up or member.has_failed or member.incarnation != side.incarnation:
+                return
+            if member.copy(effect.link.epoch).is_sealed:
                 return
             copies.append(member.copy(effect.link.epoch))
         longer = max(copies, key=lambda copy: len(copy.positions))
@@ -210,6 +218,8 @@ class World:
 
     def _sealed(self, effect: SendSeal) -> SealAnswer:
         member = self._reached(effect.side.name)
+        if member.has_failed:
+            return SealAnswer(Wholeness.UNKNOWN, member.incarnation, (), "the disk failed", has_failed=True)
         copy = member.copy(effect.link.epoch)
         if effect.version < copy.version:
             raise OlderVersion("older version")
@@ -236,6 +246,8 @@ class World:
             copy = member.copy(epoch)
             if not member.is_up or member.incarnation != side.incarnation or copy.is_sealed or not copy.is_open:
                 return
+            if member.has_failed and reach != len(copies):  # a batch may still reach the other one alone
+                return
             copies.append(copy)
         if copies[0].positions[-1] != copies[1].positions[-1]:
             return  # the slave refuses what doesn't continue its copy
@@ -251,6 +263,9 @@ class World:
     def kill(self, key: tuple[str, str]) -> None:
         self.members[key].is_up = False
 
+    def fail(self, key: tuple[str, str]) -> None:
+        self.members[key].has_failed = True
+
     def expire(self, key: tuple[str, str]) -> None:
         self.members[key].is_registered = self.members[key].is_up
 
@@ -262,7 +277,7 @@ class World:
         for copy in member.copies.values():
             copy.is_sealed = True
         member.start += 1
-        member.is_up = member.is_registered = True
+        member.is_up, member.is_registered, member.has_failed = True, True, False
 
 
 @dataclass

@@ -21,6 +21,7 @@ _fate = st.one_of(
     st.tuples(st.just("close")),
     st.tuples(st.just("crash"), st.integers(0, 5)),
     st.tuples(st.just("kill"), _member),
+    st.tuples(st.just("fail"), _member),
     st.tuples(st.just("expire"), _member),
     st.tuples(st.just("expire"), _member),
     st.tuples(st.just("restart"), _member),
@@ -52,7 +53,7 @@ def _play(world: World, actions: list[tuple]) -> None:
             runs.pop(action[1] % len(runs))
         elif kind == "append" and last is not None and last.epoch in world.granted:
             world.append(last.epoch, action[1])
-        elif kind in ("kill", "expire", "restart"):
+        elif kind in ("kill", "fail", "expire", "restart"):
             getattr(world, kind)(action[1])
 
 
@@ -141,6 +142,45 @@ def test_a_false_certificate_is_found_offline() -> None:
     except AssertionError:
         return
     raise AssertionError("a forged certificate was not noticed")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from((0, 1, 2, 2)), max_size=5),
+    st.integers(0, 40),
+    st.permutations(("a", "b")),
+    st.sampled_from(("fail", "kill")),
+    st.sampled_from(Durability),
+)
+def test_disks_of_the_head_that_fail_stop_nobody_and_nothing_acknowledged_is_cut(
+    reaches: list[int], cut: int, places: tuple[str, str], other: str, durability: Durability
+) -> None:
+    """Both members stay registered, or the one that is gone does for a while; the link is lost until one is back."""
+    world = World(durability)
+    with_subscription(world)
+    grant = send_call(world).finish()
+    assert isinstance(grant, SendGrant)
+    for reach in reaches:
+        world.append(grant.link.epoch, reach)
+    run = send_call(world, token=1, failed_epoch=1)
+    world.fail(("g1", places[0]))
+    for _ in range(cut):
+        if run.answer is None:
+            run.go()
+    getattr(world, other)(("g1", places[1]))
+    went_on = send_call(world, token=1, failed_epoch=1).finish()
+    assert isinstance(went_on, SendGrant), went_on
+    assert (went_on.link.epoch, went_on.link.group) == (2, "g2")
+    link = world.document.link(grant.link.epoch)
+    if link.end is None:
+        assert link.state is LinkState.LOST
+        assert world.document.subscriptions[0].consume_list == (1, 2)
+        assert not went_on.is_resume_known
+    world.restart(("g1", places[0]))
+    close_call(world, 1).finish()
+    sealed = world.document.link(grant.link.epoch)
+    assert sealed.state is LinkState.SEALED or not durability.survives_restart
+    assert sealed.end is None or sealed.end >= world.acknowledged.get(grant.link.epoch, 0)
 
 
 @settings(max_examples=60, deadline=None)

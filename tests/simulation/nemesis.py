@@ -292,7 +292,11 @@ class Nemesis:
             self._dies(name, False)
 
     def disk_fails(self) -> None:
-        name = self.any_member()
+        mend = self.fail_disk_of(self.any_member())
+        self.later(self.some_s(), mend)
+
+    def fail_disk_of(self, name: str) -> Callable[[], None]:
+        """What mends it is for the caller to call."""
         disk = self._disk(name)
         self.world.note(f"the disk of {name} fails")
         disk.is_failing = True
@@ -301,10 +305,14 @@ class Nemesis:
             disk.is_failing = False
             self._dies(name, True)
 
-        self.later(self.some_s(), mend)
+        return mend
 
     def disk_full(self) -> None:
-        name = self.any_member()
+        mend = self.fill_disk_of(self.any_member())
+        self.later(self.some_s(), mend)
+
+    def fill_disk_of(self, name: str) -> Callable[[], None]:
+        """To the last byte; what mends it is for the caller to call."""
         disk = self._disk(name)
         self.world.note(f"the disk of {name} is full")
         disk.is_full = True
@@ -313,7 +321,7 @@ class Nemesis:
             disk.is_full = False
             self._dies(name, False)
 
-        self.later(self.some_s(), mend)
+        return mend
 
     def disk_stands_still(self) -> None:
         self._stands_still(self.any_member(), self.some_s())

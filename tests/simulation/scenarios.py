@@ -170,6 +170,25 @@ def lose_head(schedule: Schedule) -> None:
         schedule.later(schedule.some_s(), schedule.world.start, name)
 
 
+def fail_head(schedule: Schedule) -> None:
+    """A disk of the head fails, and the other one fails, is full, or is gone: sending goes on with another group (protocol.md 5.4)."""
+    link, world = calmed(schedule), schedule.world
+    one, other = schedule.chance.sample(names_of(link), 2)
+    mends = [schedule.fail_disk_of(one)]
+    what = schedule.chance.choice(("fails", "fails", "fails", "is full", "is gone"))
+    if what == "fails":
+        world.loop.run(world.loop.now_s + schedule.chance.choice((0.0, 0.1, 2.0)) * schedule.chance.random())
+        mends.append(schedule.fail_disk_of(other))
+    elif what == "is full":
+        mends.append(schedule.fill_disk_of(other))
+    else:
+        world.kill(other, is_power=schedule.chance.random() < 0.5)
+        mends.append(lambda: world.start(other))
+    schedule.until_sending_goes_on(SOON_S)
+    for mend in mends:
+        schedule.later(schedule.some_s(), mend)
+
+
 def abandon_head(schedule: Schedule) -> None:
     """Both members of the head are gone for good: an operator gives the link up. Then they come back all the same (H21).
 
@@ -811,6 +830,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "damaged on the way": (2, damage_on_the_way),
     "split head": (3, split_head),
     "lose the head": (1, lose_head),
+    "disks of the head fail": (1, fail_head),
     "abandon the head": (0.5, abandon_head),
     "unreachable head": (1, unreachable_head),
     "nobody sends": (0.5, nobody_sends),

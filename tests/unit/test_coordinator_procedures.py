@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from seriatim.coordinator import messages
 from seriatim.coordinator.core import (
     acquire_read,
     acquire_send,
@@ -56,6 +57,7 @@ from seriatim.coordinator.core.events import (
 )
 from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors, Whose
 from seriatim.protocol.errors import (
     ChainSetBack,
@@ -401,6 +403,76 @@ def test_h10_an_answer_that_is_none_is_no_seal_either(world):
     unknown = SealAnswer(Wholeness.UNKNOWN, world.members["g1", "a"].incarnation, ())
     trace.tell(SealAnswered("a", unknown), KeptSealsRead({}), SessionsSeen(world.registry()))
     assert trace.orders[0].startswith("wait link 1: its end can't be told")
+
+
+def failed(world: World, place: str) -> SealAnswered:
+    incarnation = world.members["g1", place].incarnation
+    return SealAnswered(place, SealAnswer(Wholeness.UNKNOWN, incarnation, (), "the disk failed: EIO", has_failed=True))
+
+
+@pytest.mark.parametrize("other", ["fails, too", "says nothing", "is gone"])
+def test_a_member_whose_disk_failed_takes_no_more_and_the_link_is_lost_until_one_of_them_answers(world, other):
+    """Both stay registered, where both disks fail, and neither ever seals."""
+    if other == "is gone":
+        world.kill(("g1", "b"))
+        world.expire(("g1", "b"))
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), failed(world, "a"))
+    trace.tell(failed(world, "b") if other == "fails, too" else SealFailed("b", DOWN))
+    trace.tell(KeptSealsRead({}), SessionsSeen(world.registry()))
+    why = "g1-b is not registered" if other == "is gone" else "g1-a takes no more records: the disk failed: EIO"
+    assert trace.orders == [f"write 4: link 1 lost: {why}; link 2 listed for g2"]
+    world.document = lost = trace.document
+    assert [link.state for link in lost.links] == [LinkState.LOST, LinkState.OPENING]
+    assert lost.subscriptions[0].consume_list == (1, 2)
+    # Lost it is already: only an answer says more, and by that nothing acknowledged is cut.
+    again = closing().tell(read(world), failed(world, "a"), failed(world, "b"), KeptSealsRead({}))
+    again.tell(SessionsSeen(world.registry()))
+    assert again.orders[0].startswith("wait link 1: its end can't be told (lost)")
+    back = closing().tell(read(world), failed(world, "b"), whole(world, "a", at(3), at(5)))
+    assert back.document.link(Epoch(1)).end == 5
+
+
+def test_a_member_whose_disk_failed_does_not_count_as_gone_where_the_other_one_answers(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), failed(world, "a"))
+    trace.tell(whole(world, "b", at(3), at(5)))
+    assert trace.document.links[0].end == 5
+    # Also beside the chain.
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), failed(world, "a"))
+    trace.tell(SealFailed("b", DOWN), KeptSealsRead({"b": whole(world, "b", at(3), at(5)).answer}))
+    assert trace.document.links[0].end == 5
+
+
+def test_that_a_disk_failed_is_said_of_the_link_s_own_incarnation_only(world):
+    """Another one may answer there; of the link's own it says nothing."""
+    link = world.document.last_link
+    for incarnation in (
+        replace(link.master.incarnation, start=9),
+        Incarnation("another", link.master.incarnation.start),
+    ):
+        answer = replace(failed(world, "a").answer, incarnation=incarnation)
+        trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), SealAnswered("a", answer))
+        trace.tell(SealFailed("b", DOWN), KeptSealsRead({}), SessionsSeen(world.registry()))
+        assert trace.orders[0].startswith("wait link 1: its end can't be told")
+
+
+def test_what_a_member_says_of_its_disk_beside_the_chain_counts_too(world):
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
+    trace.tell(SealFailed("a", DOWN), SealFailed("b", DOWN))
+    reply = pb.SealReply(incarnation=messages.incarnation(world.members["g1", "b"].incarnation), has_failed=True)
+    kept = messages.seal_answer_from(pb.SealReply.FromString(reply.SerializeToString()))
+    trace.tell(KeptSealsRead({"b": kept}), SessionsSeen(world.registry()))
+    assert trace.document.links[0].state is LinkState.LOST
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_no_end_is_told_by_the_absence_of_a_disk_that_failed(durability):
+    """Beside one that may have lost records it may be the one that hasn't: both disks have to answer, or an operator says so."""
+    world = World(durability)
+    send_call(world).finish()
+    trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)), failed(world, "a"))
+    partial = SealAnswer(Wholeness.PARTIAL, world.members["g1", "b"].incarnation, (at(2),), "a checksum failed")
+    trace.tell(SealAnswered("b", partial), KeptSealsRead({}), SessionsSeen(world.registry()))
+    assert trace.document.links[0].certificate is None
 
 
 def test_h3_unequal_copies_are_asked_again_and_never_granted(world):

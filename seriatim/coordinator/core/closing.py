@@ -193,19 +193,27 @@ def _ended(state: Closing, certificate: Certificate) -> Ended:
 def _without_answer(state: Closing, registry: Registry) -> Outcome:
     """Nobody can tell the end: it is lost once one of the two can take no records any more (protocol.md 5.4)."""
     link = state.link
-    why = registry.absence(link) or _sealed_without_use(state)
+    why = registry.absence(link) or _over_without_use(state)
     if link.state is LinkState.CLOSING and why:
         what = f"link {state.epoch} lost: {why}"
         return Ended(chain.lost(state.document, state.epoch), state.version, what, state)
     return Undecidable(_reasons(state))
 
 
-def _sealed_without_use(state: Closing) -> str:
-    """A member that sealed takes no more records, even where its answer can't tell the end."""
+def _over_without_use(state: Closing) -> str:
+    """A member that sealed takes no more records, even where its answer can't tell the end; nor does one whose disk failed.
+
+    That holds for the incarnation that says so: where it is the link's own, nothing more is confirmed, or acknowledged, there. Where
+    the disks of both failed, as on one storage, neither ever seals, and both stay registered.
+    """
     for side in (state.link.master, state.link.slave):
         answer = state.answers.get(side.name.member)
-        if answer is not None and answer.wholeness is not Wholeness.UNKNOWN:
+        if answer is None:
+            continue
+        if answer.wholeness is not Wholeness.UNKNOWN:
             return f"{side.name} is sealed, but may have lost records: {answer.reason}"
+        if answer.has_failed and answer.incarnation == side.incarnation:
+            return f"{side.name} takes no more records: {answer.reason}"
     return ""
 
 

@@ -40,12 +40,16 @@ START = Position(Index(0), EMPTY_HASH, {})
 
 @dataclass(frozen=True, slots=True)
 class SealAnswer:
-    """What a sealed member holds durably: `positions` from its committed index to its next index, in rising order."""
+    """What a sealed member holds durably: `positions` from its committed index to its next index, in rising order.
+
+    `has_failed`: its disk has, so it tells nothing, and as this incarnation nothing more becomes durable there.
+    """
 
     wholeness: Wholeness
     incarnation: Incarnation
     positions: tuple[Position, ...]
     reason: str = ""
+    has_failed: bool = False
 
     @property
     def committed(self) -> Position:

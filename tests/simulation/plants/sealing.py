@@ -13,6 +13,7 @@ from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.writer import Write
+from seriatim.coordinator import messages
 from seriatim.coordinator.core import seal
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate
@@ -73,6 +74,10 @@ def _least_of_all(right: Any, link: Any, before: Any, answers: Any, *, now_ms: i
     return seal._certificate(
         link, before, least.next, least.next.marks, answers.values(), is_whole=False, now_ms=now_ms
     )
+
+
+def _failure_unsaid(right: Any, reply: pb.SealReply) -> seal.SealAnswer:
+    return replace(right(reply), has_failed=False)
 
 
 # ---- the session
@@ -180,6 +185,14 @@ PLANTS = (
             faults=(3, 6),
         ),
         finds="8: .* has more",
+    ),
+    Plant(
+        "failed disk waited for",
+        "a member whose disk failed may still take records, as one may that can't read the link",
+        changed(messages, "seal_answer_from", _failure_unsaid),
+        within=20,
+        shape=Shape(kinds=("disks of the head fail",), faults=(1, 1)),
+        finds="12: .*sending goes on",
     ),
     Plant(
         "session's end ignored",
