@@ -15,6 +15,7 @@ from seriatim.consumer.core.cursor import (
     Granted,
     Refuse,
     StartReading,
+    WakeAt,
 )
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
@@ -192,6 +193,46 @@ def test_a_commit_that_both_members_refuse_is_tried_ever_more_slowly_and_anew_af
     (order,) = happened(CommitAsked(Place(Epoch(1), Index(5))))
     (other,) = happened(CommitFailed(order.commit_id, "no", is_grant_old=False))
     assert (order.side.member, other.side.member) == ("b", "a")
+
+
+def test_a_link_that_was_read_to_its_end_and_stays_listed_has_a_coordinator_asked_ever_more_seldom() -> None:
+    commits = Commits()
+    happened = commits.happened
+    happened(granted(view(1, (1,), link(1, 0)), 1, 5))
+    # Where it starts was told to no member as its own, so what they report of the end is an earlier reader's, and refused.
+    listed = view(3, (1, 2), link(1, 0, 5), link(2, 5))
+    asked_at_s: list[float] = []
+    (effect,) = happened(cursor.ViewChanged(listed))
+    happened(CommitAsked(Place(Epoch(2), Index(3))))
+    for _ in range(6):
+        assert isinstance(effect, WakeAt)
+        assert happened(cursor.ViewChanged(listed)) == [effect]  # what happens meanwhile puts nothing off
+        commits.now_s = effect.at_s
+        assert happened(cursor.Tick()) == [AcquireAgain()]
+        assert happened(cursor.Tick()) == []  # it is being asked
+        asked_at_s.append(commits.now_s)
+        (effect,) = happened(granted(listed, 1, 5))  # that one couldn't leave it either
+    assert commits.state.waiting_for == "link 1, read to its end, to leave the consume list"
+    assert asked_at_s == [5, 15, 35, 75, 135, 195]
+    (order,) = happened(granted(view(4, (2,), link(1, 0, 5), link(2, 5)), 2, 0))
+    assert isinstance(order, Commit)
+    assert (order.epoch, order.index) == (2, 3)
+    happened(Committed(order.commit_id))
+    assert happened(cursor.ViewChanged(view(5, (2,), link(2, 5, 3)))) == [
+        WakeAt(195 + 5)
+    ]  # the next one is asked for anew
+
+
+def test_a_coordinator_isn_t_asked_to_leave_a_link_while_none_of_its_members_is_there() -> None:
+    commits = Commits()
+    happened = commits.happened
+    there = link(1, 0, 5)
+    gone = [replace(side, incarnation=None) for side in (there.master, there.slave)]
+    happened(granted(view(1, (1,), there), 1, 5))
+    commits.now_s = 99.0
+    assert happened(cursor.ViewChanged(view(2, (1,), replace(there, master=gone[0], slave=gone[1])))) == []
+    assert commits.state.waiting_for == "g1-a or g1-b: neither is registered"
+    assert happened(cursor.ViewChanged(view(3, (1,), replace(there, master=gone[0])))) == [AcquireAgain()]
 
 
 def test_what_failed_before_a_seek_holds_nothing_up_after_it() -> None:

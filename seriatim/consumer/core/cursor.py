@@ -5,7 +5,9 @@ subscription's generation; the application may be links ahead of that.
 
 Idea: two places. `wanted` is before the first record the application is not done with; `committed` is what the
 members have. `committed` follows `wanted`: inside the head link by commits; at the head's recorded end it waits
-until the coordinator took the link off the consume list, and then asks for the next head with the same token.
+until the coordinator took the link off the consume list, and then asks for the next head with the same token. Where the
+members' report isn't taken, as of a cursor that isn't marked as this reader's, the link stays listed: then it asks all the
+same, ever more seldom, and who is asked where to read takes the link off itself.
 
 `decide` is as in `reading`. The shell answers AcquireAgain with Granted sooner or later, or with Deposed.
 """
@@ -21,6 +23,9 @@ from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
+LEAVE_FIRST_S = 5.0
+"""A link that was read to its end is off the consume list long before, where the members' report of it is taken."""
+LEAVE_MAX_S = 60.0
 
 
 # ---- events ----------------------------------------------------------------------------------------------------
@@ -129,6 +134,8 @@ class CursorState:
     committed <= wanted: see the module. Beyond what there is, `wanted` falls back to `committed`.
     in_flight: the only commit on its way.
     beyond: the newest commit that a member has less for; the other one may know more, until it says the same of the next.
+    leave_at_s: when a coordinator is asked, as the head is committed to its end and listed still; None: it isn't there.
+    leaves: how often one was asked for that.
     """
 
     view: ChainView | None = None
@@ -146,6 +153,8 @@ class CursorState:
     failure: str = ""
     avoid: str = ""
     retry_at_s: float = 0.0
+    leave_at_s: float | None = None
+    leaves: int = 0
     waiting_for: str = ""
 
     @property
@@ -209,6 +218,8 @@ def _granted(state: CursorState, event: Granted) -> Step:
         in_flight=None,
         committed=place,
         wanted=max(state.wanted, place) if is_going_on else place,
+        leave_at_s=None,
+        leaves=state.leaves if is_going_on and event.head.epoch == state.head else 0,
     )
     if is_going_on:
         # Nothing is left on the list: all that was wanted is committed, but for what is in links listed since. In a queue
@@ -284,6 +295,8 @@ def _settled(state: CursorState, now_s: float) -> Step:
     link = view.link(state.head)
     if link is None or state.in_flight is not None:
         return state, []
+    if link.end is not None and state.committed >= Place(link.epoch, link.end):
+        return _at_end(state, link, now_s)
     target = _target(state, link)
     if state.committed.epoch != link.epoch or target <= state.committed.index:
         return _waiting(state, ""), []
@@ -294,6 +307,18 @@ def _settled(state: CursorState, now_s: float) -> Step:
         return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
     order = Commit(state.next_commit_id, state.generation, link.epoch, target, side)
     return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
+
+
+def _at_end(state: CursorState, link: LinkView, now_s: float) -> Step:
+    """The head is to leave the consume list. Members see to that; where they can't, a coordinator does when it is asked where to read."""
+    if _choice(link, "") is None:  # nor could a coordinator: nobody tells it how far the link was read
+        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
+    state = _waiting(state, f"link {link.epoch}, read to its end, to leave the consume list")
+    wait_s = min(LEAVE_MAX_S, LEAVE_FIRST_S * 2 ** min(state.leaves, 10))
+    at_s = now_s + wait_s if state.leave_at_s is None else state.leave_at_s
+    if now_s < at_s:
+        return replace(state, leave_at_s=at_s), [WakeAt(at_s)]
+    return replace(state, is_acquiring=True, leave_at_s=None, leaves=state.leaves + 1), [AcquireAgain()]
 
 
 def _waiting(state: CursorState, reason: str) -> CursorState:
