@@ -1616,3 +1616,22 @@ def test_a_primary_key_without_overlaps_tells_rows_apart(target, dsn, count) -> 
         ("[0,3)", "y", count - 1),
         ("[3,10)", "z", count),
     ]
+
+
+SWAP = [("u", None, {"id": number, "code": code}) for number, code in ((1, 3), (2, 1), (1, 2))]
+"""Two rows exchange a value, over a third one, as under a unique rule they have to."""
+
+
+@pytest.mark.parametrize("rule", ["UNIQUE (code)", "EXCLUDE (code WITH =)"])
+def test_values_pass_on_under_a_rule_that_only_a_partition_has(target, dsn, rule) -> None:
+    """The table above, which `publish_via_partition_root` names, can't have it without the column that parts it."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE parted (id integer PRIMARY KEY, code integer) PARTITION BY LIST (id)")
+        connection.execute("CREATE TABLE upper PARTITION OF parted FOR VALUES IN (1, 2) PARTITION BY LIST (id)")
+        connection.execute("CREATE TABLE lower PARTITION OF upper FOR VALUES IN (1, 2)")
+        connection.execute("INSERT INTO parted VALUES (1, 1), (2, 2)")
+    assert target.tables()[TableName("public", "parted")].unique == (frozenset({"id"}),)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"ALTER TABLE lower ADD {rule}")
+    applied(target, 0, *SWAP, table="parted")
+    assert fetch(dsn, "SELECT id, code FROM parted ORDER BY id") == [(1, 2), (2, 1)]

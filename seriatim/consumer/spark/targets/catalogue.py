@@ -28,6 +28,11 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
                    i.indexprs IS NULL AND i.indpred IS NULL AND (i.indisunique OR NOT i.indisexclusion),  -- WITHOUT OVERLAPS is both
                    i.indimmediate AND NOT i.indisexclusion)), '[]')
           FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisunique OR i.indisexclusion)),
+       CASE WHEN c.relkind = 'p'
+            THEN EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN pg_index i ON i.indrelid = t.relid AND i.indrelid <> c.oid
+                           JOIN pg_class p ON p.oid = i.indexrelid AND NOT p.relispartition  -- and so no part of one of the table's
+                          WHERE i.indisready AND (i.indisunique OR i.indisexclusion))
+            ELSE false END,
        EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND c.oid IN (f.conrelid, f.confrelid)
                   AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a')),
        (SELECT coalesce(json_object_agg(a.attname, e.operator), '{}')
@@ -58,14 +63,17 @@ def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) ->
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
-    schema, table, is_partitioned, columns, indexes, has_foreign_key, operators, unlogged = row
+    schema, table, is_partitioned, columns, indexes, has_own_rule, has_foreign_key, operators, unlogged = row
     return TableShape(
         name=TableName(schema, table),
         columns={name: type_name for name, type_name, _, _ in columns},
         primary_key=next((tuple(names) for names, is_primary, _, _ in indexes if is_primary), ()),
         generated=frozenset(name for name, _, is_generated, _ in columns if is_generated),
         always_identity=frozenset(name for name, _, _, is_always in columns if is_always),
-        unique=tuple(frozenset(names) if is_plain else None for names, _, is_plain, _ in indexes),
+        unique=(
+            *(frozenset(names) if is_plain else None for names, _, is_plain, _ in indexes),
+            *([None] if has_own_rule else []),
+        ),
         arbiters=frozenset(
             frozenset(names) for names, _, is_plain, is_immediate in indexes if is_plain and is_immediate
         ),
