@@ -27,7 +27,7 @@ class TableShape:
     primary_key: its columns in the key's order; empty where there is none.
     generated: columns whose values the target makes itself; they are never written.
     unique: the columns of each unique rule, the primary key among them; None for one that isn't a plain list of columns (expression, predicate,
-        exclusion constraint), and for those that only partitions have. A key WITHOUT OVERLAPS is one: no two rows have the same.
+        exclusion constraint), and for those that only partitions have, or that aren't valid yet. A key WITHOUT OVERLAPS is one: no two rows have the same.
     arbiters: the unique column sets that ON CONFLICT can name: immediate, plain, without predicate.
     keeps_order: the target will enforce a foreign key at each statement, so changes of this table and of others
         like it must be carried out in their original order.

@@ -26,8 +26,9 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
                       JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum),
                    i.indisprimary,
                    i.indexprs IS NULL AND i.indpred IS NULL AND (i.indisunique OR NOT i.indisexclusion),  -- WITHOUT OVERLAPS is both
-                   i.indimmediate AND NOT i.indisexclusion)), '[]')
-          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND (i.indisunique OR i.indisexclusion)),
+                   i.indimmediate AND NOT i.indisexclusion,
+                   i.indisvalid)), '[]')
+          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisready AND (i.indisunique OR i.indisexclusion)),
        CASE WHEN c.relkind = 'p'
             THEN EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN pg_index i ON i.indrelid = t.relid AND i.indrelid <> c.oid
                            JOIN pg_class p ON p.oid = i.indexrelid AND NOT p.relispartition  -- and so no part of one of the table's
@@ -64,21 +65,27 @@ def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) ->
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
     schema, table, is_partitioned, columns, indexes, has_own_rule, has_foreign_key, operators, unlogged = row
+    valid = [index for index in indexes if index[-1]]
+    rules = [_rule(index) for index in valid]
+    # Enforced, but maybe not kept by all rows: one that is being built CONCURRENTLY, or was given up. Beside a valid one of its columns it asks for no more.
+    has_half_rule = any(_rule(index) not in rules for index in indexes)
     return TableShape(
         name=TableName(schema, table),
         columns={name: type_name for name, type_name, _, _ in columns},
-        primary_key=next((tuple(names) for names, is_primary, _, _ in indexes if is_primary), ()),
+        primary_key=next((tuple(names) for names, is_primary, *_ in valid if is_primary), ()),
         generated=frozenset(name for name, _, is_generated, _ in columns if is_generated),
         always_identity=frozenset(name for name, _, _, is_always in columns if is_always),
-        unique=(
-            *(frozenset(names) if is_plain else None for names, _, is_plain, _ in indexes),
-            *([None] if has_own_rule else []),
-        ),
+        unique=(*rules, *([None] if has_own_rule or has_half_rule else [])),
         arbiters=frozenset(
-            frozenset(names) for names, _, is_plain, is_immediate in indexes if is_plain and is_immediate
+            frozenset(names) for names, _, is_plain, is_immediate, _ in valid if is_plain and is_immediate
         ),
         keeps_order=fires_triggers and has_foreign_key,
         is_partitioned=is_partitioned,
         operators=operators,
         unlogged=unlogged,
     )
+
+
+def _rule(index: Any) -> frozenset[str] | None:
+    names, _, is_plain, *_ = index
+    return frozenset(names) if is_plain else None
