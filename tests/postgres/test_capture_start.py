@@ -205,3 +205,15 @@ def test_what_just_gives_a_table_a_key_is_waited_for_by_a_capture_that_starts(ds
             sql(dsn, "INSERT INTO b VALUES (10, 'z')")
             wait_for(lambda: last_commit_of(queue, 10), run)
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+
+
+def test_a_table_without_a_key_that_is_just_being_dropped_keeps_no_capture_from_starting(dsn: str) -> None:
+    sql(dsn, "CREATE TABLE b (id int, t text)")
+    queue = Queue()
+    with psycopg.connect(dsn) as dropping:
+        dropping.execute("DROP TABLE b")
+        with running(dsn, Sender(queue)) as run:
+            wait_for(lambda: one(dsn, WAITING), run)
+            dropping.commit()
+            wait_for(lambda: streaming(queue), run)
+    assert replayed(queue) == table_rows(dsn, "a")

@@ -27,11 +27,13 @@ from tests.postgres.test_capture import (
     last_commit_of,
     one,
     replayed,
+    running,
     sql,
     streaming,
     table_rows,
     wait_for,
 )
+from tests.postgres.test_capture_start import WAITING
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -173,6 +175,24 @@ def test_a_table_whose_key_is_just_being_made_is_waited_for_and_a_stop_isn_t(dsn
             Gate.is_open.set()
             wait_for(lambda: capture.reasons)
         assert f"process {mending.info.backend_pid} " in capture.reasons[0]
+
+
+def test_a_table_without_a_key_that_is_just_being_dropped_is_waited_for_and_no_reason_to_end(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A work table, as a batch job makes one: by the time that it can be looked at there is none."""
+    monkeypatch.setattr(Gate, "is_open", Event())
+    queue = Queue()
+    with psycopg.connect(dsn) as dropping, running(dsn, Gate(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "INSERT INTO a VALUES (77, 1)", "CREATE TABLE work (id int)", "INSERT INTO work VALUES (1)")
+        dropping.execute("DROP TABLE work")
+        Gate.is_open.set()
+        wait_for(lambda: one(dsn, WAITING), run)
+        dropping.commit()
+        sql(dsn, "INSERT INTO a VALUES (78, 1)")
+        wait_for(lambda: last_commit_of(queue, 78), run)
+    assert [change.after["id"] for change in queue.rows()] == [77, 1, 78]
 
 
 @contextmanager
