@@ -73,6 +73,16 @@ def test_a_table_that_changes_just_before_it_is_read_is_copied_as_it_is(
     assert replayed(queue) == {key: row for table in tables for key, row in table_rows(dsn, table).items()}
 
 
+def test_a_snapshot_that_goes_with_its_connection_before_it_is_taken_begins_again(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE backend_type = 'walsender'"
+    points = after_the_first_slot(monkeypatch, lambda: sql(dsn, f"{end} AND datname = current_database()"))
+    queue = captured(dsn, Sender(Queue()))
+    assert len(points) == 2
+    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+
+
 class Altering(Sender):
     """Somebody writes the second table anew when the first one's rows are on their way."""
 

@@ -342,9 +342,18 @@ def start_snapshot(connection: Connection, name: str) -> int:
     """Read from now on as of an exported snapshot, and every row or none; its time in milliseconds.
 
     With `row_security` off a query that policies would take rows from fails (PostgreSQL manual, "Row Security Policies").
+
+    Raises:
+        SourceLost: the snapshot is gone, with the connection that exported it.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+    try:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+    except (
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.InvalidParameterValue,
+    ) as error:  # the latter by older servers
+        raise SourceLost(f"the source database ended the connection that made the slot: {in_a_line(error)}") from error
     for setting, value in {"row_security": "off", **PLAIN_NAMES}.items():
         connection.execute("SELECT set_config(%s, %s, true)", (setting, value))
     return int(str(_one(connection, "SELECT (extract(epoch FROM now()) * 1000)::bigint")))
