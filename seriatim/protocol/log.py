@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
+import select
 import sys
 import threading
 import time
 from collections import deque
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from seriatim.protocol import forks
 
@@ -111,10 +113,17 @@ class _Formatter(logging.Formatter):
         return line
 
 
+class _Line(NamedTuple):
+    text: str
+    stands_for: int = 1
+    """So many are missing where it is."""
+
+
 class _Handler(logging.Handler):
     """Writes on a thread of its own, so that nobody waits for whoever takes the log: a pipe may be full, a terminal stopped, a disk hang.
 
-    An event loop would stand still, and its process go on otherwise, as if it served. A line that finds no room is dropped, and counted.
+    An event loop would stand still, and its process go on otherwise, as if it served. A line that finds no room, here or where it goes, is
+    dropped, and counted.
     It goes past the stream's own buffer, whose lock would be held for good, and keep the process from its end.
     """
 
@@ -126,9 +135,12 @@ class _Handler(logging.Handler):
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._lines: deque[str] = deque()
+        self._lines: deque[_Line] = deque()
         self._written_bytes = 0
         self._dropped = 0
+        self._is_refused = False
+        """The last write failed: what was dropped is told with the next line."""
+        self._is_cut = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -139,10 +151,12 @@ class _Handler(logging.Handler):
             self.handleError(record)
             return
         with self._changed:
-            if len(self._lines) >= LINES or self._is_closed:
+            if self._is_closed:
+                return
+            if len(self._lines) >= LINES:
                 self._dropped += 1
                 return
-            self._lines.append(line)
+            self._lines.append(_Line(line))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
@@ -153,44 +167,82 @@ class _Handler(logging.Handler):
 
     def _serve(self) -> None:
         while True:
+            lines: list[_Line] = []
+            told = 0
+            # Whatever is met, such as a lack of memory, ends no log: it tells later that lines are missing.
+            with contextlib.suppress(Exception):
+                lines = self._next()
+                if not lines:
+                    return
+                told = self._write(lines)
             with self._changed:
-                if self._dropped and not self._lines:
-                    self._lines.append(self._gap())
-                self._changed.wait_for(lambda: self._lines or self._is_closed)
-                count = len(self._lines)
-                text = "".join(f"{line}\n" for line in self._lines)
-            if not count:
-                return
-            with contextlib.suppress(OSError, ValueError):  # there is nowhere to tell that it can't be told
-                self._write(text.encode(self._stream.encoding, "backslashreplace"))
-            with self._changed:
-                for _ in range(count):
+                for _ in lines:
                     self._lines.popleft()
+                self._dropped += sum(line.stands_for for line in lines[told:])
+                self._is_refused = told < len(lines)
                 self._changed.notify_all()
 
-    def _gap(self) -> str:
-        dropped, self._dropped = self._dropped, 0
-        told = _line("lines were dropped, nobody took them", {"count": dropped})
-        return self.format(logging.LogRecord("seriatim.log", logging.WARNING, "", 0, told, (), None))
+    def _has_more(self) -> bool:
+        return bool(self._lines) or (self._dropped > 0 and not self._is_refused)
 
-    def _write(self, data: bytes) -> None:
-        """Raises OSError, and ValueError where the stream is closed."""
-        while data:
-            written = os.write(self._stream.fileno(), data[:_AT_ONCE_BYTES])
-            data = data[written:]
-            with self._changed:
-                self._written_bytes += written
-                self._changed.notify_all()
+    def _next(self) -> list[_Line]:
+        """Those to write now: some, unless it is closed. They stay where they are until they are written."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_more() or self._is_closed)
+            if self._dropped and self._has_more() and (self._is_refused or not self._lines):
+                self._lines.appendleft(self._gap())
+                self._dropped = 0
+            lines, characters = [], 0
+            for line in self._lines:
+                lines.append(line)
+                characters += len(line.text)
+                if characters >= _AT_ONCE_BYTES:
+                    break
+            return lines
+
+    def _gap(self) -> _Line:
+        told = _line("lines were dropped, nobody took them", {"count": self._dropped})
+        record = logging.LogRecord("seriatim.log", logging.WARNING, "", 0, told, (), None)
+        return _Line(self.format(record), self._dropped)
+
+    def _write(self, lines: list[_Line]) -> int:
+        """Answers how many of them were written to their end."""
+        parts = [f"{line.text}\n".encode(self._stream.encoding, "backslashreplace") for line in lines]
+        if self._is_cut:
+            parts[0] = b"\n" + parts[0]
+        data, written = memoryview(b"".join(parts)), 0
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # as where the stream is closed: who can't be told isn't told that now
+            while written < len(data):
+                some = self._write_some(data[written:])
+                written += some
+                with self._changed:
+                    self._written_bytes += some
+                    self._changed.notify_all()
+        if written:
+            self._is_cut = data[written - 1] != ord("\n")
+        return sum(end <= written for end in itertools.accumulate(map(len, parts)))
+
+    def _write_some(self, data: memoryview) -> int:
+        descriptor = self._stream.fileno()
+        try:
+            return os.write(descriptor, data[:_AT_ONCE_BYTES])
+        except BlockingIOError:  # it is one for all who share it, and somebody made it non-blocking
+            look = select.poll()
+            look.register(descriptor, select.POLLOUT)
+            look.poll()
+            return 0
 
     def flush(self) -> None:
         """Wait until what was logged is written, as long as somebody takes it."""
         with self._changed:
-            while self._lines and self._thread is not None:
+            while self._has_more() and self._thread is not None:
                 if not self._changed.wait_for(functools.partial(self._goes_on, self._written_bytes), FLUSH_S):
                     return
 
     def _goes_on(self, before_bytes: int) -> bool:
-        return not self._lines or self._written_bytes != before_bytes
+        return not self._has_more() or self._written_bytes != before_bytes
 
     def close(self) -> None:
         with self._changed:

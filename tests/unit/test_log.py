@@ -104,6 +104,65 @@ def test_nobody_waits_for_who_takes_the_log_and_what_found_no_room_is_counted(mo
     assert len(numbers) + dropped == 20
 
 
+@pytest.mark.timeout(60)
+def test_who_makes_the_pipe_non_blocking_loses_no_line() -> None:
+    """What didn't fit at once was thrown away, uncounted: a description is one for all who share it."""
+    with logged_to_a_pipe() as taken:
+        os.set_blocking(logging.getLogger().handlers[0]._stream.fileno(), False)
+        coordinator, long = log.logger("coordinator"), "x" * log.MOST_CHARACTERS
+        for number in range(20):  # more than a pipe holds
+            coordinator.info("granted", why=long, number=number)
+        assert [int(taken.readline().rpartition("=")[2]) for _ in range(20)] == list(range(20))
+
+
+FULL = """
+import resource, sys
+from seriatim.protocol import log
+log.start_logging()
+broker, limits = log.logger("broker"), resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_005, limits[1]))  # as a file system that has so much room
+for number in range(4000):
+    broker.info("full", number=number)
+log.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+broker.info("room", number=4000)
+"""
+
+
+def test_what_finds_no_room_on_a_disk_is_counted_and_cuts_no_later_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as file:
+        subprocess.run((sys.executable, "-c", FULL), stderr=file, check=True, timeout=60)
+    lines = path.read_text().splitlines()
+    whole = [line for line in lines if re.fullmatch(STAMP + r" INFO broker (full|room) number=\d{1,4}", line)]
+    told = re.fullmatch(STAMP + r" WARNING log lines were dropped, nobody took them count=(\d+)", lines[-2])
+    assert told
+    assert lines[-1].endswith(" room number=4000")
+    assert len(whole) > 1000
+    # Of the line that was cut so much may be there that it looks whole.
+    assert len(whole) + int(told[1]) - 4001 in (0, 1)
+    assert len(lines) - len(whole) in (1, 2)
+
+
+def test_a_lack_of_memory_ends_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, lacks = os.write, [True]
+
+    def lacking(descriptor: int, data: memoryview | bytes) -> int:
+        if lacks and descriptor == logging.getLogger().handlers[0]._stream.fileno():
+            raise MemoryError
+        return write(descriptor, data)
+
+    with logged_to_a_pipe() as taken:
+        monkeypatch.setattr(os, "write", lacking)
+        for number in range(3):
+            log.logger("coordinator").info("granted", number=number)
+        log.flush()
+        lacks.clear()
+        log.logger("coordinator").info("granted", number=3)
+        assert taken.readline().endswith(" lines were dropped, nobody took them count=3\n")
+        assert taken.readline().endswith(" granted number=3\n")
+
+
 def test_who_was_forked_logs_too() -> None:
     def say(what: str) -> None:
         log.logger("producer").info(what)
