@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psycopg
 import pytest
 
-from seriatim.producer.sources.postgres.errors import CaptureGap, KeylessTable
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from tests.postgres.test_capture import (
     Queue,
     Sender,
@@ -99,6 +101,60 @@ def test_what_came_while_there_was_no_publication_is_a_gap_whatever_the_database
     assert isinstance(again.error, CaptureGap)
     assert not is_streaming or isinstance(run.error, CaptureGap)
     assert [change.after for change in queue.rows()] == [{"id": 1}]
+
+
+@pytest.fixture
+def begun(new_database: Callable[[], str]) -> tuple[str, Queue]:
+    """A database with tables a and b, and the queue of both, which were captured for a moment."""
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1)")
+    queue = Queue()
+    with running(dsn, Sender(queue), tables=("a", "b")) as run:
+        wait_for(lambda: streaming(queue), run)
+    wait_for(lambda: is_free(dsn))
+    return dsn, queue
+
+
+@pytest.mark.parametrize("change", ["DROP TABLE b", "ALTER TABLE b RENAME TO c"])
+def test_a_stream_goes_on_with_what_is_there_of_the_tables_that_were_asked_for(begun, caplog, change):
+    """Else nobody takes over from who captures them, and the slot keeps the log, until somebody alters a command."""
+    dsn, queue = begun
+    sql(dsn, change)
+    is_renamed = "RENAME" in change
+    with running(dsn, Sender(queue), tables=("a", "b")) as run:
+        sql(dsn, *(["INSERT INTO c VALUES (2)"] if is_renamed else []), "INSERT INTO a VALUES (3)")
+        wait_for(lambda: last_commit_of(queue, 3), run)
+    names = [(change.source.table, change.after["id"]) for change in queue.rows()]
+    assert names == [("b", 1), *([("c", 2)] if is_renamed else []), ("a", 3)]
+    assert "missing=b " in next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+def test_a_table_that_was_made_again_is_not_what_a_publication_names(begun):
+    dsn, queue = begun
+    sql(dsn, "DROP TABLE b", "CREATE TABLE b (id int PRIMARY KEY)")
+    with running(dsn, Sender(queue), tables=("a", "b")) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, CaptureRefused)
+    assert run.error.details["statement"] == 'ALTER PUBLICATION "pub" ADD TABLE "public"."b"'
+
+
+@pytest.mark.parametrize("is_slot_there", [True, False])
+def test_a_snapshot_is_of_all_tables_that_were_asked_for(begun, is_slot_there):
+    """With another slot, or since the one before was never finished."""
+    dsn, queue = begun
+    slot = "new"
+    if is_slot_there:
+        sender = Sender(queue, 1)
+        with running(dsn, sender, tables=("a", "b"), slot=slot) as run:
+            wait_for(lambda: sender.is_over, run)
+        wait_for(lambda: is_free(dsn, slot))
+    before = len(queue.records)
+    sql(dsn, "DROP TABLE b")
+    with running(dsn, Sender(queue), tables=("a", "b"), slot=slot) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, CaptureRefused)
+    assert "has no table b" in str(run.error)
+    assert len(queue.records) == before
 
 
 PARTED = (

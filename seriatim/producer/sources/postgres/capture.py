@@ -180,6 +180,8 @@ class PostgresCapture:
             attendant.attend(connection)
             try:
                 self._check(connection)
+                if catalog.find_slot(connection, self._slot) is None:  # a snapshot is to come
+                    catalog.resolve_all(connection, self._tables)
             except psycopg.OperationalError as error:
                 if not self._stopped.is_set():  # else it was cancelled for that
                     raise SourceLost(f"the source database ended the connection: {in_a_line(error)}") from error
@@ -245,14 +247,26 @@ class PostgresCapture:
             )
         else:
             self._start(connection, replication, step.confirmed_lsn)
+            self._tell_missing(connection)
         return step, db
 
+    def _tell_missing(self, connection: Connection) -> None:
+        missing = [table for table in self._tables if catalog.resolve(connection, table) is None]
+        if missing:
+            _log.warning(
+                "capture goes on slot=%s missing=%s reason=dropped, renamed or misspelt; what publication %s names is captured",
+                self._slot,
+                ",".join(missing),
+                self._publication,
+            )
+
     def _publish(self, connection: Connection, *, exists: bool) -> None:
-        """Have a publication of which a snapshot can be taken, or make none.
+        """Have a publication of which a snapshot can be taken, with all that was asked for, or make none.
 
         One that names a table without a key would end the application's own updates.
         """
         with connection.transaction():
+            catalog.resolve_all(connection, self._tables)
             if not exists:
                 catalog.create_publication(connection, self._publication, self._tables)
                 catalog.published_tables(connection, self._publication)

@@ -215,22 +215,29 @@ def resolve_all(connection: Connection, tables: Sequence[str]) -> list[Named]:
     Raises:
         CaptureRefused: there is no such table.
     """
-    return [_resolve(connection, table) for table in tables]
+    found = []
+    for table in tables:
+        named = resolve(connection, table)
+        if named is None:
+            raise CaptureRefused(f"the source database has no table {table}", table=table)
+        found.append(named)
+    return found
 
 
-def _resolve(connection: Connection, table: str) -> Named:
+def resolve(connection: Connection, table: str) -> Named | None:
+    """The table given as ``schema.table`` or ``table``, if there is one."""
     row = connection.execute(
         "SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
         (table,),
     ).fetchone()
-    if row is None:
-        raise CaptureRefused(f"the source database has no table {table}", table=table)
-    return Named(*row)
+    return None if row is None else Named(*row)
 
 
 def check_tables(connection: Connection, publication: str, tables: Sequence[str]) -> None:
-    """Refuse wanted tables that are missing in an existing publication.
+    """Refuse wanted tables that are missing in an existing publication; not those that aren't there at all.
+
+    One that was dropped, or renamed, since a stream began is no reason to end that: it goes on without a gap, and its slot keeps the log meanwhile.
 
     What the publication names counts, and not what it comes to: that is the partitions of a partitioned table, and of one
     that has none yet it is nothing.
@@ -238,7 +245,10 @@ def check_tables(connection: Connection, publication: str, tables: Sequence[str]
     Raises:
         CaptureRefused: names the statement that adds it.
     """
-    for table, named in zip(tables, resolve_all(connection, tables), strict=True):
+    for table in tables:
+        named = resolve(connection, table)
+        if named is None:
+            continue
         found = connection.execute(_IS_PUBLISHED, {"oid": named.oid, "publication": publication}).fetchone()
         if found is None or not found[0]:
             name = f"{quote_name(named.schema)}.{quote_name(named.name)}"
