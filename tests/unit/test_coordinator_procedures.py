@@ -1442,6 +1442,18 @@ def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_ther
     assert trace.orders == [_note(world, "a")]
 
 
+def test_what_was_passed_on_is_not_passed_on_again_where_the_one_member_is_of_before_and_the_other_goes(world):
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(told("a", 3, by=0), ReaderNotTold("b", DOWN))
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    trace.tell(SessionsSeen(world.registry()))
+    assert trace.orders == ["tell g1-a link=1 generation=1 token=1 cursor=3"]
+    trace.tell(told("a", 3, by=0), SessionsSeen(world.registry()))
+    assert trace.orders == [_note(world, "b")]
+
+
 def test_events_that_nothing_asked_for_are_bugs(world):
     with pytest.raises(InvariantBroken):
         sending().tell(read(world), ChainWritten(ChainVersion(9)))

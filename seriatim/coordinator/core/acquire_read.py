@@ -93,7 +93,8 @@ class AcquireRead:
     """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
 
     `is_newest`: the chain was read behind all that had been written until then. `noted`: the place of the member that
-    this run has noted as stale. `index`: where the reader is to start, if the chain is still the same.
+    this run has noted as stale. `passed`: the cursor that was passed on since the members were asked, whatever they made of it.
+    `index`: where the reader is to start, if the chain is still the same.
     """
 
     request: ReadRequest
@@ -106,6 +107,7 @@ class AcquireRead:
     rounds: int = 0
     is_newest: bool = False
     noted: str = ""
+    passed: Index = Index(0)
     index: Index = Index(0)
 
     @property
@@ -248,7 +250,9 @@ def _look(state: AcquireRead) -> Step:
     link = state.head
     if link is None:
         return _granted(state, Index(0))
-    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}), (LookUpSessions(link.group),)
+    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}, passed=Index(0)), (
+        LookUpSessions(link.group),
+    )
 
 
 def _head(state: AcquireRead) -> Link:
@@ -320,7 +324,7 @@ def _with_cursors(state: AcquireRead) -> Step:
     if link.end is not None and cursor >= link.end:
         return _leave(state, link)
     behind = tuple(answer.place for answer in sound if not _has_start(state, answer, furthest))
-    if behind and state.phase is not Phase.PASSING:  # else it was passed on, whatever an older member made of it
+    if behind and furthest != state.passed:  # else it was passed on; an older member doesn't say whose it is
         return _pass_on(state, link, behind, furthest)
     unsure = _unsure(state, link)
     if unsure and unsure != state.noted and cursor > subscriptions.start_index(found, link.epoch):
@@ -357,7 +361,7 @@ def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: 
     """A reader that starts at a cursor counts on it, so both members are to have it, as its own, before it does (H7)."""
     told = {place: answer for place, answer in state.told.items() if place not in behind}
     sides = (side for side in (link.master, link.slave) if side.name.member in behind)
-    return replace(state, phase=Phase.PASSING, told=told), _tellings(state, link, sides, furthest)
+    return replace(state, phase=Phase.PASSING, told=told, passed=furthest), _tellings(state, link, sides, furthest)
 
 
 def _unsure(state: AcquireRead, link: Link) -> str:
