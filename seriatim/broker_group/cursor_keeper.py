@@ -465,6 +465,7 @@ class CursorKeeper:
             generation=first.generation,
             by=first.by,
             also=also,
+            member=self._broker.name.member,  # else coordinators of before, which look for notes of it, take an earlier reader's end
             cause_id=cause_id,
             **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
         )

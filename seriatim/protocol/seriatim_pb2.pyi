@@ -1853,6 +1853,7 @@ class DrainedReport(_message.Message):
     CAUSE_ID_FIELD_NUMBER: _builtins.int
     ALSO_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     queue_id: _builtins.int
     subscription_id: _builtins.int
@@ -1861,6 +1862,8 @@ class DrainedReport(_message.Message):
     cause_id: _builtins.str
     by: _builtins.int
     """the token of the reader that committed the end; 0: an earlier version doesn't say"""
+    member: _builtins.str
+    """"a" or "b", who reports: only coordinators of 27 November 2026 ask for it, until none is left"""
     @_builtins.property
     def also(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drained]:
         """others who have read the same link; an earlier coordinator passes over them"""
@@ -1876,10 +1879,11 @@ class DrainedReport(_message.Message):
         cause_id: _builtins.str = ...,
         also: _abc.Iterable[Global___Drained] | None = ...,
         by: _builtins.int = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "by", b"by", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "by", b"by", "cause_id", b"cause_id", "cluster", b"cluster", "epoch", b"epoch", "from", b"from", "generation", b"generation", "member", b"member", "queue_id", b"queue_id", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

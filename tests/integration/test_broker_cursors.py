@@ -30,6 +30,7 @@ class Listener(CoordinatorServicer):
     def __init__(self) -> None:
         self.notes: list[tuple[str, bool]] = []
         self.drained: list[tuple[int, int, int]] = []
+        self.reported_by: set[str] = set()
         self.is_deaf = False
         self.reader_token = 1
         self.hears_of_all = True
@@ -57,6 +58,7 @@ class Listener(CoordinatorServicer):
         await self.may_answer.wait()
         self._listen()
         of = (request, *request.also) if self.hears_of_all else (request,)
+        self.reported_by.add(request.member)
         self.drained += [(request.epoch, one.subscription_id, one.generation) for one in of]
         noted = [pb.Drained(subscription_id=one.subscription_id, generation=one.generation) for one in of]
         return pb.DrainedNoted(noted=noted if self.hears_of_all else ())
@@ -401,6 +403,7 @@ def test_drained_is_reported_until_it_is_noted(run: Callable[..., None]) -> None
 
         await until(is_noted)
         assert set(listener.drained) == {(1, 3, 1)}
+        assert listener.reported_by <= {"a", "b"}  # a coordinator of before looks for notes of that member's cursors
 
     run(scenario)
 
