@@ -24,11 +24,13 @@ _log = log.logger("broker.writer")
 
 GROUP_BYTES: Final = 256 * 1024
 """At most so much in one call of the database, which holds the interpreter lock."""
+RUN_BYTES: Final = 16 * 1024 * 1024
+"""Of more that waits, this much is written and flushed first: a slow disk is seen to go on (STILL_S)."""
 
 SLOW_S: Final = 0.2
 """A group of writes that takes the disk this long is told of: a sender waits some 0.3 s before it goes on with the next group."""
 STILL_S: Final = 10.0
-"""A disk that has been at the same writes for so long stands still: its member leaves until it goes on."""
+"""A disk that has been at the same call for so long stands still: its member leaves until it goes on."""
 SLOW_AGAIN_S: Final = 10.0
 """As long as the disk is slow it is told again after so long."""
 
@@ -173,7 +175,9 @@ class Writer:
             self._unflushed = []
             return
         for group in _groups(self._sink.placed(writes)):
+            self._went_on()
             self._sink.write(group, uses_log=group[0].uses_log)
+        self._went_on()
         now_s = time.monotonic()
         for write in writes:
             if write.flush_within_s is not None:
@@ -183,19 +187,25 @@ class Writer:
         self._unflushed += [write for write in writes if write.waits_for_flush]
         if any(write.empties_memory for write in writes):
             self._sink.empty_memory()
+            self._went_on()
         for write in writes:
             if write.clears_up is not None:
                 self._at_it_since_s = None  # it may take its time
                 self._sink.clear_up(is_urgent=write.clears_up)
-                self._at_it_since_s = time.monotonic()
+                self._went_on()
         if self._due_s is not None and (is_last or self._due_s <= time.monotonic()):
             self._sink.flush()
+            self._went_on()
             self._due_s = None
             for write in writes:
                 if write.empties is not None:
                     self._sink.remove_segments(write.empties)
             self._tell(self._unflushed, None)
             self._unflushed = []
+
+    def _went_on(self) -> None:
+        """The disk has answered a call."""
+        self._at_it_since_s = time.monotonic()
 
     def _tell_if_slow(self, began_s: float) -> None:
         now_s = time.monotonic()
@@ -228,12 +238,15 @@ def is_the_disk_s(error: Exception) -> bool:
 
 
 def _runs(writes: list[Write]) -> list[list[Write]]:
-    """Cut behind each write that empties a link: what follows for the same link goes to a new file. At least one run."""
+    """Cut behind each write that empties a link, since what follows for the same link goes to a new file, and at RUN_BYTES. At least one run."""
     runs: list[list[Write]] = [[]]
+    size_bytes = 0
     for write in writes:
         runs[-1].append(write)
-        if write.empties is not None:
+        size_bytes += write.size_bytes
+        if write.empties is not None or size_bytes >= RUN_BYTES:
             runs.append([])
+            size_bytes = 0
     return runs if runs[-1] or len(runs) == 1 else runs[:-1]
 
 

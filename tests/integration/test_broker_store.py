@@ -16,8 +16,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import READ_AHEAD_BYTES
 from seriatim.broker_group.store import Store, open_store
-from seriatim.broker_group.writer import SLOW_AGAIN_S, SLOW_S, SlowDisk, Write, Writer
+from seriatim.broker_group.writer import RUN_BYTES, SLOW_AGAIN_S, SLOW_S, SlowDisk, Write, Writer, _runs
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, SeriatimError
@@ -950,6 +952,70 @@ def test_a_disk_that_answers_nothing_stands_still_but_not_one_that_is_put_in_ord
         assert [*seen, writer.stands_still] == [False, True, False]
 
     asyncio.run(scenario())
+
+
+def test_a_slow_disk_that_answers_each_call_doesn_t_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted from the beginning of all that waited, which may be 512 MiB: members with disks of 5 MB/s left, one after the other."""
+    now_s = 0.0
+    monkeypatch.setattr("seriatim.broker_group.writer.time", SimpleNamespace(monotonic=lambda: now_s))
+
+    class Slow(Sink):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_begin = threading.Event()
+            self.calls: list[tuple[str, bool]] = []
+
+        def answers(self, what: str) -> None:
+            nonlocal now_s
+            now_s += 6.0
+            self.calls.append((what, writer.stands_still))
+
+        def placed(self, writes: Any) -> Any:
+            self.may_begin.wait()
+            self.answers(f"place {len(writes)}")
+            return writes
+
+        def write(self, writes: Any, *, uses_log: bool) -> None:
+            self.answers(f"write {len(writes)}")
+
+        def flush(self) -> None:
+            self.answers("flush")
+
+        def empty_memory(self) -> None:
+            self.answers("empty memory")
+
+        def remove_segments(self, link: Any) -> None:
+            self.answers("remove")
+
+    async def scenario() -> None:
+        nonlocal writer
+        writer = Writer(sink, asyncio.get_running_loop())
+        size_bytes = RUN_BYTES // 2  # so much of them is placed in one call
+        for rest in ({}, {}, {"empties_memory": True, "empties": (QueueId(1), Epoch(1))}):
+            writer.submit(Write(((b"k", b"v"),), lambda *_: None, size_bytes=size_bytes, **rest))
+        sink.may_begin.set()
+        await asyncio.to_thread(writer.close)
+
+    sink = Slow()
+    writer: Writer
+    asyncio.run(scenario())
+    assert {what for what, _ in sink.calls} >= {"write 1", "flush", "empty memory", "remove"}
+    assert [what for what, is_still in sink.calls if is_still] == []
+
+
+def test_all_that_waits_is_written_in_runs_that_a_slow_disk_can_be_seen_to_get_through() -> None:
+    write = partial(Write, ((b"k", b"v"),), lambda *_: None)
+    half = RUN_BYTES // 2
+    writes = [
+        write(size_bytes=half),
+        write(size_bytes=half),
+        write(size_bytes=1),
+        write(empties=(QueueId(1), Epoch(1))),
+        write(),
+    ]
+    assert _runs(writes) == [writes[:2], writes[2:4], writes[4:]]
+    assert _runs(writes[:2]) == [writes[:2]]
+    assert _runs([]) == [[]]
 
 
 def test_a_slow_disk_is_told_of_at_once_and_then_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
