@@ -21,7 +21,7 @@ from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Sna
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName
 from seriatim.consumer.spark.apply.spelling import spelled
-from seriatim.consumer.spark.targets import execution, positions, postgres, statements
+from seriatim.consumer.spark.targets import catalogue, execution, positions, postgres, statements
 from seriatim.consumer.spark.targets import parts as target_parts
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
@@ -1662,3 +1662,54 @@ def test_an_index_that_is_built_anew_beside_the_key_s_keeps_no_order(target, dsn
         connection.execute("CREATE UNIQUE INDEX ruled_pkey_ccnew ON ruled (id)")
     unfinished(dsn, "ruled_pkey_ccnew")
     assert target.tables()[TableName("public", "ruled")].unique == (frozenset({"id"}),)
+
+
+PARTED = """
+CREATE TABLE customers (id integer PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE customers_1 PARTITION OF customers FOR VALUES FROM (0) TO (9);
+CREATE TABLE orders (id integer PRIMARY KEY, up integer REFERENCES orders, customer integer REFERENCES customers) PARTITION BY LIST (id);
+CREATE TABLE orders_1 PARTITION OF orders FOR VALUES IN (1);
+CREATE TABLE "orders%" PARTITION OF orders FOR VALUES IN (2) PARTITION BY LIST (id);
+CREATE TABLE orders_2 PARTITION OF "orders%" FOR VALUES IN (2);
+CREATE TABLE items (n integer, item integer REFERENCES orders) PARTITION BY LIST (n);
+INSERT INTO customers VALUES (1);
+INSERT INTO orders VALUES (1, 1, 1), (2, 1, 1);
+"""
+"""A partitioned table that refers to another one and to itself; and one without a partition, that refers to it."""
+PARTS = ("customers_1", "orders_1", "orders_2")
+HELD = "SELECT id FROM customers UNION ALL SELECT id FROM orders"
+
+
+def test_partitions_are_emptied_with_the_tables_above_them_that_have_foreign_keys(target, dsn, role_of) -> None:
+    """Without `publish_via_partition_root` the source names the partitions alone, at a TRUNCATE and where a snapshot begins."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(PARTED)
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA seriatim_replay, public TO PUBLIC")
+    with PostgresTarget(poor, "job") as weak:
+        weak.apply(QUEUE, planned(weak, emptying(0, *PARTS)), 1)
+    assert fetch(dsn, HELD) == []
+
+
+def test_a_partition_that_is_not_to_be_emptied_is_not(target, dsn, monkeypatch) -> None:
+    """One of the target's own, that comes when the table above it has been looked at, and one that is there by then."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(PARTED)
+    looks = []
+
+    def look(connection, tables) -> set[TableName]:
+        looks.append(catalogue.read_above(connection, tables))
+        if len(looks) == 1:
+            with psycopg.connect(dsn) as beside:
+                beside.execute("CREATE TABLE orders_3 PARTITION OF orders DEFAULT")
+                beside.execute("INSERT INTO orders VALUES (3, 1, 1)")
+        return looks[-1]
+
+    monkeypatch.setattr(execution, "read_above", look)
+    made = emptying(0, *PARTS)
+    with pytest.raises(TablesChanged, match=r"public\.orders"):
+        target.apply(QUEUE, planned(target, made), 1)
+    with pytest.raises(TruncateRefused, match='Table "orders" references'):
+        target.apply(QUEUE, planned(target, made), 1)
+    assert fetch(dsn, HELD) == [(1,), (1,), (2,), (3,)]

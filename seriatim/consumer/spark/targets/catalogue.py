@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
 
+from seriatim.consumer.spark.apply.errors import quote
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 
 _TABLES = b"""
@@ -50,6 +52,19 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
 """
+
+_ABOVE = b"""
+SELECT n.nspname, c.relname
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'p' AND EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND f.conrelid = c.oid)
+   AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) t WHERE t.isleaf AND t.relid <> ALL (%s::text[]::regclass[]))
+"""
+
+
+def read_above(connection: psycopg.Connection[Any], tables: Iterable[TableName]) -> set[TableName]:
+    """The partitioned tables that refer to others, and have no rows but what is in these tables: none, where they have no partitions."""
+    names = [f"{quote(name.schema)}.{quote(name.table)}" for name in tables]
+    return {TableName(*row) for row in connection.execute(_ABOVE, (names,)).fetchall()}
 
 
 def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) -> dict[TableName, TableShape]:

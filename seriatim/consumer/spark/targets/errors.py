@@ -119,9 +119,9 @@ class Diverged(ApplyFailed):
 
 
 class TruncateRefused(ApplyFailed):
-    """PostgreSQL empties no table that a foreign key of another one refers to, and the target has such a key, the source none.
+    """PostgreSQL empties no table that a foreign key of another one refers to, be that one empty.
 
-    To empty the other one as well (CASCADE) would take rows that nobody deleted at the source.
+    That one is the target's alone, or isn't captured: it is in no publication, or UNLOGGED, or a part of its partitions is. To empty the other one as well (CASCADE) would take rows that nobody deleted at the source.
     """
 
     code = "truncate-refused"

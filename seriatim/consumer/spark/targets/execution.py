@@ -8,7 +8,7 @@ statement after the other instead, so that an error names its row: for finding o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,8 @@ from seriatim.consumer.spark.apply import plan as orders
 from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableChanges, Truncate, Values
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.targets import statements
-from seriatim.consumer.spark.targets.errors import Diverged, TruncateRefused
+from seriatim.consumer.spark.targets.catalogue import read_above
+from seriatim.consumer.spark.targets.errors import Diverged, TablesChanged, TruncateRefused
 from seriatim.protocol.change import Row, Value
 
 BULK_FROM = 20
@@ -150,20 +151,34 @@ class Execution:
 
     def _truncate(self, order: Truncate) -> None:
         self.place = Place(order.tables[0], None, order.offset)
-        shapes = [self.shapes[name] for name in order.tables]
-        text = statements.truncate(shapes, restart_identity=order.restart_identity)
+        above: set[TableName] = set()
         try:
             try:
-                with self.connection.transaction():
-                    run(self.connection, text)
-            except psycopg.errors.ObjectInUse:
-                # Deferred checks of earlier transactions' rows, which the source had made by then. Only a role that can't switch
-                # triggers off has any.
-                run(self.connection, "SET CONSTRAINTS ALL IMMEDIATE")
-                run(self.connection, "SET CONSTRAINTS ALL DEFERRED")
-                run(self.connection, text)
+                self._empty(order, above)
+            except psycopg.errors.FeatureNotSupported:
+                # Where partitions are captured, the table above them isn't named, and PostgreSQL takes it for another one that refers to theirs.
+                above = read_above(self.connection, order.tables)
+                if not above:
+                    raise
+                self._empty(order, above)
         except psycopg.errors.FeatureNotSupported as error:  # a foreign key, whatever the session's role
             raise TruncateRefused(order.tables, order.offset, error.diag.message_detail or str(error)) from error
+        if above and not above <= read_above(self.connection, order.tables):  # one got a partition before it was locked
+            raise TablesChanged(above)
+
+    def _empty(self, order: Truncate, above: Collection[TableName]) -> None:
+        shapes = [self.shapes[name] for name in order.tables]
+        text = statements.truncate(shapes, above, restart_identity=order.restart_identity)
+        try:
+            with self.connection.transaction():
+                run(self.connection, text)
+        except psycopg.errors.ObjectInUse:
+            # Deferred checks of earlier transactions' rows, which the source had made by then. Only a role that can't switch
+            # triggers off has any.
+            run(self.connection, "SET CONSTRAINTS ALL IMMEDIATE")
+            run(self.connection, "SET CONSTRAINTS ALL DEFERRED")
+            with self.connection.transaction():
+                run(self.connection, text)
 
     def _count(self, table: TableName, rows: int) -> None:
         self.applied[str(table)] = self.applied.get(str(table), 0) + rows

@@ -49,9 +49,12 @@ def rows_of(shape: TableShape) -> str:
     return table_name(shape.name) if shape.is_partitioned else f"ONLY {table_name(shape.name)}"
 
 
-def truncate(shapes: Iterable[TableShape], *, restart_identity: bool) -> str:
-    """Empty these tables and no others. The source's own statement may have cascaded; its log then names all that it emptied."""
-    names = ", ".join(rows_of(shape) for shape in shapes)
+def truncate(shapes: Iterable[TableShape], above: Iterable[TableName], *, restart_identity: bool) -> str:
+    """Empty these tables and no others. The source's own statement may have cascaded; its log then names all that it emptied.
+
+    `above`: partitioned tables that have no rows but theirs.
+    """
+    names = ", ".join([*map(rows_of, shapes), *map(table_name, above)])
     return f"TRUNCATE {names}{' RESTART IDENTITY' if restart_identity else ''}"
 
 
