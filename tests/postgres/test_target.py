@@ -74,11 +74,11 @@ def applied(target: PostgresTarget, start: int, *steps, **named) -> int:
     return start + len(made)
 
 
-def emptying(first: int, *names: str, cascade: bool = False) -> list[ChangeRow]:
+def emptying(first: int, *names: str, **extra: bool) -> list[ChangeRow]:
     """A transaction that truncates these tables, as the source's log names them."""
     begin, _, commit = transaction(first, ("d", {}, None))
     tables = tuple(Table("public", name, ("id",), ("id",)) for name in names)
-    origin = Origin("db", "slot", 100, 1, 5, tables=tables, cascade=cascade)
+    origin = Origin("db", "slot", 100, 1, 5, tables=tables, **extra)
     return [begin, ChangeRow(first + 1, "slot", first + 1, encode(Change("t", None, None, origin, 1))), commit]
 
 
@@ -1713,3 +1713,26 @@ def test_a_partition_that_is_not_to_be_emptied_is_not(target, dsn, monkeypatch) 
     with pytest.raises(TruncateRefused, match='Table "orders" references'):
         target.apply(QUEUE, planned(target, made), 1)
     assert fetch(dsn, HELD) == [(1,), (1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("checked", ["", "DEFERRABLE INITIALLY DEFERRED"])
+def test_a_table_is_emptied_whose_sequence_the_role_may_not_restart(target, dsn, role_of, checked) -> None:
+    """Only its owner may. One that may still does."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"CREATE TABLE counted (id serial PRIMARY KEY, up integer REFERENCES counted {checked})")
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, counted TO PUBLIC")
+        connection.execute("SELECT setval('counted_id_seq', 7)")
+    start = 0
+    for reached, after in ((poor, 7), (dsn, 1)):
+        rows = transaction(start, ("c", None, {"id": 1, "up": 1}), table="counted")
+        rows += emptying(start + len(rows), "counted", restart_identity=True)
+        with PostgresTarget(reached, "job") as emptier:
+            emptier.apply(QUEUE, planned(emptier, rows, start), 1)
+        start += len(rows)
+        assert fetch(dsn, "SELECT last_value, (SELECT count(*) FROM counted) FROM counted_id_seq") == [(after, 0)]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("REVOKE TRUNCATE ON counted FROM PUBLIC")
+    with PostgresTarget(poor, "job") as weak, pytest.raises(ApplyFailed, match="permission denied for table counted"):
+        weak.apply(QUEUE, planned(weak, emptying(start, "counted", restart_identity=True), start), 1)
