@@ -571,6 +571,25 @@ def test_an_update_of_a_row_that_is_not_there_is_told(target) -> None:
         )
 
 
+@pytest.mark.parametrize("role", ["replica", "poor"])
+@pytest.mark.parametrize("count", [3, BULK_FROM * 2])
+def test_the_row_that_is_not_there_is_named_among_many(target, dsn, role_of, count, role) -> None:
+    """In a later part than the first; all is undone."""
+    poor = role_of(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
+        connection.execute("GRANT ALL ON seriatim_replay.positions, keyed TO PUBLIC")
+    start = applied(target, 0, *(("c", None, {"id": i, "code": 0}) for i in range(count) if i != 2))
+    updates = [("u", None, {"id": i, "code": 1}, ("note",)) for i in range(count)]
+    rows = transaction(start, ("c", None, {"id": -1, "code": 1}), *updates)
+    with PostgresTarget(poor if role == "poor" else dsn, "job") as reached, pytest.raises(Diverged) as refused:
+        reached.apply_parts(QUEUE, start, start + len(rows), in_parts(reached, rows, start + 2), 1)
+    assert refused.value.details == {"table": "public.keyed", "key": (2,), "offset": start + 4}
+    assert f"the row (2,) that the change at offset {start + 4} is for is not there" in str(refused.value)
+    assert ("GRANT SET ON PARAMETER" in str(refused.value)) is (role == "poor")
+    assert fetch(dsn, "SELECT DISTINCT code FROM keyed") == [(0,)]
+
+
 def test_a_dsn_that_cannot_be_read_is_wrong_use_and_told_in_a_line() -> None:
     with PostgresTarget("password='secret host=y", "job") as target, pytest.raises(InvalidArgument) as refused:
         target.tables()

@@ -314,9 +314,11 @@ class PostgresTarget:
             raise
         except Diverged as error:
             self._stages.roll_back()
-            if self._may_replicate:
-                raise
-            raise Diverged(f"{error.message}; {_NO_REPLICA_ROLE}", **error.details) from error
+            is_one_of_many = error.details["key"] is None
+            met = self._singly(parts, done)[0] if is_one_of_many else None
+            told = met if isinstance(met, Diverged) else error
+            more = "" if self._may_replicate else f"; {_NO_REPLICA_ROLE}"
+            raise Diverged(f"{told.message}{more}", **told.details) from error
         except psycopg.Error as error:
             self._stages.roll_back()
             self._raise_trouble(error)
@@ -356,7 +358,8 @@ class PostgresTarget:
         """The typed error for what the server refused. After a bulk statement the row is looked for, one by one."""
         place = execution.place if execution else None
         if place is not None and (place.key is None or _may_be_another(error)):
-            place = self._located(parts, done) or place
+            _, found = self._singly(parts, done)
+            place = found or place
         where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"from offset {start} on"
         more = f"; {_NO_REPLICA_ROLE}" if isinstance(error, sql.ForeignKeyViolation) and not self._may_replicate else ""
         return ApplyFailed(
@@ -366,8 +369,10 @@ class PostgresTarget:
             offset=place.offset if place else None,
         )
 
-    def _located(self, parts: Callable[[], Iterator[Plan]], before: int) -> Place | None:
-        """Carry out so many plans `before`, then the next one statement by statement up to the one that fails, and undo it all."""
+    def _singly(
+        self, parts: Callable[[], Iterator[Plan]], before: int
+    ) -> tuple[psycopg.Error | SeriatimError | None, Place | None]:
+        """Carry out so many plans `before`, then the next one statement by statement, and undo it all. What one failed with, and which it was."""
         connection = self._connected()
         execution: Execution | None = None
         try:
@@ -378,11 +383,11 @@ class PostgresTarget:
                 for number, plan in enumerate(islice(read_awake(connection, parts()), before + 1)):
                     execution.singly = number == before
                     execution.run(plan)
-        except (psycopg.Error, SeriatimError):
-            return execution.place if execution else None
+        except (psycopg.Error, SeriatimError) as error:
+            return error, execution.place if execution else None
         finally:
             self._stages.roll_back()
-        return None
+        return None, None
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is not None and not self._connection.closed:
