@@ -133,7 +133,6 @@ class _Report:
         self._slot = slot
         self._is_json = is_json
         self._log = log.logger("capture") if is_log and not is_json else None
-        self._lock = threading.Lock()
         self.failure: OSError | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
@@ -143,7 +142,7 @@ class _Report:
             return
         if self._is_json:
             text = json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys})
-        with self._lock:
+        with log.undivided():
             if self.failure is not None:
                 return
             try:

@@ -26,6 +26,7 @@ from seriatim.cli.options import (
 )
 from seriatim.cli.pipes import is_output_read
 from seriatim.cli.subscription import POSITION, seek_existing
+from seriatim.protocol import log
 
 if TYPE_CHECKING:
     from seriatim.consumer import Consumer
@@ -88,7 +89,7 @@ def consume(
     pipe as printed, whoever leaves it unread: say --max N, not `| head -n N`.
     """
     from seriatim.consumer import Consumer
-    from seriatim.protocol import errors, log
+    from seriatim.protocol import errors
 
     if log_to:
         log.start_logging(to=log_to)
@@ -156,9 +157,11 @@ def _print(
                 break
             continue
         waiting.ended()
+        text = formatted(records)
         try:
-            output.write(formatted(records))
-            output.flush()
+            with log.undivided():
+                output.write(text)
+                output.flush()
         except BrokenPipeError:
             # Keep the interpreter's own last flush quiet.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from seriatim.cli import exits
 from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import Finite, Setting, coordinator_option, service_options, session_timeout_option
+from seriatim.protocol import log
 
 if TYPE_CHECKING:
     from seriatim.consumer.spark.progress import Event
@@ -113,7 +113,6 @@ def replay(
         from seriatim.consumer.spark.targets.errors import ApplyFailed, OtherJob, OtherQueue
     except ModuleNotFoundError as error:
         raise click.ClickException(exits.not_installed(error, "spark,postgres")) from error
-    from seriatim.protocol import log
     from seriatim.protocol.errors import Fenced
 
     settings = ReplaySettings(
@@ -149,21 +148,18 @@ def replay(
 
 def _logged(event: Event) -> None:
     """Tell an event as a line of the log."""
-    from seriatim.protocol import log
-
     log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
 
 
 def reporter(*, is_json: bool, is_log: bool) -> Callable[[Event], None]:
     """Tells what a replay does, on any thread: as JSON with the event's name, else as a line of the log, else as one for a person."""
-    lock = threading.Lock()
 
     def print_json(event: Event) -> None:
-        with lock:
+        with log.undivided():
             print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
 
     def print_text(event: Event) -> None:
-        with lock:
+        with log.undivided():
             print(as_text(event), flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
 
     if is_json:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TextIO
 
 from seriatim.protocol import forks
@@ -111,6 +112,28 @@ class _Formatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+class _Output:
+    """Standard output, written to by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._begin()
+        forks.call_in_child(self, _Output._begin)
+
+    def _begin(self) -> None:
+        self.turn = threading.Lock()
+
+
+_output = _Output()
+
+
+def undivided() -> AbstractContextManager[object]:
+    """Around a command's write to standard output, with its flush, while the log may go there, too.
+
+    A pipe takes megabytes in parts, between which the log's thread would put its lines: into the midst of a record. Who logs waits for nobody.
+    """
+    return _output.turn
 
 
 class _Line(NamedTuple):
@@ -211,9 +234,8 @@ class _Handler(logging.Handler):
         if self._is_cut:
             parts[0] = b"\n" + parts[0]
         data, written = memoryview(b"".join(parts)), 0
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # as where the stream is closed: who can't be told isn't told that now
+        # Who can't be told, as where the stream is closed, isn't told that now.
+        with contextlib.suppress(OSError, ValueError), self._turn():
             while written < len(data):
                 some = self._write_some(data[written:])
                 written += some
@@ -223,6 +245,13 @@ class _Handler(logging.Handler):
         if written:
             self._is_cut = data[written - 1] != ord("\n")
         return sum(end <= written for end in itertools.accumulate(map(len, parts)))
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """Standard output's, where this goes there, too, which may change."""
+        with contextlib.suppress(AttributeError, OSError):  # there is none, or it is no file
+            if os.path.sameopenfile(self._stream.fileno(), sys.stdout.fileno()):
+                return undivided()
+        return contextlib.nullcontext()
 
     def _write_some(self, data: memoryview) -> int:
         descriptor = self._stream.fileno()

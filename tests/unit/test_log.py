@@ -192,6 +192,40 @@ def test_an_end_waits_for_nobody_who_takes_no_log() -> None:
         assert untaken.wait(60) == 0
 
 
+PRINTS_AND_LOGS = """
+import sys, threading
+from types import SimpleNamespace
+from seriatim.cli import consume
+from seriatim.cli.main import _prepare_streams
+from seriatim.protocol import log
+_prepare_streams()
+log.start_logging(to=sys.argv[1])
+records, ended = [SimpleNamespace(value=b"r" * 200)] * 10_000, threading.Event()
+def tell():
+    while not ended.wait(0.001):
+        log.logger("consumer").info("told", why="y" * 60)
+telling = threading.Thread(target=tell)
+telling.start()
+reader = SimpleNamespace(poll=lambda most, _: records[:most])
+waiting = SimpleNamespace(ended=lambda: None)
+consume._print(reader, consume._plain, SimpleNamespace(is_asked=False), 50_000, waiting)
+ended.set()
+telling.join()
+"""
+
+
+@pytest.mark.parametrize("to", ["stdout", "stderr"])
+def test_no_line_of_the_log_comes_into_the_midst_of_a_record(to: str) -> None:
+    """A pipe takes megabytes in parts, and the log is written by a thread of its own."""
+    command = (sys.executable, "-c", PRINTS_AND_LOGS, to)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True, timeout=120)
+    lines = done.stdout.splitlines()
+    told = [line for line in lines if re.fullmatch(STAMP + " INFO consumer told why=y{60}", line)]
+    assert told
+    assert lines.count("r" * 200) == 50_000
+    assert len(told) == len(lines) - 50_000
+
+
 def test_what_a_caller_says_makes_no_line_and_moves_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     log.start_logging(to="stdout")
     log.logger("coordinator").info("granted", queue="orders\r", cause_id="\x1b[2J", failure="\u2028", what="ordené")
