@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
@@ -172,6 +172,14 @@ def _is_told_nowhere_else(record: logging.LogRecord) -> bool:
 
 
 def _say(error: Exception, code: int) -> None:
+    """Past standard error's buffer: who takes nothing, also of a server's log, doesn't keep the process from its end."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        _explain(error, code)
+    log.say(said.getvalue().removesuffix("\n"))
+
+
+def _explain(error: Exception, code: int) -> None:
     if isinstance(error, click.ClickException):
         error.show()
     elif code == exits.DEFECT:

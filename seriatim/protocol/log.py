@@ -84,9 +84,18 @@ def logger(name: str) -> KeyValueLogger:
 
 
 def say_ready(name: str, address: str) -> None:
-    """Tell whoever started this server, and waits for the line, that it serves. That nobody takes it ends no server."""
-    with contextlib.suppress(OSError):
-        print(f"ready {name} {address}", flush=True)  # noqa: T201
+    """Tell whoever started this server, and waits for the line, that it serves. Who doesn't take it keeps it from nothing."""
+    handler = _Handler(sys.stdout)
+    handler.put(f"ready {name} {address}")
+    handler.close()
+
+
+def say(text: str) -> None:
+    """Tell it on standard error, as the last word of a command: who doesn't take it is waited for as the log's taker is."""
+    handler = _Handler(sys.stderr)
+    handler.put(text)
+    handler.flush()
+    handler.close()
 
 
 def _line(event: str, keys: dict[str, Any]) -> str:
@@ -173,6 +182,10 @@ class _Handler(logging.Handler):
         except Exception:
             self.handleError(record)
             return
+        self.put(line)
+
+    def put(self, line: str) -> None:
+        """A line, or several, as they are."""
         with self._changed:
             if self._is_closed:
                 return

@@ -103,11 +103,11 @@ def test_where_nobody_reads_on_it_says_no_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_values_and_a_directory_in_use_are_refused(tmp_path, capsys):
+def test_wrong_values_and_a_directory_in_use_are_refused(tmp_path, capfd):
     assert run(["demo", "--seconds", "1"]) == 2
     with Supervisor(tmp_path):
         assert run(["demo", "--dir", str(tmp_path)]) == 3
-    assert "in use" in capsys.readouterr().err
+    assert "in use" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(300)

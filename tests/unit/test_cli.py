@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import click
@@ -415,10 +416,19 @@ def test_what_is_not_installed_is_named(arguments, missing, extra):
     assert f"{missing} is missing: install seriatim with its extra, pip install 'seriatim{extra}'" in ended.stderr
 
 
-def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatch):
-    class Full(io.StringIO):
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
+def a_full_pipe():
+    """Both its ends."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    return reading, writing
+
+
+def serve_in_turn(monkeypatch):
+    """What a broker and a coordinator do once they serve, which is to tell it."""
 
     async def serves(_, ready, __):
         ready("g1-a", "127.0.0.1:1")
@@ -432,11 +442,38 @@ def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatc
 
     ran = []
     monkeypatch.setattr("seriatim.broker_group.process.serve", serves)
-    monkeypatch.setattr(sys, "stdout", Full())
     asyncio.run(broker_module._run(None))
     coordinator = SimpleNamespace(name="c", address="c:1", start=does_nothing, run=runs, stop=does_nothing)
     asyncio.run(CoordinatorProcess.live(coordinator, log.say_ready))
-    assert ran == ["broker", "coordinator"]
+    return ran
+
+
+def test_a_server_runs_on_where_its_word_that_it_serves_finds_no_room(monkeypatch):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", full)
+        assert serve_in_turn(monkeypatch) == ["broker", "coordinator"]
+
+
+@pytest.mark.timeout(60)
+def test_a_server_runs_on_where_nobody_takes_its_word_that_it_serves(monkeypatch):
+    """Such as a pipe that outlives it, as runit and s6 keep one: it stood still for good, and no signal ended it."""
+    reading, writing = a_full_pipe()
+    with os.fdopen(reading, "rb") as taken, os.fdopen(writing, "w") as untaken:
+        monkeypatch.setattr(sys, "stdout", untaken)
+        assert serve_in_turn(monkeypatch) == ["broker", "coordinator"]
+        told = b""
+        while told.count(b"\n") < 2:
+            told += taken.read1().lstrip(b"x")
+        assert sorted(told.splitlines()) == [b"ready c c:1", b"ready g1-a 127.0.0.1:1"]
+
+
+@pytest.mark.parametrize("arguments", [("broker",), ("queue", "show", "q", *NOBODY)])
+def test_a_command_that_fails_ends_where_nobody_takes_what_it_says(arguments):
+    reading, writing = a_full_pipe()
+    command = (sys.executable, "-m", "seriatim.cli.main", *arguments)
+    with os.fdopen(reading), os.fdopen(writing, "w") as untaken:
+        ended = subprocess.run(command, stdout=untaken, stderr=untaken, check=False, timeout=120)
+    assert ended.returncode in {exits.WRONG_USE, exits.REFUSED}
 
 
 @pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
