@@ -231,7 +231,8 @@ class _Waiting:
             more = f"{_MORE}: {error.message}"
         self._idle_s += time.monotonic() - asked_s
         reason = self._consumer.waiting_for
-        if reason not in ("", _NOTHING_YET) and not reason.endswith(_NOTHING_IN_IT):
+        is_more_likely = reason.startswith(_NOTHING_YET) or _NOTHING_IN_IT in reason
+        if reason and not is_more_likely:
             return self._gave_up(reason, idle_exit_s)
         if self._idle_s >= idle_exit_s + self._connect_timeout_s:
             return self._gave_up(more, idle_exit_s + self._connect_timeout_s)

@@ -299,7 +299,9 @@ class Consumer:
         """What it waits for, for a person; empty while records can come."""
         session, fetcher = self._session, self._fetcher
         if self._hand_over.is_open:
-            return "" if fetcher is None else fetcher.state.waiting_for
+            reason = "" if fetcher is None else fetcher.state.waiting_for
+            problem = "" if session is None else session.coordinators.problem  # who would tell of the next link
+            return f"{reason}: {problem}" if reason and problem else reason
         return (session.waits if session is not None else "") or "being elected"
 
     @property

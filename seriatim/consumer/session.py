@@ -145,7 +145,6 @@ class ReaderSession:
         cluster = await self.coordinators.call_within(
             "DescribeCluster", pb.DescribeClusterRequest(), settings.connect_timeout_s
         )
-        self.coordinators.know(list(cluster.coordinators))
         self._paths = Paths(cluster.cluster)
         view = await self._describe(max(1.0, deadline_s - boottime_s()))
         self._queue_id = QueueId(view.queue_id)

@@ -214,7 +214,6 @@ class SendingLoop:
         while True:
             try:
                 cluster = await self._coordinators.call("DescribeCluster", DescribeClusterRequest(), ACQUIRE_TIMEOUT_S)
-                self._coordinators.know(cluster.coordinators)
                 asked = QueueRequest(queue=self._settings.queue, cause_id=log.new_cause_id("producer-start"))
                 view = await self._coordinators.call("DescribeQueue", asked, ACQUIRE_TIMEOUT_S)
                 self._cluster = cluster.cluster

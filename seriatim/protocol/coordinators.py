@@ -9,14 +9,19 @@ first answer's would be overtaken by the second's. There, it is found out first 
 
 Where nothing changes a watch says now and then just that. Where it is silent another coordinator is asked what it would say, and
 rarely where it isn't.
+
+Coordinators are replaced one by one, while senders and readers run on for months, some of which ask nothing from one switch to the
+next. So one is asked now and then who coordinates by now, and soon after one had to be passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Self
+from random import uniform
+from typing import Any, Never, Self
 
 import grpc
 import grpc.aio
@@ -25,7 +30,7 @@ from seriatim.protocol import log, rpc
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 from seriatim.protocol.names import is_host_and_port
-from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, QueueRequest, QueueView
+from seriatim.protocol.seriatim_pb2 import DescribeClusterReply, DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
 _log = log.logger("coordinators")
@@ -42,6 +47,10 @@ QUIET_S = 10.0
 """After so long without a word on a watch, a beat even, its coordinator doesn't go on, or is of an earlier version, which has no beats."""
 COMPARED_EVERY = 12
 """Beats, a minute of them, after which another coordinator is asked all the same."""
+LOOK_S = 60.0
+"""At most so long between two looks at who coordinates."""
+MISSED_S = 2.0
+"""At most so long after one was passed over: all clients of a coordinator that ends meet that at the same moment."""
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
 _ACQUIRE = "Acquire"
@@ -71,12 +80,18 @@ def may_overlap(method: str, request: Any) -> bool:
 class Coordinators:
     """One channel a coordinator; the one that answered last is asked first. For one asyncio loop.
 
-    Made of what `addresses_of` takes; raises as that.
+    Those that the cluster itself names are asked behind those given, from its first word on until `close`.
+    Made of what `addresses_of` takes; raises as that. `problem`: why none answers; empty as far as is known.
     """
 
     def __init__(self, coordinators: str | Iterable[str] | None) -> None:
+        self.problem = ""
         self._addresses = addresses_of(coordinators)
+        self._given = frozenset(self._addresses)
+        self._named: frozenset[str] = frozenset()
         self._connections = rpc.Connections(CoordinatorStub)
+        self._missed = asyncio.Event()
+        self._looking: asyncio.Task[Never] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,11 +100,36 @@ class Coordinators:
         await self.close()
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._connections.close()
 
-    def know(self, found: Iterable[str]) -> None:
-        """Coordinators that the cluster itself names, behind those given."""
-        self._addresses += [address for address in found if address and address not in self._addresses]
+    def _keep_looking(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_about())
+
+    async def _look_about(self) -> Never:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_spread(LOOK_S)):
+                    await self._missed.wait()
+                    await asyncio.sleep(_spread(MISSED_S))
+            with contextlib.suppress(SeriatimError):
+                await self.call("DescribeCluster", DescribeClusterRequest())
+            self._missed.clear()
+            await self._connections.forget_dead(self._addresses)
+
+    def _know(self, told_by: str, found: Iterable[str]) -> None:
+        """Who coordinates now. Whom neither this answer nor the one before names was replaced, and is forgotten, unless it was given.
+
+        Two answers: who loses its session with ZooKeeper isn't named until it has the next one.
+        """
+        named = frozenset(address for address in found if address)
+        known = self._given | self._named | named | {told_by}
+        kept = [address for address in self._addresses if address in known]
+        self._addresses = kept + sorted(known.difference(kept))
+        self._named = named
 
     async def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a unary method at one coordinator after another, each once, `timeout_s` for each.
@@ -98,6 +138,7 @@ class Coordinators:
         repeated elsewhere after a time-out: it may have been done. Raises what a coordinator answered, DeadlineOver, or
         Unreachable where none answers.
         """
+        self._keep_looking()
         if "cause_id" in request.DESCRIPTOR.fields_by_name and not request.cause_id:
             request.cause_id = log.new_cause_id(method)
         if may_overlap(method, request):
@@ -126,8 +167,11 @@ class Coordinators:
                         self._pass_over(address)
                         continue
                     for silent in asked.values():
-                        if self._addresses.index(silent) < self._addresses.index(address):
+                        if self._place(silent) < self._place(address):
                             self._pass_over(silent)
+                    self.problem = ""
+                    if isinstance(answer, DescribeClusterReply):
+                        self._know(address, answer.coordinators)
                     return answer
             raise self._unreachable(problems)
         finally:
@@ -155,7 +199,9 @@ class Coordinators:
         """What is told where none could do it: best what one of them says, as that ZooKeeper doesn't answer."""
         last = next((one for one in reversed(problems) if rpc.is_answer(one)), problems[-1])
         can = "can do that now" if rpc.is_answer(last) else "answers"
-        return Unreachable(f"no coordinator {can} at {', '.join(self._addresses)}: {_short(last.message)}")
+        error = Unreachable(f"no coordinator {can} at {', '.join(self._addresses)}: {_short(last.message)}")
+        self.problem = error.message
+        return error
 
     async def call_within(self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S) -> Any:
         """As `call`, round after round, until one answers. Raises Unreachable where none did within `within_s`."""
@@ -176,6 +222,7 @@ class Coordinators:
 
         Raises UnknownQueue and other errors of the caller's.
         """
+        self._keep_looking()
         pause_s = _PAUSE_S
         told: QueueView | None = None
         while True:
@@ -186,8 +233,8 @@ class Coordinators:
                 while (view := await self._next_view(stream, address, request, told)) is not None:
                     pause_s, told = _PAUSE_S, view
                     yield view
-            except grpc.aio.AioRpcError as failure:
-                error = rpc.translated(failure, address)
+            except (grpc.aio.AioRpcError, Unreachable) as failure:
+                error = rpc.translated(failure, address) if isinstance(failure, grpc.aio.AioRpcError) else failure
                 if not error.can_retry:
                     raise error from failure
                 _log.debug("watch broke", queue=queue, coordinator=address, error=error.message)
@@ -200,13 +247,13 @@ class Coordinators:
     async def _next_view(
         self, stream: Any, address: str, request: QueueRequest, told: QueueView | None
     ) -> QueueView | None:
-        """What a watch tells next; None where it ended, or another coordinator tells what this one doesn't. Raises AioRpcError.
+        """What a watch tells next; None where it ended, or another coordinator tells what this one doesn't. Raises as `_read`.
 
         One whose process stands still keeps its streams open as long as its threads live.
         """
         beats = 0
         while True:
-            reading = asyncio.ensure_future(stream.read())
+            reading = asyncio.ensure_future(_read(stream, address))
             try:
                 while not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
                     if await self._is_overtaken(address, request, told):
@@ -234,8 +281,8 @@ class Coordinators:
         stream: Any = self._stub(other).WatchQueue(request)
         try:
             async with asyncio.timeout(_EACH_S):
-                view = await stream.read()
-        except (TimeoutError, grpc.aio.AioRpcError):
+                view = await _read(stream, other)
+        except (TimeoutError, grpc.aio.AioRpcError, Unreachable):
             self._pass_over(other)
             return False
         finally:
@@ -250,9 +297,29 @@ class Coordinators:
     def _stub(self, address: str) -> CoordinatorStub:
         return self._connections.stub(address)
 
+    def _place(self, address: str) -> int:
+        """In the order in which they are asked; behind all others where it was forgotten meanwhile."""
+        return self._addresses.index(address) if address in self._addresses else len(self._addresses)
+
     def _pass_over(self, address: str) -> None:
-        self._addresses.remove(address)
-        self._addresses.append(address)
+        if address in self._addresses:
+            self._addresses.remove(address)
+            self._addresses.append(address)
+        self._missed.set()
+
+
+def _spread(most_s: float) -> float:
+    """Who met the same at the same moment asks at different ones."""
+    return most_s * uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+async def _read(stream: Any, address: str) -> Any:
+    """What a watch says next. Raises AioRpcError, and Unreachable where who was asked is forgotten meanwhile."""
+    try:
+        return await stream.read()
+    except asyncio.CancelledError:
+        rpc.check_cancelled(address)
+        raise
 
 
 def _short(problem: str) -> str:

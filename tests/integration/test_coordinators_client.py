@@ -21,6 +21,7 @@ class Coordinator(CoordinatorServicer):
 
     def __init__(self, version=0, *, is_silent=False):
         self.version = version
+        self.named = []
         self.is_silent = is_silent
         self.calls = []
         self.is_asked = asyncio.Event()
@@ -48,7 +49,7 @@ class Coordinator(CoordinatorServicer):
     async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
         if self.is_silent:
             await self._silence()
-        return pb.DescribeClusterReply()
+        return pb.DescribeClusterReply(coordinators=self.named)
 
     @rpc.answers_errors
     async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
@@ -368,5 +369,82 @@ def test_a_watch_that_beats_is_compared_with_another_coordinator_s_but_rarely(mo
         asked = other.calls[:-1]  # the last one is the watch that goes on there
         assert len(asked) > 1
         assert all(beats >= COMPARED_EVERY * count for count, beats in enumerate(asked, 1))
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+async def until(is_so):
+    while not is_so():  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("watches", [False, True])
+def test_who_is_told_of_two_coordinators_finds_those_that_took_their_places(monkeypatch, watches):
+    """A sender asks nothing from one switch to the next; once those it knew were gone it stood still for ever, as readers did."""
+    monkeypatch.setattr(coordinators_module, "LOOK_S", DEADLINE_S if watches else 0.1)
+
+    async def scenario():
+        servicers = [Coordinator(version) for version in (1, 2, 3)]
+        servers, (one, two, three) = zip(*[await start(servicer) for servicer in servicers], strict=True)
+        servicers[0].named = [one, two]
+        servicers[1].named = servicers[2].named = [two, three]
+        seen = []
+
+        async def watch():
+            async for view in coordinators.watch("q"):
+                seen.append(view.chain_version)  # noqa: PERF401 - as they come
+
+        async with Coordinators(one) as coordinators:
+            assert (await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())).coordinators == [one, two]
+            watching = asyncio.create_task(watch()) if watches else None
+            if watches:
+                await until(lambda: seen)
+            await servers[0].stop(None)
+            await until(lambda: three in coordinators._addresses)
+            await servers[1].stop(None)
+            if watches:
+                await until(lambda: seen[-1] == 3)
+            view = await coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), DEADLINE_S)
+            assert view.chain_version == 3
+            if watching is not None:
+                watching.cancel()
+        await servers[2].stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_who_was_neither_given_nor_is_named_twice_over_is_forgotten_but_nobody_for_one_answer_s_sake():
+    async def scenario():
+        servicer = Coordinator()
+        server, given = await start(servicer)
+        other = f"127.0.0.1:{free_port()}"
+        async with Coordinators([given, other]) as coordinators:
+            for number in range(10):
+                servicer.named = [f"127.0.0.1:{1000 + number}"] if number < 9 else []
+                await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+                assert f"127.0.0.1:{999 + min(number + 1, 9)}" in coordinators._addresses
+                assert {given, other} < {*coordinators._addresses}
+                assert len(coordinators._addresses) <= 4
+            await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+            assert {given, other} == {*coordinators._addresses}
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_that_nobody_answers_is_told_until_somebody_does(monkeypatch):
+    monkeypatch.setattr(coordinators_module, "MISSED_S", 0.1)
+
+    async def scenario():
+        port = free_port()
+        async with Coordinators(f"127.0.0.1:{port}") as coordinators:
+            assert coordinators.problem == ""
+            with pytest.raises(Unreachable):
+                await coordinators.call("DescribeQueue", pb.QueueRequest(queue="q"))
+            assert coordinators.problem.startswith(f"no coordinator answers at 127.0.0.1:{port}")
+            server, _ = await start(Coordinator(), port)
+            await coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), DEADLINE_S)
+            assert coordinators.problem == ""
+        await server.stop(None)
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

@@ -419,7 +419,8 @@ class Nemesis:
         """What an operator is answered; None where it is refused."""
         world = self.world
         try:
-            return await Coordinators(world.coordinator_addresses).call_within(method, request, OPERATOR_PATIENCE_S)
+            async with Coordinators(world.coordinator_addresses) as coordinators:
+                return await coordinators.call_within(method, request, OPERATOR_PATIENCE_S)
         except SeriatimError as error:
             world.note(f"{method} is refused: {error}")
 

@@ -623,8 +623,8 @@ def open_late(schedule: Schedule) -> None:
 
     async def rotate() -> None:
         with contextlib.suppress(SeriatimError):
-            beside = Coordinators(f"{world.hosts[other].address}:7000")
-            await beside.call_within("RotateQueue", pb.QueueRequest(queue=QUEUE), 3.0)
+            async with Coordinators(f"{world.hosts[other].address}:7000") as beside:
+                await beside.call_within("RotateQueue", pb.QueueRequest(queue=QUEUE), 3.0)
 
     def stand_still() -> None:
         now = world.document

@@ -186,9 +186,9 @@ class Schedule(Nemesis):
         world.mains[name] = main
 
     async def _create_queue(self) -> None:
-        coordinators = Coordinators(self.world.coordinator_addresses)
         request = pb.CreateQueueRequest(queue=QUEUE, settings=self.settings)
-        await coordinators.call_within("CreateQueue", request, 50.0)
+        async with Coordinators(self.world.coordinator_addresses) as coordinators:
+            await coordinators.call_within("CreateQueue", request, 50.0)
 
     def _kept(self) -> int:
         return sum(sent.acknowledged_at_s is not None for sent in self.world.ledger.sent.values())

@@ -35,7 +35,7 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import batch_streams, chain_json, clock, log, rpc, streams, values
+from seriatim.protocol import batch_streams, chain_json, clock, coordinators, log, rpc, streams, values
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.zookeeper import Paths, Registration
 from tests.simulation import disk as disks
@@ -512,6 +512,7 @@ def installed(world: World) -> Iterator[None]:
         (link_record, "decode", functools.lru_cache(maxsize=256)(link_record.decode)),
         (views, "queue_view", once_described(views.queue_view)),
         (seriatim.consumer.session, "chain_view", once_viewed(seriatim.consumer.session.chain_view)),
+        (coordinators, "uniform", random.Random(0).uniform),
         (rpc, "channel", lambda address, **_: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),

@@ -632,6 +632,7 @@ LOST = "the end of link 1, which is lost until g1-a or g1-b is back"
         ([""], ""),
         (["the next link"], ""),
         (["link 2 to be opened"], ""),  # nobody was granted it so far
+        (["the next link: no coordinator answers at c1:7000"], ""),
         ([LOST], LOST),
         (["", "g1-a: nobody answers"], "g1-a: nobody answers"),  # between two tries nothing is waited for
         ([LOST, LOST, *[""] * 20], ""),  # the group was back before it was enough
@@ -641,7 +642,8 @@ def test_a_reader_that_stops_knows_whether_all_is_read(reasons, blocked_by):
     told = itertools.cycle(reasons)
     consumer = SimpleNamespace(is_elected=True, waiting_for="")
     consumer.is_at_end = lambda **_: (
-        consumer.waiting_for in ("", "the next link", "link 2 to be opened") and not blocked_by
+        (consumer.waiting_for.startswith(("the next link", "link 2 to be opened")) or not consumer.waiting_for)
+        and not blocked_by
     )
     waiting = consume_module._Waiting(consumer, 0.5, 10)
     for _ in range(20):
