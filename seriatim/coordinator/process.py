@@ -34,6 +34,7 @@ from seriatim.protocol.zookeeper import (
     SessionState,
     ZooKeeperSession,
     check_hosts,
+    path_of,
 )
 
 _log = log.logger("coordinator")
@@ -81,6 +82,10 @@ class CoordinatorSettings:
             checked_address(self.advertise_outside, "advertise_outside")
         if self.zookeeper_outside:
             check_hosts(self.zookeeper_outside, "zookeeper_outside")
+            if path_of(self.zookeeper_outside) != path_of(self.zookeeper):
+                raise InvalidArgument(
+                    "zookeeper_outside has to have the path of zookeeper: senders and readers outside would stand for election elsewhere"
+                )
         if self.listen_outside and not (self.advertise_outside and self.zookeeper_outside):
             raise InvalidArgument(
                 "listen_outside needs advertise_outside and zookeeper_outside: what callers there are told"

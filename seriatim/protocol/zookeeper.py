@@ -71,6 +71,11 @@ def check_hosts(hosts: str, what: str) -> None:
         raise wrong
 
 
+def path_of(hosts: str) -> str:
+    """What of ZooKeeper's tree these hosts stand for: the path behind the first slash, without the one at its end."""
+    return hosts.partition("/")[2].strip("/")
+
+
 class SessionExpired(WorldError):
     """The session is gone, and with it every ephemeral node it made."""
 

@@ -30,6 +30,7 @@ from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import DiskFailed, InvalidArgument, Unreachable
 from seriatim.protocol.health import HealthServer, ask
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, ListGroupsRequest
+from seriatim.protocol.zookeeper import path_of
 
 PATIENT = ("--timeout", "30")
 SESSION_MS = 20_000
@@ -146,14 +147,15 @@ async def test_who_comes_from_outside_is_told_addresses_that_reach_from_there(
     settings = BrokerSettings(
         zookeeper, cluster_name, "g1", "a", tmp_path, f"127.0.0.1:{port}", "g1-a:7000", f"127.0.0.1:{port}", SESSION_MS
     )
+    zookeeper_outside = f"outside:2181/{path_of(zookeeper)}"
     inside_and_out = {
-        "advertise": "c1:7000", "listen_outside": door, "advertise_outside": door, "zookeeper_outside": "outside:2181",
+        "advertise": "c1:7000", "listen_outside": door, "advertise_outside": door, "zookeeper_outside": zookeeper_outside,
     }  # fmt: skip
     async with coordinator(zookeeper, cluster_name, **inside_and_out) as process, broker(settings):
         inside = f"127.0.0.1:{process.port}"
         for address, coordinators, zookeepers, member in (
             (inside, ["c1:7000"], zookeeper, "g1-a:7000"),
-            (door, [door], "outside:2181", f"127.0.0.1:{port}"),
+            (door, [door], zookeeper_outside, f"127.0.0.1:{port}"),
         ):
             async with Coordinators(address) as client:
                 cluster = await client.call("DescribeCluster", DescribeClusterRequest())

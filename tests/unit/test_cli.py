@@ -255,6 +255,11 @@ def test_what_an_error_means_for_the_exit_code(error, code):
             2,
             "zookeeper_outside has to be HOST:PORT",
         ),
+        (
+            ["coordinator", "--zookeeper", "z:1/apps", "--zookeeper-outside", "o:1"],
+            2,
+            "zookeeper_outside has to have the path of zookeeper",
+        ),
         ([*BROKER, "--zookeeper", "z:99999"], 2, "zookeeper has to be HOST:PORT"),
         ([*BROKER, "--zookeeper", "z..example:2181"], 2, "zookeeper has to be HOST:PORT"),
         ([*BROKER, "--session-timeout-ms", "-1"], 2, "session_timeout_ms has to be more than 0"),
