@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+from seriatim.protocol.timeouts import check_timeout
 
 Result = TypeVar("Result")
 _CLOSED = "it is closed"
@@ -54,10 +55,12 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
         """Run to the end and return the result.
 
-        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed, before or meanwhile, and as `check_may_wait`.
+        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed, before or meanwhile, and as `check_may_wait`
+        and `check_timeout`.
         """
         try:
             self.check_may_wait()
+            check_timeout(timeout_s)
         except InvalidArgument:
             coroutine.close()
             raise

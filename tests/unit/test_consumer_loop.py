@@ -132,3 +132,19 @@ def test_a_signal_s_handler_may_close_the_subscriber_that_it_has_interrupted_som
         if not interruption.has_come:
             break
     assert number > 5
+
+
+def test_a_time_out_beyond_what_the_system_can_wait_is_refused() -> None:
+    """`Consumer.commit` and others raised OverflowError, having begun what they were asked for."""
+    thread, begun = LoopThread("patient"), list[bool]()
+
+    async def begin() -> None:
+        begun.append(True)
+
+    try:
+        for timeout_s in (1e12, float("inf"), float("nan")):
+            with pytest.raises(InvalidArgument, match="a time-out is at most"):
+                thread.run(begin(), timeout_s)
+        assert not begun
+    finally:
+        thread.close()
