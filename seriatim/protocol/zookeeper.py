@@ -7,6 +7,7 @@ asked decides whether to ask again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import threading
@@ -335,14 +336,20 @@ class ZooKeeperSession:
         connection._connect = noting  # noqa: SLF001
 
     async def start(self, timeout_s: float = 15) -> None:
-        """Connect. Raises Unreachable where no server answers within `timeout_s`. Who is cancelled leaves no session behind."""
+        """Connect. Raises Unreachable where no server answers within `timeout_s`, and where this process has no file or thread left for it.
+
+        Then, or where it is cancelled, no session is left behind.
+        """
         self._loop = asyncio.get_running_loop()
         self._client.add_listener(self._state_changed)
         self._beat()
-        is_given_up = threading.Event()
+        is_begun, is_given_up = threading.Event(), threading.Event()
 
         def start() -> bool:
             with self._turn:
+                if is_begun.is_set():
+                    return False  # it was done where no thread was given out, and is left to the next one that is
+                is_begun.set()
                 is_live = self._client.start_async()
             deadline_s = time.monotonic() + timeout_s
             while not is_live.wait(_LOOK_S) and not is_given_up.is_set():
@@ -358,6 +365,9 @@ class ZooKeeperSession:
             is_given_up.set()
             _apart(self.end)  # beside `start`, which may be past its look
             raise
+        except (OSError, RuntimeError) as error:
+            await self.stop()
+            raise Unreachable(f"no session with ZooKeeper can be begun in this process now: {error}") from error
         if not is_connected:
             await self.stop()
             raise self._unreached()
@@ -371,7 +381,8 @@ class ZooKeeperSession:
         """As `stop`, for whoever may wait. Done again it does nothing."""
         self._is_ended = True
         with self._turn:
-            self._client.stop()
+            with contextlib.suppress(AttributeError):  # it wakes its thread also by what there was no file for
+                self._client.stop()
             self._client.close()
 
     def _beat(self) -> None:
@@ -560,14 +571,14 @@ class _Fired:
 
 
 def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    """Run what blocks on another thread; here, where Python gives out none any more, because its main thread has returned.
+    """Run what blocks on another thread; here, where Python gives out none any more, because its main thread has returned, or none now.
 
-    Then threads of an application may still send, and end their sessions.
+    Then threads of an application may still send, and end their sessions. What isn't given out now may be run again by the next one.
     """
     loop = asyncio.get_running_loop()
     try:
         return loop.run_in_executor(None, work)
-    except RuntimeError:
+    except (OSError, RuntimeError):  # OSError: the first of all imports what makes them
         done: asyncio.Future[_Result] = loop.create_future()
         done.set_result(work())
         return done

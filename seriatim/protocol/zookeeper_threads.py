@@ -154,6 +154,15 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no 
         self.completion_queue = _HandedOver()
         self._connect_s = connect_s
 
+    def start(self) -> None:
+        """As kazoo's, which would leave its first thread waiting for ever where a second one isn't given out."""
+        try:
+            super().start()
+        except RuntimeError:
+            self._running = True  # else there is nothing to stop
+            self.stop()
+            raise
+
     def create_connection(self, *, timeout: float, **to: Any) -> Any:
         """As kazoo's, which would wait a whole session's time-out for a server whose machine is gone, while the others are there."""
         return super().create_connection(timeout=min(timeout, self._connect_s), **to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import sys
 import threading
@@ -32,6 +33,7 @@ from seriatim.protocol.seriatim_pb2_grpc import (
     add_BrokerServicer_to_server,
     add_CoordinatorServicer_to_server,
 )
+from seriatim.protocol.zookeeper_threads import Handler
 from tests.forks import in_a_fork
 from tests.interruption import Interruption
 
@@ -414,6 +416,25 @@ def test_two_instances_one_sends_the_other_takes_over(cluster: SmallCluster) -> 
     second.send(b"2").result(WAIT_S)
     second.close()
     assert cluster.values() == [b"1", b"2"]
+
+
+def test_a_producer_that_meets_a_limit_of_its_process_while_it_connects_is_elected_behind_it(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped for good by what had passed a moment later."""
+    met, opened = list[str](), Handler.create_socket_pair
+
+    def open_next(handler: Handler) -> Any:
+        met.append("")
+        if len(met) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(handler)
+
+    monkeypatch.setattr(Handler, "create_socket_pair", open_next)
+    with new(cluster) as producer:
+        producer.wait_until_elected(WAIT_S)
+        producer.send(b"1").result(WAIT_S)
+    assert len(met) == 3
 
 
 def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, zookeeper: str) -> None:

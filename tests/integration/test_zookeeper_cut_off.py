@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import pathlib
 import queue
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +21,7 @@ from kazoo.security import make_digest_acl
 
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.zookeeper import NotAllowed, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper_threads import Handler
 from tests.integration.test_coordinator_store import until
 
 OFTEN = 2000
@@ -276,6 +279,87 @@ def test_a_loop_that_stands_still_for_longer_than_the_time_out_loses_its_session
     finally:
         looking.stop()
         looking.close()
+
+
+class Limit:
+    """Of a process's threads or files: of those that kazoo takes for a session, number `at` isn't given out, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        self._left = at
+        spawn, wakings = Handler.spawn, Handler.create_socket_pair
+
+        def take(error: Exception) -> None:
+            self._left -= 1
+            if self._left == 0:
+                raise error
+
+        def spawned(handler: Handler, *of: Any) -> Any:
+            take(RuntimeError("can't start new thread"))
+            return spawn(handler, *of)
+
+        def opened(handler: Handler) -> Any:
+            take(OSError(errno.EMFILE, "Too many open files"))
+            return wakings(handler)
+
+        monkeypatch.setattr(Handler, "spawn", spawned)
+        monkeypatch.setattr(Handler, "create_socket_pair", opened)
+
+
+def taken() -> tuple[int, int]:
+    """Threads, but for an executor's, which stay, and files."""
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+    return len(threads), len([*pathlib.Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize(("at", "why"), [(1, "thread"), (2, "thread"), (3, "open files"), (4, "thread")])
+def test_a_session_for_which_no_file_or_thread_is_left_is_told_as_unreachable_and_leaves_nothing(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch, at: int, why: str
+) -> None:
+    """What was raised ended who was to begin it; and each try took of what there was too little of."""
+
+    async def main() -> None:
+        before = taken()
+        Limit(monkeypatch, at)
+        session = ZooKeeperSession(zookeeper, 30)
+        with pytest.raises(Unreachable, match=rf"can be begun.*{why}"):
+            await session.start()
+        assert taken() == before
+        assert session._is_ended, "and its loop notes nothing for it any more"
+        await session.stop()
+        another = ZooKeeperSession(zookeeper, 30)
+        await another.start()
+        await another.stop()
+
+    asyncio.run(main())
+
+
+def test_a_session_that_is_begun_while_no_thread_is_given_out_is_begun_once(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor keeps what it had no thread for, and gives it to the next one: by then the session may be another's, or cut off."""
+    begun, begin, given_out = list[KazooClient](), KazooClient.start_async, ThreadPoolExecutor._adjust_thread_count  # type: ignore[attr-defined]
+
+    def start_async(client: KazooClient) -> Any:
+        begun.append(client)
+        return begin(client)
+
+    def none(_: ThreadPoolExecutor) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        monkeypatch.setattr(KazooClient, "start_async", start_async)
+        session = ZooKeeperSession(zookeeper, 30)
+        monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", none)
+        await session.start()
+        monkeypatch.setattr(ThreadPoolExecutor, "_adjust_thread_count", given_out)
+        try:
+            await asyncio.to_thread(int)  # behind what was left
+            assert len(begun) == 1
+            assert await session.exists("/")
+        finally:
+            await session.stop()
+
+    asyncio.run(main())
 
 
 def test_who_is_led_elsewhere_while_names_are_looked_up_waits_for_no_look_up_that_nobody_began(
