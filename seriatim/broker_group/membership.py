@@ -38,6 +38,7 @@ from seriatim.protocol.zookeeper import (
     Registration,
     SessionState,
     ZooKeeperSession,
+    check_path,
     read_as,
 )
 
@@ -164,8 +165,12 @@ class Membership:
             await broker.seal_open_links()
         self._check_lease(session_id)
         group = broker.name.group
-        with contextlib.suppress(NodeExists):
-            await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
+        try:
+            with contextlib.suppress(NodeExists):
+                await self._session.create(self._paths.group(group), b'{"is_draining": false}', parents=True)
+        except NoNode as error:
+            check_path(self._session.hosts, error)
+            raise
         await self._session.ensure(self._paths.members(group))
         await self._session.ensure(self._paths.leases(group))
         await self._register(session_id)

@@ -37,6 +37,7 @@ from seriatim.protocol.zookeeper import (
     NotEmpty,
     NotUnderstood,
     ZooKeeperSession,
+    check_path,
     queue_id_from,
     queue_ids,
     read_as,
@@ -57,9 +58,8 @@ class Store(Remembered):
         try:
             await self.make_nodes()
         except NoNode as error:
-            if "/" not in (where := self.session.hosts):
-                raise
-            raise Unreachable(f"ZooKeeper has no such node as {where} names behind the slash: make it first") from error
+            check_path(self.session.hosts, error)
+            raise
         await self._refresh()
 
     # ---- queues

@@ -77,6 +77,12 @@ def path_of(hosts: str) -> str:
     return hosts.partition("/")[2].strip("/")
 
 
+def check_path(hosts: str, error: NoNode) -> None:
+    """For whoever met `error` although he makes all nodes that lie above his: raises Unreachable where the path of `hosts` may be missing."""
+    if path_of(hosts):
+        raise Unreachable(f"ZooKeeper has no such node as {hosts} names behind the slash: make it first") from error
+
+
 class SessionExpired(WorldError):
     """The session is gone, and with it every ephemeral node it made."""
 

@@ -608,6 +608,36 @@ def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
     assert sum(pauses) > 50
 
 
+def test_a_path_of_zookeeper_that_isn_t_there_is_told_once(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten times a second a node was said to have gone between two looks at it, for ever."""
+    pauses: list[float] = []
+
+    class Elsewhere(ZooKeeperWithALink):
+        hosts, state, session_id = "zk:2181/apps/x", SessionState.CONNECTED, 1
+
+        async def create(self, *_: object, **__: object) -> None:
+            raise NoNode("/apps/x")
+
+    async def slept(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 20:
+            raise asyncio.CancelledError
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        membership = Membership(broker, cast("ZooKeeperSession", Elsewhere()), "", lambda: (True, ""))
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", slept)
+            with pytest.raises(asyncio.CancelledError):
+                await membership.run_session()
+
+    caplog.set_level("INFO")
+    with_links(scenario)
+    assert caplog.text.count("no such node as zk:2181/apps/x names behind the slash") == 1
+    assert "between two looks" not in caplog.text
+
+
 @pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"\xff"])
 def test_registrations_that_are_not_understood_end_no_broker(
     with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture, junk: bytes
