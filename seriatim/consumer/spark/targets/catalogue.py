@@ -17,7 +17,10 @@ WITH equal AS MATERIALIZED (  -- of types that extensions bring
        JOIN pg_amop p ON p.amopfamily = o.opcfamily AND p.amopstrategy = 3
                      AND p.amoplefttype = o.opcintype AND p.amoprighttype = o.opcintype
        JOIN pg_operator e ON e.oid = p.amopopr
-       JOIN pg_namespace s ON s.oid = e.oprnamespace AND s.nspname <> 'pg_catalog')
+       JOIN pg_namespace s ON s.oid = e.oprnamespace AND s.nspname <> 'pg_catalog'),
+     enforced_at_once AS MATERIALIZED (  -- looked for table by table it took nine tenths of the time
+     SELECT unnest(ARRAY[conrelid, confrelid]) AS relid
+       FROM pg_constraint WHERE contype = 'f' AND NOT (condeferrable AND confupdtype = 'a' AND confdeltype = 'a'))
 SELECT n.nspname, c.relname, c.relkind = 'p',
        (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
                                                   a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum), '[]')
@@ -36,8 +39,7 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
                            JOIN pg_class p ON p.oid = i.indexrelid AND NOT p.relispartition  -- and so no part of one of the table's
                           WHERE i.indisready AND (i.indisunique OR i.indisexclusion))
             ELSE false END,
-       EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND c.oid IN (f.conrelid, f.confrelid)
-                  AND NOT (f.condeferrable AND f.confupdtype = 'a' AND f.confdeltype = 'a')),
+       c.oid IN (SELECT relid FROM enforced_at_once),
        (SELECT coalesce(json_object_agg(a.attname, e.operator), '{}')
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1]) AS k(attnum, class)
           JOIN equal e USING (class) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
