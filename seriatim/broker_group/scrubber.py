@@ -21,7 +21,7 @@ _log = log.logger("broker.scrub")
 READ_BYTES: Final = 256 * 1024
 """Read at once: small, because a read keeps the interpreter to itself."""
 PACE_BYTES_S: Final = 4 * 1024 * 1024
-"""A hundredth of a processor, and little of a disk: 100 GB take 7 hours."""
+"""A hundredth of a processor, and little of a disk: 100 GB take 7 hours, and a day is enough for 360."""
 FIRST_S: Final = 60.0
 """After a start others come first."""
 
@@ -44,7 +44,10 @@ class Scrubber:
         while True:
             began_s = monotonic_s()
             await self._pass()
-            await asyncio.sleep(max(0.0, began_s + self._interval_s - monotonic_s()))
+            left_s = began_s + self._interval_s - monotonic_s()
+            if left_s < 0:
+                _log.warning("reading all that is stored takes longer than its interval", interval_s=self._interval_s)
+            await asyncio.sleep(max(0.0, left_s))
 
     async def _pass(self) -> None:
         keys = sorted(record.key for record in self._broker.links())

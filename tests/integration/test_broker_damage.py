@@ -608,6 +608,34 @@ def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
     assert sum(pauses) > 50
 
 
+@pytest.mark.parametrize(("interval_s", "is_told"), [(0.001, True), (1000.0, False)])
+def test_that_not_all_is_read_within_the_interval_is_told(
+    caplog: pytest.LogCaptureFixture, interval_s: float, is_told: bool
+) -> None:
+    """Beyond 360 GB "once a day" wasn't so."""
+
+    async def scenario() -> None:
+        passes = asyncio.Semaphore(0)
+
+        async def read() -> None:
+            await asyncio.sleep(0.01)
+            passes.release()
+
+        reading = Scrubber(cast("Broker", None), interval_s)
+        reading._pass = read  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scrubber, "FIRST_S", 0.0)
+            running = asyncio.create_task(reading.run())
+            await passes.acquire()
+            if is_told:
+                await passes.acquire()
+            await asyncio.sleep(0)
+            running.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 45))
+    assert ("takes longer than its interval" in caplog.text) is is_told
+
+
 def test_a_path_of_zookeeper_that_isn_t_there_is_told_once(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
