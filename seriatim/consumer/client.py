@@ -42,7 +42,8 @@ class Consumer:
     is deposed hands out nothing from that moment on, by its own clock before its session can expire (H8), and stands
     by again; `on_deposed` tells. When it is elected again, it starts at the last committed cursor. So records handed
     out and not committed are handed out again, to it or to another. To commit what an earlier term handed out raises
-    Fenced.
+    Fenced, or InvalidArgument where this term hasn't come as far; where it has, it is committed: a record doesn't tell its term.
+    A seek, by whomever, begins a term, too.
 
     `coordinators`: "HOST:PORT,HOST:PORT" or a list; None: the environment's SERIATIM_COORDINATOR.
     A subscription that doesn't exist is made at `start`: "earliest", "latest" or an offset (`create=False`: raises
@@ -481,8 +482,8 @@ class Consumer:
         """Commit, and wait until both members have it: the given record and all before it, or all below an offset.
 
         With neither: all that was handed out; where nothing was, or all of it is committed, nothing is done, elected or
-        not. What an earlier term handed out raises Fenced; what was not handed out raises InvalidArgument, and NotElected where
-        this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, UnknownQueue or UnknownSubscription where it was
+        not. Where the present term has handed out nothing yet raises Fenced; what it has not handed out raises InvalidArgument, whatever an
+        earlier one has (what both have can't be told apart), and NotElected where this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, UnknownQueue or UnknownSubscription where it was
         deleted, DeadlineOver where the members don't answer within `timeout_s`.
         """
         thread = self._opened()
