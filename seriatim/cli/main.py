@@ -229,6 +229,9 @@ def _prepare_streams() -> None:
 def main() -> NoReturn:
     """Entry point of the installed command."""
     _prepare_streams()
+    # gRPC's core would tell on standard error of connections that end, on threads of its own: who takes nothing keeps them, and the process
+    # from its end. What is wrong a call's status says, too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run())
 
 

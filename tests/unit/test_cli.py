@@ -391,6 +391,19 @@ def test_no_file_takes_the_place_of_a_stream_that_is_closed():
     assert ended.returncode == 3  # the first number behind theirs
 
 
+@pytest.mark.parametrize("asked", [None, "INFO"])
+def test_grpc_itself_tells_nothing_on_standard_error_unless_it_is_asked_to(asked):
+    """It writes on threads of its own, in which the process never ended where nobody took that."""
+    script = "from seriatim.cli import main; main.run = lambda: __import__('grpc').insecure_channel('127.0.0.1:1').close(); main.main()"
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | {
+        "GRPC_TRACE": "api"
+    }
+    environment |= {} if asked is None else {"GRPC_VERBOSITY": asked}
+    command = (sys.executable, "-c", script)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, timeout=120, env=environment)
+    assert ("grpc_channel_create" in ended.stderr) is (asked is not None)
+
+
 def test_a_standard_error_that_takes_nothing_just_now_ends_no_command():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
