@@ -109,7 +109,12 @@ def postgres(
             dsn, slot, publication or slot, tables or (), sender,
             on_progress=report.snapshot, on_waiting=report.waiting,
         )  # fmt: skip
-        answers = answering(health_listen, is_ready=lambda: producer.is_connected, is_elected=sender.is_elected)
+        answers = answering(
+            health_listen,
+            is_ready=lambda: producer.is_connected,
+            is_elected=lambda: producer.is_elected and sender.is_elected(),
+            is_live=lambda: producer.is_live,
+        )
         report.on_failure = running.stop
         with on_signals(running.stop), report.regularly(sender), answers:
             running.run()

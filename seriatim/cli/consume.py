@@ -107,7 +107,10 @@ def consume(
             connect_timeout_s=connect_timeout,
         )
         answers = answering(
-            health_listen, is_ready=lambda: consumer.is_connected, is_elected=lambda: consumer.is_elected
+            health_listen,
+            is_ready=lambda: consumer.is_connected,
+            is_elected=lambda: consumer.is_elected,
+            is_live=lambda: consumer.is_live,
         )
         with consumer, answers:
             stopping.is_gentle = True

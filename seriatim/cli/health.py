@@ -15,14 +15,14 @@ _CODES = {"SERVING": exits.DONE, "NOT_SERVING": exits.ANSWER_IS_NO, "SERVICE_UNK
 
 
 def answering(
-    address: str | None, *, is_ready: Callable[[], bool], is_elected: Callable[[], bool]
+    address: str | None, *, is_ready: Callable[[], bool], is_elected: Callable[[], bool], is_live: Callable[[], bool]
 ) -> AbstractContextManager[object]:
     """Answer health checks at `address`, where there is one, while the block runs."""
     if address is None:
         return nullcontext()
-    from seriatim.protocol.health import ELECTED, READY, HealthServer
+    from seriatim.protocol.health import ELECTED, LIVE, READY, HealthServer
 
-    return HealthServer(address, {READY: is_ready, ELECTED: is_elected})
+    return HealthServer(address, {READY: is_ready, ELECTED: is_elected, LIVE: is_live})
 
 
 @click.command(short_help="Ask a process whether it can do its work.")

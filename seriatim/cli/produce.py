@@ -262,7 +262,7 @@ def _produce(
     """Send everything; the error that ended it, if one did. What was sent is flushed, until a second signal: raises KeyboardInterrupt."""
     with on_signals(run.stop, signal.default_int_handler):
         failure = _send(run, file, separator, connect_timeout_s, has_seq=has_seq)
-        if not run.producer.is_elected:
+        if run.producer.elected is None:
             return failure
         waits_for = run.read - run.acknowledgements.acknowledged
         if run.is_stopping and waits_for:

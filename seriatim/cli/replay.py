@@ -133,7 +133,12 @@ def replay(
         log.start_logging(to=log_to)
 
     def answers() -> AbstractContextManager[object]:
-        return answering(health_listen, is_ready=lambda: running.is_connected, is_elected=lambda: running.is_elected)
+        return answering(
+            health_listen,
+            is_ready=lambda: running.is_connected,
+            is_elected=lambda: running.is_elected,
+            is_live=lambda: running.is_live,
+        )
 
     running = Replay(settings, reporter(is_json=is_json, is_log=log_to is not None), answers)
 

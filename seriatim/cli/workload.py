@@ -167,7 +167,7 @@ def _sent_steadily(producer: Producer, workload: Workload, stopping: threading.E
     interval_s = 1 / workload.rate
     started_s = time.monotonic()
     sent = 0
-    while not stopping.is_set() and producer.is_elected:
+    while not stopping.is_set() and producer.elected is not None:
         due = int((time.monotonic() - started_s) / interval_s) + 1
         while sent < due:
             try:

@@ -288,7 +288,13 @@ class Consumer:
     @property
     def is_first_in_line(self) -> bool:
         """Whether ZooKeeper says that it is elected: it is handed records as soon as a coordinator grants where to read."""
-        return self._session is not None and self._session.standing is Standing.ELECTED
+        session = self._session
+        return session is not None and session.standing is Standing.ELECTED and session.is_live
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its loop turns: not where a callback has kept it for longer than its ZooKeeper session has."""
+        return self._session is None or self._session.is_live
 
     @property
     def is_connected(self) -> bool:

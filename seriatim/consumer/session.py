@@ -131,7 +131,12 @@ class ReaderSession:
     @property
     def is_connected(self) -> bool:
         """Whether its ZooKeeper session is known to stand. From any thread."""
-        return self._zookeeper is not None and self._zookeeper.state is SessionState.CONNECTED
+        return self._zookeeper is not None and self._zookeeper.state is SessionState.CONNECTED and self.is_live
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its loop turns, as far as its ZooKeeper session tells. From any thread."""
+        return self._zookeeper is None or not self._zookeeper.stands_still
 
     # ---- life
 

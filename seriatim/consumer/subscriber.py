@@ -154,6 +154,11 @@ class Subscriber:
         return 0 if view is None else view.created_at_ms
 
     @property
+    def is_live(self) -> bool:
+        """Whether its loop turns: not where a callback has kept it for longer than its ZooKeeper session has."""
+        return self._session is None or self._session.is_live
+
+    @property
     def is_connected(self) -> bool:
         """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
         return self._session is not None and self._session.is_connected

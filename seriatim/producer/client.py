@@ -240,13 +240,18 @@ class Producer:
 
     @property
     def elected(self) -> Elected | None:
-        """The term in which this instance is the elected sender, as far as it can know; None: it isn't."""
+        """The term in which this instance is the elected sender, as far as its loop has told; None: it isn't."""
         return self._elected
 
     @property
     def is_elected(self) -> bool:
-        """Whether this instance is the elected sender, as far as it can know."""
-        return self._elected is not None
+        """Whether this instance is the elected sender, as far as it can know: where its loop stands still, another one may be."""
+        return self._elected is not None and self._loop.is_live
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its loop turns: not where a callback has kept it for longer than its ZooKeeper session has, nor once it is closed."""
+        return self._loop.is_live
 
     @property
     def is_connected(self) -> bool:

@@ -125,10 +125,16 @@ class SendingLoop:
                 self._thread.join(timeout_s)
 
     @property
+    def is_live(self) -> bool:
+        """Whether it turns, as far as its session tells. From any thread."""
+        session = self._session
+        return self._thread.is_alive() and not (session is not None and session.stands_still)
+
+    @property
     def is_connected(self) -> bool:
         """Whether its ZooKeeper session is known to stand. From any thread."""
         session = self._session
-        return self._thread.is_alive() and session is not None and session.state is SessionState.CONNECTED
+        return session is not None and session.state is SessionState.CONNECTED and self.is_live
 
     def stand_again(self) -> None:
         """Leave the election and stand for it anew, with a new token and a new resume point. From any thread."""

@@ -115,6 +115,7 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
 
 def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:
     """Let a server answer for its health, and say by reflection what it serves. `service`: its own full name."""
+    # Said by the loop itself: where that stands still, nobody is answered.
     answers = _Answers({READY: is_ready, service: is_ready, LIVE: lambda: True})
     health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(answers), server)
     _add_reflection(server, (service,))
@@ -124,9 +125,9 @@ class HealthServer:
     """Health of a process that serves nothing else: a sender or a reader. Its own threads; a context manager."""
 
     def __init__(self, address: str, claims: Mapping[str, Claim]) -> None:
-        """Nothing listens yet. `claims`: by service name; `live` is added."""
+        """Nothing listens yet. `claims`: by service name, `live` among them: these threads go on where the process's loop stands still."""
         self._address = address
-        self._answers = _Answers({**claims, LIVE: lambda: True})
+        self._answers = _Answers(claims)
         self._server: grpc.Server | None = None
         self.port = 0
 

@@ -315,7 +315,7 @@ class ZooKeeperSession:
         handler = Handler(max(_CONNECT_S, timeout_s * _CONNECT_SHARE))
         self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=handler)
         self._client._connection = Connection(  # noqa: SLF001
-            self._client, reconnect.copy(), logger=self._client.logger, stands_still=self._stands_still
+            self._client, reconnect.copy(), logger=self._client.logger, stands_still=lambda: self.stands_still
         )
         self._note_negotiated_timeout()
 
@@ -396,8 +396,9 @@ class ZooKeeperSession:
         if not self._is_ended:
             self._running_loop().call_later(self._timeout_s * _BEAT_SHARE, self._beat)
 
-    def _stands_still(self) -> bool:
-        """Asked by kazoo's thread. By the clock of the loop's own timers: that the machine slept is no standstill, nor is an end."""
+    @property
+    def stands_still(self) -> bool:
+        """Whether its loop hasn't gone on for longer than its time-out: then `state` is an old one. From any thread. By the clock of the loop's own timers: that the machine slept is no standstill, nor is an end."""
         return not self._is_ended and monotonic_s() - self._beat_s > self._timeout_s
 
     def go_to(self, hosts: str) -> None:

@@ -86,6 +86,43 @@ def test_who_is_elected_and_not_told_where_to_read_is_idle_after_the_time_for_co
         assert [record.value for record in taken(consumer, 10)] == numbered(0, 10)
 
 
+def test_a_consumer_whose_loop_stands_still_is_neither_connected_nor_first_in_line_nor_live(
+    cluster: FakeCluster,
+) -> None:
+    """It said so for ever, beside the one that was elected by then."""
+    cluster.append(numbered(0, 1), 0)
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        goes_on.wait()
+
+    with new(cluster, session_timeout_s=4, on_elected=stand) as consumer:
+        try:
+            assert consumer.is_live
+            assert stands.wait(WAIT_S)
+            wait_until(lambda: not consumer.is_live)
+            assert (consumer.is_connected, consumer.is_first_in_line, consumer.is_elected) == (False, False, False)
+        finally:
+            goes_on.set()
+        wait_until(lambda: consumer.is_live and consumer.is_connected)
+
+
+def test_a_subscriber_whose_loop_stands_still_is_neither_connected_nor_live(cluster: FakeCluster) -> None:
+    goes_on = threading.Event()
+    subscriber = Subscriber(
+        cluster.coordinator, "q", session_timeout_s=4, connect_timeout_s=WAIT_S, on_elected=lambda _: goes_on.wait()
+    )
+    with subscriber:
+        try:
+            wait_until(lambda: not subscriber.is_live)
+            assert not subscriber.is_connected
+            assert subscriber.term is None
+        finally:
+            goes_on.set()
+        wait_until(lambda: subscriber.is_live and subscriber.is_connected)
+
+
 async def all_of(consumer: Consumer) -> list[Record]:
     return [record async for record in consumer]
 

@@ -25,6 +25,7 @@ from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.health import ELECTED, LIVE, READY, HealthServer, ask
 from seriatim.protocol.marks import is_resend, overlaps, raised
 from seriatim.protocol.names import COUNTER_BITS
 from seriatim.protocol.seriatim_pb2_grpc import (
@@ -435,6 +436,37 @@ def test_a_producer_that_meets_a_limit_of_its_process_while_it_connects_is_elect
         producer.wait_until_elected(WAIT_S)
         producer.send(b"1").result(WAIT_S)
     assert len(met) == 3
+
+
+def test_a_producer_whose_loop_stands_still_says_neither_that_it_is_elected_nor_connected_nor_live(
+    cluster: SmallCluster,
+) -> None:
+    """Its health's own threads said all of it for ever, beside the one that was elected by then."""
+    goes_on = threading.Event()
+    first = new(cluster, "first", session_timeout_s=4, on_elected=lambda _: goes_on.wait())
+    claims = {
+        READY: lambda: first.is_connected, ELECTED: lambda: first.is_elected, LIVE: lambda: first.is_live,
+    }  # fmt: skip
+    second = None
+    try:
+        assert first.is_live
+        first.wait_until_elected(WAIT_S)
+        with HealthServer("127.0.0.1:0", claims) as server:
+            until(lambda: not first.is_live)
+            assert not first.is_connected
+            assert not first.is_elected
+            answers = [ask(f"127.0.0.1:{server.port}", service, WAIT_S) for service in claims]
+            assert answers == ["NOT_SERVING"] * 3
+            second = new(cluster, "second")
+            second.wait_until_elected(WAIT_S)
+            assert not first.is_elected
+            goes_on.set()
+            until(lambda: first.is_live and first.is_connected)
+    finally:
+        goes_on.set()
+        first.close()
+        if second is not None:
+            second.close()
 
 
 def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, zookeeper: str) -> None:

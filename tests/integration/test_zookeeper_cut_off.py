@@ -267,7 +267,9 @@ def test_a_loop_that_stands_still_for_longer_than_the_time_out_loses_its_session
             while looking.exists("/there"):
                 assert time.monotonic() < until_s, "it is there for ever"
                 time.sleep(0.1)  # noqa: ASYNC251
+            assert session.stands_still
             await until(lambda: states[-1:] == [SessionState.CONNECTED], "the loop goes on, with another session")
+            assert not session.stands_still
             assert states == [SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED]
             assert session.session_id != session_id
         finally:

@@ -64,9 +64,14 @@ class Replay:
         return self._standing is not None and self._standing.is_connected
 
     @property
+    def is_live(self) -> bool:
+        """Whether its place in the election is kept: its loop turns. From any thread."""
+        return self._standing is None or self._standing.is_live
+
+    @property
     def is_elected(self) -> bool:
         """Whether it applies records now. From any thread."""
-        return self._run.elected is not None
+        return self._run.elected is not None and self.is_live
 
     def run(self) -> None:
         """Replay until stopped or idle.
