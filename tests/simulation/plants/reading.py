@@ -132,6 +132,10 @@ def _whoever_committed(one: CursorRecord | None, other: CursorRecord) -> CursorR
 def _counts(*_: object) -> None: ...
 
 
+def _left_to_members(state: cursor.CursorState, *_: object) -> Any:
+    return state, []
+
+
 def _has_cursor(state: object, answer: Any, furthest: Index) -> bool:
     del state
     return (answer.cursor or 0) == furthest
@@ -307,8 +311,8 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         "drained, by nobody",
-        "where a reader starts is an earlier one's cursor, as long as it has committed nothing itself",
-        instead(acquire_read, "_has_start", _has_cursor),
+        "where a reader starts is an earlier one's cursor, as long as it has committed nothing itself, and it waits for ever for its link to leave",
+        together(instead(acquire_read, "_has_start", _has_cursor), instead(cursor, "_at_end", _left_to_members)),
         within=300,
         shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
         finds="12: not within 120 s",
