@@ -464,7 +464,7 @@ PLANTS: tuple[Plant, ...] = (
         "said to an earlier leader",
         "a member that is registered has compared its disk, also where its registration is of before ZooKeeper was set back",
         instead(SimulatedSession, "leader_of", _always_new),
-        within=60,
+        within=100,
         shape=Shape(kinds=("ZooKeeper set back",), faults=(1, 2)),
         finds="(4|6): ",
     ),
