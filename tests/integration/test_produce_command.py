@@ -259,10 +259,10 @@ def test_who_interrupts_the_last_acknowledgements_is_told_how_many_came(cluster:
         assert process.stdin is not None
         assert process.stderr is not None
         stored(cluster, process, "1\n")
-        cluster.silent_epochs = {1}
+        cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
         process.stdin.write("2\n3\n")
         process.stdin.flush()
-        until(lambda: cluster.end() == 3)
+        until(lambda: cluster.end() >= 3)
         process.send_signal(number)
         assert any(line == "stopping: waiting up to 10 s for 2 records\n" for line in process.stderr)
         process.send_signal(number)
