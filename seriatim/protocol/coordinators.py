@@ -23,10 +23,7 @@ from collections.abc import AsyncIterator, Iterable
 from random import uniform
 from typing import Any, Never, Self
 
-import grpc
-import grpc.aio
-
-from seriatim.protocol import log, rpc
+from seriatim.protocol import log, rpc, streams
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 from seriatim.protocol.names import is_host_and_port
@@ -233,10 +230,9 @@ class Coordinators:
                 while (view := await self._next_view(stream, address, request, told)) is not None:
                     pause_s, told = _PAUSE_S, view
                     yield view
-            except (grpc.aio.AioRpcError, Unreachable) as failure:
-                error = rpc.translated(failure, address) if isinstance(failure, grpc.aio.AioRpcError) else failure
+            except SeriatimError as error:
                 if not error.can_retry:
-                    raise error from failure
+                    raise
                 _log.debug("watch broke", queue=queue, coordinator=address, error=error.message)
             finally:
                 stream.cancel()
@@ -262,9 +258,7 @@ class Coordinators:
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
-            if not isinstance(view, QueueView):
-                return None
-            if not view.is_beat:
+            if view is None or not view.is_beat:
                 return view
             beats += 1
             if beats % COMPARED_EVERY == 0 and await self._is_overtaken(address, request, told):
@@ -282,12 +276,12 @@ class Coordinators:
         try:
             async with asyncio.timeout(_EACH_S):
                 view = await _read(stream, other)
-        except (TimeoutError, grpc.aio.AioRpcError, Unreachable):
+        except (TimeoutError, SeriatimError):
             self._pass_over(other)
             return False
         finally:
             stream.cancel()
-        if not isinstance(view, QueueView):
+        if view is None:
             return False
         is_overtaken = told is None or (view.chain_version >= told.chain_version and view != told)
         if is_overtaken:
@@ -313,10 +307,10 @@ def _spread(most_s: float) -> float:
     return most_s * uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
-async def _read(stream: Any, address: str) -> Any:
-    """What a watch says next. Raises AioRpcError, and Unreachable where who was asked is forgotten meanwhile."""
+async def _read(stream: Any, address: str) -> QueueView | None:
+    """What a watch says next. As `streams.read`; Unreachable, too, where who was asked is forgotten meanwhile."""
     try:
-        return await stream.read()
+        return await streams.read(stream, address)
     except asyncio.CancelledError:
         rpc.check_cancelled(address)
         raise

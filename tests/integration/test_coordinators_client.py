@@ -304,6 +304,21 @@ def test_a_watch_goes_on_at_another_coordinator():
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
+async def versions_seen(first, other, *, changed_after_s, between=()):
+    """What a watch that begins at `first` tells, until it tells version 2, which `other` has so long after its first word."""
+    servers, (one, two) = zip(*[await start(servicer) for servicer in (first, other)], strict=True)
+    seen = []
+    async with Coordinators([one, *between, two]) as coordinators:
+        async for view in coordinators.watch("q"):
+            seen.append(view.chain_version)
+            if seen[-1] == 2:
+                break
+            asyncio.get_running_loop().call_later(changed_after_s, setattr, other, "version", 2)
+    for server in servers:
+        await server.stop(None)
+    return seen
+
+
 @pytest.mark.parametrize("tells_first", [True, False])
 def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkeypatch, tells_first):
     """Its process stands still, as one whose log nobody takes: a watch ended never, and its readers waited for ever."""
@@ -318,16 +333,8 @@ def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkey
 
     async def scenario():
         stuck, other = Stuck(1), Coordinator(1 if tells_first else 2)
-        servers, (one, two) = zip(*[await start(servicer) for servicer in (stuck, other)], strict=True)
-        seen = []
-        async with Coordinators([one, f"127.0.0.1:{free_port()}", two]) as coordinators:
-            async for view in coordinators.watch("q"):
-                seen.append(view.chain_version)
-                if seen[-1] == 2:
-                    break
-                asyncio.get_running_loop().call_later(0.5, setattr, other, "version", 2)
-        for server in servers:
-            await server.stop(None)
+        gone = f"127.0.0.1:{free_port()}"
+        seen = await versions_seen(stuck, other, changed_after_s=0.5, between=[gone])
         assert seen == ([1, 2] if tells_first else [2])
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
@@ -355,17 +362,7 @@ def test_a_watch_that_beats_is_compared_with_another_coordinator_s_but_rarely(mo
     monkeypatch.setattr(coordinators_module, "QUIET_S", DEADLINE_S)
 
     async def scenario():
-        servers, (one, two) = zip(*[await start(servicer) for servicer in (beating, other)], strict=True)
-        seen = []
-        async with Coordinators([one, two]) as coordinators:
-            async for view in coordinators.watch("q"):
-                seen.append(view.chain_version)
-                if seen[-1] == 2:
-                    break
-                asyncio.get_running_loop().call_later(1.0, setattr, other, "version", 2)
-        for server in servers:
-            await server.stop(None)
-        assert seen == [1, 2]
+        assert await versions_seen(beating, other, changed_after_s=1.0) == [1, 2]
         asked = other.calls[:-1]  # the last one is the watch that goes on there
         assert len(asked) > 1
         assert all(beats >= COMPARED_EVERY * count for count, beats in enumerate(asked, 1))

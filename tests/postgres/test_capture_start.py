@@ -167,6 +167,18 @@ def test_a_snapshot_from_before_the_slot_is_rejected(dsn: str, monkeypatch: pyte
     assert set(table_rows(dsn, "a")) - set(replayed(queue)) == {("a", 2)}
 
 
+@contextmanager
+def streaming_behind(dsn: str, queue: Queue, statement: str) -> Iterator[Run]:
+    """A capture that started while this was open in another transaction, waited for that to be committed, and streams."""
+    with psycopg.connect(dsn) as altering:
+        altering.execute(statement.encode())
+        with running(dsn, Sender(queue)) as run:
+            wait_for(lambda: one(dsn, WAITING), run)
+            altering.commit()
+            wait_for(lambda: streaming(queue), run)
+            yield run
+
+
 def test_a_replica_identity_that_changes_while_a_capture_starts_is_seen_as_it_was(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,14 +193,9 @@ def test_a_replica_identity_that_changes_while_a_capture_starts_is_seen_as_it_wa
 
     monkeypatch.setattr(ReplicationConnection, "create_slot", make_and_alter)
     queue = Queue()
-    with psycopg.connect(dsn) as altering:
-        altering.execute("ALTER TABLE b REPLICA IDENTITY FULL")
-        with running(dsn, Sender(queue)) as run:
-            wait_for(lambda: one(dsn, WAITING), run)
-            altering.commit()
-            wait_for(lambda: streaming(queue), run)
-            sql(dsn, "UPDATE a SET t = 'y', id = 2", "INSERT INTO b VALUES (10, 'z')")
-            wait_for(lambda: last_commit_of(queue, 10), run)
+    with streaming_behind(dsn, queue, "ALTER TABLE b REPLICA IDENTITY FULL") as run:
+        sql(dsn, "UPDATE a SET t = 'y', id = 2", "INSERT INTO b VALUES (10, 'z')")
+        wait_for(lambda: last_commit_of(queue, 10), run)
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
 
 
@@ -196,24 +203,15 @@ def test_a_replica_identity_that_changes_while_a_capture_starts_is_seen_as_it_wa
 def test_what_just_gives_a_table_a_key_is_waited_for_by_a_capture_that_starts(dsn: str, mending: str) -> None:
     sql(dsn, "CREATE TABLE b (id int, t text)")
     queue = Queue()
-    with psycopg.connect(dsn) as altering:
-        altering.execute(f"ALTER TABLE b {mending}".encode())
-        with running(dsn, Sender(queue)) as run:
-            wait_for(lambda: one(dsn, WAITING), run)
-            altering.commit()
-            wait_for(lambda: streaming(queue), run)
-            sql(dsn, "INSERT INTO b VALUES (10, 'z')")
-            wait_for(lambda: last_commit_of(queue, 10), run)
+    with streaming_behind(dsn, queue, f"ALTER TABLE b {mending}") as run:
+        sql(dsn, "INSERT INTO b VALUES (10, 'z')")
+        wait_for(lambda: last_commit_of(queue, 10), run)
     assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
 
 
 def test_a_table_without_a_key_that_is_just_being_dropped_keeps_no_capture_from_starting(dsn: str) -> None:
     sql(dsn, "CREATE TABLE b (id int, t text)")
     queue = Queue()
-    with psycopg.connect(dsn) as dropping:
-        dropping.execute("DROP TABLE b")
-        with running(dsn, Sender(queue)) as run:
-            wait_for(lambda: one(dsn, WAITING), run)
-            dropping.commit()
-            wait_for(lambda: streaming(queue), run)
+    with streaming_behind(dsn, queue, "DROP TABLE b"):
+        pass
     assert replayed(queue) == table_rows(dsn, "a")
