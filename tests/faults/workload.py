@@ -10,6 +10,7 @@ told; a reader writes *delivered* before it asks for more, and so before anythin
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue as queues
 import signal
@@ -32,6 +33,7 @@ SESSION_TIMEOUT_S = float(os.environ.get(SESSION_VARIABLE, "1.5"))
 _STEP_S = 0.002
 _MOST_AT_ONCE = 20
 _FLUSH_S = 8.0
+_ENDS_WITHIN_S = 40.0
 
 
 def value_of(seq: int) -> str:
@@ -39,7 +41,7 @@ def value_of(seq: int) -> str:
 
 
 class Stopping:
-    """Whether SIGTERM asked to end."""
+    """Whether SIGTERM asked to end. Who doesn't come to an end tells where it stands, in its log, before it is killed."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -47,6 +49,7 @@ class Stopping:
 
     def _ask(self, _number: int, _frame: object) -> None:
         self.is_asked = True
+        faulthandler.dump_traceback_later(_ENDS_WITHIN_S)
 
 
 class Sender:
