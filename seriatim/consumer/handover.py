@@ -12,12 +12,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument, SeriatimError, copied
+from seriatim.protocol.flag import Waking
 from seriatim.protocol.names import Index
 from seriatim.protocol.record import Record
 
@@ -69,7 +69,7 @@ class HandOver:
     def __init__(self) -> None:
         self._now: tuple[int, deque[Delivery]] = 0, deque()  # the term, and what lies here of it
         self._first: tuple[Delivery, Chunk] | None = None
-        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._woken = Waking()
         self._awaited: deque[Callable[[], None]] = deque()
         self.is_reading = False
         self.valid_until_s = 0.0
@@ -85,8 +85,7 @@ class HandOver:
 
     def _tell(self) -> None:
         """Something has changed: whoever waits looks again."""
-        if self._woken.empty():
-            self._woken.put(None)
+        self._woken.wake()
         while self._awaited:
             with contextlib.suppress(IndexError):  # somebody else was quicker
                 self._awaited.popleft()()
@@ -154,8 +153,7 @@ class HandOver:
             left_s = until_s - boottime_s()
             if left_s <= 0:
                 return False
-            with contextlib.suppress(Empty):
-                self._woken.get(timeout=left_s)
+            self._woken.wait(left_s)
         return True
 
     async def wait_async(self, timeout_s: float) -> None:

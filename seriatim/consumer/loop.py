@@ -7,11 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+from seriatim.protocol.flag import Waking
 from seriatim.protocol.timeouts import check_timeout
 
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class LoopThread:
             coroutine.close()
             raise
         # A concurrent.futures.Future has a lock, for which the loop would wait where a signal's handler has interrupted who holds it.
-        ended: SimpleQueue[asyncio.Task[Result]] = SimpleQueue()
+        is_ended = Waking()
         begun: list[asyncio.Task[Result]] = []
 
         def begin() -> None:
@@ -75,26 +75,25 @@ class LoopThread:
         def end(task: asyncio.Task[Result]) -> None:
             if not task.cancelled():
                 task.exception()  # which may interest nobody any more
-            ended.put(task)
+            is_ended.wake()
 
         def give_up() -> None:
             for task in begun:
                 task.cancel()
 
-        try:
-            is_taken = self.tell(begin)
-            task = ended.get(timeout=None if timeout_s is None else max(0.0, timeout_s)) if is_taken else None
-        except Empty:
-            self.tell(give_up)
-            raise DeadlineOver(f"not done within {timeout_s} s") from None
-        except BaseException:
-            self.tell(give_up)
-            raise
-        if task is None:
+        if not self.tell(begin):
             coroutine.close()
             raise InvalidArgument(_CLOSED)
         try:
-            return task.result()
+            is_in_time = is_ended.wait(None if timeout_s is None else max(0.0, timeout_s))
+        except BaseException:
+            self.tell(give_up)
+            raise
+        if not is_in_time:
+            self.tell(give_up)
+            raise DeadlineOver(f"not done within {timeout_s} s")
+        try:
+            return begun[0].result()
         except asyncio.CancelledError as error:
             raise InvalidArgument(_CLOSED) from error
 

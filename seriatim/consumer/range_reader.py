@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Self
 
 from seriatim.consumer.core import reading_events
@@ -23,6 +21,7 @@ from seriatim.protocol import values
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.flag import Waking
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 from seriatim.protocol.patience import Patience
 from seriatim.protocol.record import Record
@@ -105,7 +104,7 @@ class RangeReader:
         self._timeout_s = timeout_s
         self._prefetch_bytes = prefetch_bytes
         self._identity = Identity(SubscriptionId(subscription_id), Generation(generation), Token(token))
-        self._woken: SimpleQueue[None] = SimpleQueue()  # and no lock, as in HandOver
+        self._woken = Waking()  # and no lock, as in HandOver
         self._waiting: deque[Delivery] = deque()
         self._error: SeriatimError | None = None
         self._fetcher: Fetcher | None = None
@@ -228,8 +227,7 @@ class RangeReader:
         self._tell()
 
     def _tell(self) -> None:
-        if self._woken.empty():
-            self._woken.put(None)
+        self._woken.wake()
 
     def _tell_taken(self, fetcher: Fetcher) -> None:
         if self._is_current(fetcher):  # what is read no more asks for nothing more
@@ -263,8 +261,7 @@ class RangeReader:
             if left_s <= 0:
                 waiting_for = state.waiting_for or "records to be committed"
                 raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
-            with contextlib.suppress(Empty):
-                self._woken.get(timeout=min(left_s, 0.2))
+            self._woken.wait(min(left_s, 0.2))
 
 
 def _gone(queue: str, state: Reading) -> InvalidArgument:

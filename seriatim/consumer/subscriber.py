@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Self
 
 from seriatim.consumer.core.view import ChainView, Place
@@ -25,6 +23,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     copied,
 )
+from seriatim.protocol.flag import Waking
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
@@ -76,7 +75,7 @@ class Subscriber:
         )
         self._on_elected = on_elected
         self._on_deposed = on_deposed
-        self._woken: SimpleQueue[None] = SimpleQueue()  # and no lock, as in HandOver
+        self._woken = Waking()  # and no lock, as in HandOver
         self._term: Term | None = None
         self._told: Term | None = None  # the application
         self._valid_until_s = 0.0
@@ -175,8 +174,7 @@ class Subscriber:
             left_s = 1.0 if deadline_s is None else deadline_s - boottime_s()
             if left_s <= 0:
                 raise DeadlineOver(f"not elected in {timeout_s} s: {self.waiting_for}")
-            with contextlib.suppress(Empty):
-                self._woken.get(timeout=min(1.0, left_s))
+            self._woken.wait(min(1.0, left_s))
         return term
 
     def commit(self, offset: int, *, term: Term | None = None, timeout_s: float = 30.0) -> None:
@@ -301,8 +299,7 @@ class Subscriber:
 
     def _tell(self) -> None:
         """Something has changed: whoever waits looks again."""
-        if self._woken.empty():
-            self._woken.put(None)
+        self._woken.wake()
 
 
 def _offset(view: ChainView, place: Place) -> Offset:

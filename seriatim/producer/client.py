@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Literal, Self
 
@@ -25,6 +24,7 @@ from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
+from seriatim.protocol.flag import Waking
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
 _log = log.logger("producer")
@@ -266,8 +266,8 @@ class Producer:
         """
         check_timeout(timeout)
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
-        may_look: SimpleQueue[None] = SimpleQueue()
-        waiter = partial(may_look.put, None)
+        may_look = Waking()
+        waiter = may_look.wake
         try:
             self._standing_waiters[waiter] = None  # before the first look
             while (elected := self._taken_up()) is None:
@@ -275,8 +275,7 @@ class Producer:
                 if left_s is not None and left_s <= 0:
                     raise self._buffer.problem
                 self._buffer.ends.check_wait()
-                with contextlib.suppress(Empty):
-                    may_look.get(timeout=left_s)
+                may_look.wait(left_s)
         finally:
             self._standing_waiters.pop(waiter, None)
         return elected

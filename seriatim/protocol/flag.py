@@ -1,9 +1,30 @@
-"""What a signal's handler sets, and its own thread waits for."""
+"""How a thread, or a signal's handler, wakes another that waits: without a lock that the handler's own thread may hold already."""
 
 from __future__ import annotations
 
 import contextlib
-from queue import Empty, SimpleQueue
+import threading
+
+
+class Waking:
+    """Whoever waits goes on once it was woken, be it before or during the wait, once or often.
+
+    In the place of a `SimpleQueue`, whose `get` waits for ever where a signal's handler came between and ran until the time-out was over
+    (CPython up to 3.12 goes on with a negative one).
+    """
+
+    def __init__(self) -> None:
+        self._asleep = threading.Lock()  # held while nobody has woken anybody
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        """By anybody; never waits."""
+        with contextlib.suppress(RuntimeError):  # it was done already
+            self._asleep.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it was woken, which is forgotten by that; waits up to `timeout_s`, from 0 on. None: for ever."""
+        return self._asleep.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class Flag:
@@ -11,19 +32,17 @@ class Flag:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._told: SimpleQueue[None] = SimpleQueue()
+        self._told = Waking()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        self._told.put(None)
+        self._told.wake()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it is set; waits for that up to `timeout_s`."""
-        if not self._is_set:
-            with contextlib.suppress(Empty):
-                self._told.get(timeout=timeout_s)
-                self._told.put(None)  # for whoever else waits
+        if not self._is_set and self._told.wait(timeout_s):
+            self._told.wake()  # whoever else waits
         return self._is_set

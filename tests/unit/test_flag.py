@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from seriatim.consumer import Subscriber
+from seriatim.consumer.handover import HandOver
+from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.spark.replay import Replay
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.protocol import flag
+from seriatim.protocol.errors import DeadlineOver
 from seriatim.protocol.flag import Flag
 from tests.interruption import Interruption
 
@@ -61,3 +69,46 @@ def test_all_who_wait_are_told() -> None:
         one.join(WAIT_S)
         assert not one.is_alive()
     assert told.wait(0)
+
+
+def in_a_loop(timeout_s: float) -> None:
+    thread = LoopThread("slow")
+    try:
+        with suppress(DeadlineOver):
+            thread.run(asyncio.sleep(2 * WAIT_S), timeout_s)
+    finally:
+        thread.close()
+
+
+def elected(timeout_s: float) -> None:
+    subscriber = Subscriber("localhost:1", "q")
+    with suppress(DeadlineOver):
+        subscriber.wait_elected(timeout_s)
+
+
+@contextmanager
+def a_signal(after_s: float, takes_s: float) -> Iterator[None]:
+    """Its handler takes so long. Who waits for longer than WAIT_S after that fails."""
+    has_come = False
+
+    def handle(_number: int, _frame: object) -> None:
+        nonlocal has_come
+        assert not has_come, "it waits for ever"
+        has_come = True
+        time.sleep(takes_s)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, after_s, WAIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert has_come
+
+
+@pytest.mark.parametrize("wait", [Flag().wait, HandOver().wait, in_a_loop, elected])
+def test_who_waits_does_so_no_longer_for_a_signal_whose_handler_outlasts_the_time(wait) -> None:
+    """A reader whose main thread was told to end while it waited for records, on a busy machine, waited on for ever."""
+    with a_signal(0.1, 0.4):
+        wait(0.3)
