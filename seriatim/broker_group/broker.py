@@ -41,6 +41,7 @@ from seriatim.protocol.errors import (
     WrongCluster,
     WrongIncarnation,
 )
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
 
 _log = log.logger("broker")
@@ -415,9 +416,7 @@ class Broker:
         runner = self.find(key)
         if runner is None or not (runner.record.opened_start or runner.record.is_sealed):
             opened = self._opening.setdefault(key, asyncio.Event())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await opened.wait()
+            await is_set_within(opened, timeout_s)
         return self.link(key)
 
     def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:

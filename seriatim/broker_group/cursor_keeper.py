@@ -41,6 +41,7 @@ from seriatim.protocol.errors import (
     WrongIncarnation,
     copied,
 )
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import Generation, Index, QueueId, SubscriptionId, Token
 
 _log = log.logger("broker.cursors")
@@ -389,11 +390,7 @@ class CursorKeeper:
             wanted.clear()
             is_done = await self._report_once()
             await asyncio.sleep(TOGETHER_S)
-            try:
-                async with asyncio.timeout(None if is_done else REPEAT_S):
-                    await wanted.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(wanted, None if is_done else REPEAT_S)
 
     def report_anew(self, queue_id: QueueId) -> None:
         """ZooKeeper had lost the queue's chain, or had an older one, until it was recovered: what was noted there may be lost for good."""

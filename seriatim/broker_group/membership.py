@@ -29,6 +29,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     WorldError,
 )
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -187,10 +188,7 @@ class Membership:
             interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
             until_s = boottime_s() + interval_s
             while (left_s := until_s - boottime_s()) > 0:
-                try:
-                    async with asyncio.timeout(left_s):
-                        await self._is_dirty.wait()
-                except TimeoutError:
+                if not await is_set_within(self._is_dirty, left_s):
                     break
                 await self._register(session_id)
             self._look_at_disk()

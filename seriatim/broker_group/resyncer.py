@@ -36,6 +36,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     Unreachable,
 )
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
@@ -95,11 +96,7 @@ class Resyncer:
                 self.is_in_sync, self.problem = not problem, problem
                 self.changed()
             await asyncio.sleep(min(boottime_s() - began_s, REST_S))
-            try:
-                async with asyncio.timeout(self._pause_s()):
-                    await wanted.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(wanted, self._pause_s())
 
     def _pause_s(self) -> float:
         """How long nothing is done unasked. A peer that isn't there can't be brought up, and when it comes that asks for a pass."""

@@ -17,7 +17,7 @@ from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument, SeriatimError, copied
-from seriatim.protocol.flag import Waking
+from seriatim.protocol.flag import Waking, is_set_within
 from seriatim.protocol.names import Index
 from seriatim.protocol.record import Record
 
@@ -163,10 +163,7 @@ class HandOver:
         self._awaited.append(wake)
         try:
             if not self._is_ready():
-                async with asyncio.timeout(timeout_s):
-                    await woken.wait()
-        except TimeoutError:
-            pass
+                await is_set_within(woken, timeout_s)
         finally:
             with contextlib.suppress(ValueError):
                 self._awaited.remove(wake)

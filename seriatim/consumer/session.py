@@ -38,6 +38,7 @@ from seriatim.protocol.errors import (
     Waiting,
     copied,
 )
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds
 from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionState, ZooKeeperSession
@@ -272,9 +273,7 @@ class ReaderSession:
             except (NoNode, SessionExpired, Unreachable) as error:
                 _log.debug("lease not renewed", error=error)
             left_s = session.session_timeout_s / _RENEWALS_PER_TIMEOUT - (boottime_s() - sent_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.02, left_s)):
-                    await self._renewal.wait()
+            await is_set_within(self._renewal, max(0.02, left_s))
             self._renewal.clear()
 
     async def _prove(self, session: ZooKeeperSession, sent_s: float) -> None:

@@ -30,6 +30,7 @@ from seriatim.protocol import log
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import Epoch, Incarnation, MemberName, QueueId
 
 _log = log.logger("coordinator.background")
@@ -106,10 +107,7 @@ class BackgroundWork:
                     await self._forget_gone()
                     if self._is_elected():
                         await self._look(tasks)
-                    try:
-                        async with asyncio.timeout(LOOK_EVERY_S):
-                            await self._wake.wait()
-                    except TimeoutError:
+                    if not await is_set_within(self._wake, LOOK_EVERY_S):
                         continue
                     await asyncio.sleep(AGAIN_S if self._is_more_due else SETTLE_S)
                     self._wake.clear()

@@ -29,6 +29,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Whose
 from seriatim.protocol.coordinators import QUIET_S
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, UnknownQueue, Unreachable, WrongCluster
+from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, QueueId, SubscriptionId, Token
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer
 from seriatim.protocol.zookeeper import SessionState
@@ -39,15 +40,6 @@ SETTLE_S = 0.002
 """Watchers are told so much after a change: the procedure that made it goes on first, and sending waits for that one."""
 BEAT_S = QUIET_S / 2
 _BEAT: Final = pb.QueueView(is_beat=True)
-
-
-async def _is_set_within(event: asyncio.Event, within_s: float | None) -> bool:
-    try:
-        async with asyncio.timeout(within_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +162,7 @@ class CoordinatorService(CoordinatorServicer):
             told = views.queue_view(document, version, self._store.registry)
             yield told
             while True:
-                is_beat = not await _is_set_within(changed, BEAT_S if request.wants_beats else None)
+                is_beat = not await is_set_within(changed, BEAT_S if request.wants_beats else None)
                 if not is_beat:
                     await asyncio.sleep(SETTLE_S)
                     changed.clear()

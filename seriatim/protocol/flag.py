@@ -1,7 +1,8 @@
-"""How a thread, or a signal's handler, wakes another that waits: without a lock that the handler's own thread may hold already."""
+"""How whoever waits is woken: by another thread or a signal's handler without a lock that the handler's own thread may hold already, or on a loop."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 
@@ -46,3 +47,13 @@ class Flag:
         if not self._is_set and self._told.wait(timeout_s):
             self._told.wake()  # whoever else waits
         return self._is_set
+
+
+async def is_set_within(event: asyncio.Event, within_s: float | None) -> bool:
+    """Whether it is set; waits for that up to `within_s`, None: for ever."""
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
