@@ -193,7 +193,7 @@ class ReaderSession:
             raise Unreachable("the reader isn't connected")
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(ensemble.follow(session, self.coordinators))
+                tasks.create_task(ensemble.follow(session, self.coordinators, self._paths))
                 tasks.create_task(self._watch())
                 tasks.create_task(self._renew())
                 tasks.create_task(election.run())

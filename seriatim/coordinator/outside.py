@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.seriatim_pb2 import DescribeClusterReply
 
 _ADDRESSES = frozenset({"address", "coordinators", "elected_coordinator", "next_master", "zookeeper"})
 """Fields of the .proto file that hold addresses."""
@@ -77,6 +78,8 @@ def outside(reply: Message, addresses: Mapping[str, str]) -> Message:
     copied = type(reply)()
     copied.CopyFrom(reply)
     _replace(copied, addresses)
+    if isinstance(copied, DescribeClusterReply):
+        copied.is_outside = True
     return copied
 
 

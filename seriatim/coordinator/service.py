@@ -78,6 +78,7 @@ class CoordinatorService(CoordinatorServicer):
             version=__version__,
             coordinators=sorted(coordinators.values()),
             elected_coordinator=coordinators.get(elected[:-11], ""),
+            is_outside=False,
         )
 
     async def _check_reach(self) -> None:

@@ -31,13 +31,13 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
-    CoordinatorRegistration,
     NodeExists,
     NoNode,
     NotEmpty,
     NotUnderstood,
     ZooKeeperSession,
     check_path,
+    coordinators_of,
     queue_id_from,
     queue_ids,
     read_as,
@@ -400,21 +400,14 @@ class Store(Remembered):
 
     async def coordinators(self) -> dict[str, str]:
         """Addresses of the registered coordinators, by name."""
-        return {name: one.address for name, one in (await self._registered_coordinators()).items()}
+        return {name: one.address for name, one in (await coordinators_of(self.session, self.paths)).items()}
 
     async def outside_addresses(self) -> dict[str, str]:
         """Of coordinators and members: from each address to the one that reaches it from outside, where it has one."""
         found = {one.address: one.outside for one in self.registry.registered.values()}
-        found |= {one.address: one.outside for one in (await self._registered_coordinators()).values()}
+        coordinators = await coordinators_of(self.session, self.paths)
+        found |= {one.address: one.outside for one in coordinators.values()}
         return {inside: outside for inside, outside in found.items() if outside}
-
-    async def _registered_coordinators(self) -> dict[str, CoordinatorRegistration]:
-        found = {}
-        for name in await self.listed(self.paths.coordinators):
-            path = f"{self.paths.coordinators}/{name}"
-            with contextlib.suppress(NoNode, NotUnderstood):
-                found[name], _ = await read_as(CoordinatorRegistration.decode, self.session, path)
-        return found
 
     async def elected_coordinator(self) -> str:
         """The election node of the coordinator that does the background work; empty where there is none."""

@@ -182,10 +182,11 @@ class SendingLoop:
             if not connecting.done():
                 return
             session = self._session = await connecting
-            path = Paths(self._cluster).senders(self._queue_id)
+            paths = Paths(self._cluster)
+            path = paths.senders(self._queue_id)
             self._election = Election(session, path, self._settings.name, self._standing_changed)
             self._stand()
-            self._spawn(ensemble.follow(session, self._coordinators))
+            self._spawn(ensemble.follow(session, self._coordinators, paths))
             await closing
             self._handle(events.Closed())
         except Exception as error:

@@ -11,7 +11,8 @@ Where nothing changes a watch says now and then just that. Where it is silent an
 rarely where it isn't.
 
 Coordinators are replaced one by one, while senders and readers run on for months, some of which ask nothing from one switch to the
-next. So one is asked now and then who coordinates by now, and soon after one had to be passed over.
+next. So one is asked now and then who coordinates by now, and soon after one had to be passed over. Where none answers of those that are
+known, ZooKeeper is, by whoever has a session there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from random import uniform
 from typing import Any, Never, Self
 
@@ -29,6 +30,7 @@ from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimErro
 from seriatim.protocol.names import is_host_and_port
 from seriatim.protocol.seriatim_pb2 import DescribeClusterReply, DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
+from seriatim.protocol.zookeeper import CoordinatorRegistration, NoNode
 
 _log = log.logger("coordinators")
 
@@ -78,11 +80,14 @@ class Coordinators:
     """One channel a coordinator; the one that answered last is asked first. For one asyncio loop.
 
     Those that the cluster itself names are asked behind those given, from its first word on until `close`.
-    Made of what `addresses_of` takes; raises as that. `problem`: why none answers; empty as far as is known.
+    Made of what `addresses_of` takes; raises as that. `problem`: why none answers; empty as far as is known. `registered`: by which
+    ZooKeeper is asked, if it can be.
     """
 
     def __init__(self, coordinators: str | Iterable[str] | None) -> None:
         self.problem = ""
+        self.registered: Callable[[], Awaitable[Mapping[str, CoordinatorRegistration]]] | None = None
+        self._is_outside: bool | None = None  # whether addresses are told that reach from there, where that is told
         self._addresses = addresses_of(coordinators)
         self._given = frozenset(self._addresses)
         self._named: frozenset[str] = frozenset()
@@ -112,18 +117,30 @@ class Coordinators:
                 async with asyncio.timeout(_spread(LOOK_S)):
                     await self._missed.wait()
                     await asyncio.sleep(_spread(MISSED_S))
-            with contextlib.suppress(SeriatimError):
+            try:
                 await self.call("DescribeCluster", DescribeClusterRequest())
+            except SeriatimError:
+                await self._look_at_zookeeper()
             self._missed.clear()
             await self._connections.forget_dead(self._addresses)
 
-    def _know(self, told_by: str, found: Iterable[str]) -> None:
+    async def _look_at_zookeeper(self) -> None:
+        """All that were known may have been replaced since the last look."""
+        if self.registered is None or self._is_outside is None:
+            return
+        try:
+            found = (await self.registered()).values()
+        except (SeriatimError, NoNode):
+            return
+        self._know((self._is_outside and one.outside) or one.address for one in found)
+
+    def _know(self, found: Iterable[str]) -> None:
         """Who coordinates now. Whom neither this answer nor the one before names was replaced, and is forgotten, unless it was given.
 
         Two answers: who loses its session with ZooKeeper isn't named until it has the next one.
         """
         named = frozenset(address for address in found if address)
-        known = self._given | self._named | named | {told_by}
+        known = self._given | self._named | named
         kept = [address for address in self._addresses if address in known]
         self._addresses = kept + sorted(known.difference(kept))
         self._named = named
@@ -168,7 +185,8 @@ class Coordinators:
                             self._pass_over(silent)
                     self.problem = ""
                     if isinstance(answer, DescribeClusterReply):
-                        self._know(address, answer.coordinators)
+                        self._is_outside = answer.is_outside if answer.HasField("is_outside") else None
+                        self._know((address, *answer.coordinators))
                     return answer
             raise self._unreachable(problems)
         finally:

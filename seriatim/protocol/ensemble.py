@@ -1,23 +1,25 @@
-"""Where ZooKeeper is by now, for clients: they are told by coordinators, once, and its servers may be replaced one by one since."""
+"""Where ZooKeeper is by now, for clients, and who coordinates: its servers, and coordinators, are replaced one by one, and each knows of the others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Final, Never
 
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest
-from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession, coordinators_of
 
 ASK_S: Final = 1.0
 """So long, and so often, a session looks for ZooKeeper by itself before coordinators are asked."""
 
 
-async def follow(session: ZooKeeperSession, coordinators: Coordinators) -> Never:
-    """While the session is cut off, lead it to where coordinators have theirs. Until cancelled."""
+async def follow(session: ZooKeeperSession, coordinators: Coordinators, paths: Paths) -> Never:
+    """While the session is cut off, lead it to where coordinators have theirs; from now on none that is known is the last one. Until cancelled."""
     is_cut_off = asyncio.Event()
+    coordinators.registered = partial(coordinators_of, session, paths)
 
     def changed(state: SessionState) -> None:
         (is_cut_off.clear if state is SessionState.CONNECTED else is_cut_off.set)()

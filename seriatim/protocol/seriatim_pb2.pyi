@@ -1430,6 +1430,7 @@ class DescribeClusterReply(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     COORDINATORS_FIELD_NUMBER: _builtins.int
     ELECTED_COORDINATOR_FIELD_NUMBER: _builtins.int
+    IS_OUTSIDE_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     zookeeper: _builtins.str
     """connect string for elections"""
@@ -1437,6 +1438,8 @@ class DescribeClusterReply(_message.Message):
     """path in ZooKeeper under which this cluster lives"""
     version: _builtins.str
     elected_coordinator: _builtins.str
+    is_outside: _builtins.bool
+    """its addresses are those that reach from outside of the cluster's network; earlier versions don't say"""
     @_builtins.property
     def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1448,12 +1451,15 @@ class DescribeClusterReply(_message.Message):
         version: _builtins.str = ...,
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
         elected_coordinator: _builtins.str = ...,
+        is_outside: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_outside", b"_is_outside", "is_outside", b"is_outside"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "coordinators", b"coordinators", "elected_coordinator", b"elected_coordinator", "root", b"root", "version", b"version", "zookeeper", b"zookeeper"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_outside", b"_is_outside", "cluster", b"cluster", "coordinators", b"coordinators", "elected_coordinator", b"elected_coordinator", "is_outside", b"is_outside", "root", b"root", "version", b"version", "zookeeper", b"zookeeper"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__is_outside: _TypeAlias = _typing.Literal["is_outside"]  # noqa: Y015
+    _WhichOneofArgType__is_outside: _TypeAlias = _typing.Literal["_is_outside", b"_is_outside"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_outside) -> _WhichOneofReturnType__is_outside | None: ...
 
 Global___DescribeClusterReply: _TypeAlias = DescribeClusterReply  # noqa: Y015
 

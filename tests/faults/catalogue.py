@@ -104,7 +104,7 @@ class Order:
 
     what: Literal[
         "rotate", "drain the head", "add a group", "remove a group", "restart everything", "create a subscription",
-        "seek back", "seek forward", "alter", "leave the head",
+        "seek back", "seek forward", "alter", "leave the head", "replace a coordinator",
     ]  # fmt: skip
 
 
@@ -338,6 +338,7 @@ def _kinds_of_people() -> list[Kind]:
         Kind("subscription created", "people", (Order("create a subscription"),), share=2),
         Kind("subscription sought back", "people", (Order("seek back"),), share=2),
         Kind("subscription sought forward", "people", (Order("seek forward"),), share=1.5),
+        Kind("coordinator replaced at another address", "people", (Order("replace a coordinator"),)),
     ]
 
 
@@ -350,6 +351,7 @@ def _kinds_of_people_amid_failures() -> list[Kind]:
             (Order("drain the head"), "head drained and resumed", ("slave killed", "elected coordinator killed")),
             (Order("rotate"), "rotation", ("slave paused", "elected coordinator paused", "sender | master")),
             (Order("create a subscription"), "subscription created", ("master paused", "slave | reader")),
+            (Order("replace a coordinator"), "coordinator replaced", ("slave killed", "elected coordinator killed")),
         )
         for harm in (*_kinds_of_processes(), *_kinds_of_network())
         if harm.name.removeprefix("cut: ") in harms
@@ -383,13 +385,13 @@ def pair(chance: random.Random, kinds: Sequence[Kind] = KINDS) -> Kind:
 
 
 _HEADLINE_PART = 0.1
-_PAIRS_PART = 0.11
+_PAIRS_PART = 0.1
 
 
 def plan(count: int, chance: random.Random, kinds: Sequence[Kind] = KINDS, *, with_pairs: bool = True) -> list[Kind]:
     """So many faults in random order.
 
-    A tenth of each headline; of the rest a ninth in twos, then every other kind once before any
+    A tenth of each headline; of the rest a tenth in twos, then every other kind once before any
     comes again, the likelier ones first. With 500 each headline comes 50 times, and every kind at least once.
     """
     headlines, others = [kind for kind in kinds if kind.is_headline], [kind for kind in kinds if not kind.is_headline]

@@ -1,7 +1,8 @@
 """The cluster that is harmed: every process a real one on a host of its own, every broker on a disk of its own.
 
 Hosts have the names of their processes: `zookeeper-1` to `-3`, `coordinator-1`, `-2`, `g1-a`, `g1-b`, …, and one for
-each process of the workload. One group more than serves is prepared: people add it and remove it.
+each process of the workload. One group more than serves is prepared: people add it and remove it. So are two coordinators, for those
+that people replace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.faults.network import Network
 
 ROOT = Path(__file__).parents[2]
 ZOOKEEPERS = ("zookeeper-1", "zookeeper-2", "zookeeper-3")
-COORDINATORS = ("coordinator-1", "coordinator-2")
+COORDINATORS = ("coordinator-1", "coordinator-2", "coordinator-3", "coordinator-4")
+_COORDINATORS_AT_ONCE = 2
 SPARE_GROUP = "g4"
 GROUPS = ("g1", "g2", "g3")
 SENDERS = ("sender-1", "sender-2")
@@ -43,12 +45,11 @@ def members(groups: Iterable[str]) -> tuple[str, ...]:
 
 MEMBERS = members(GROUPS)
 SPARE_MEMBERS = members((SPARE_GROUP,))
-SERVERS = (*ZOOKEEPERS, *COORDINATORS, *MEMBERS)
 
 
 def hosts() -> Network:
     """All of them; once a process, for they outlive a cluster."""
-    return Network((*SERVERS, *SPARE_MEMBERS, *SENDERS, *READERS))
+    return Network((*ZOOKEEPERS, *COORDINATORS, *MEMBERS, *SPARE_MEMBERS, *SENDERS, *READERS))
 
 
 class FaultCluster:
@@ -61,13 +62,15 @@ class FaultCluster:
         library = compile_library(folder)
         self.disks = {name: MemberDisk(folder, name, library) for name in (*MEMBERS, *SPARE_MEMBERS)}
         self.ensemble_disks = {name: Disk(folder / name, folder / f"{name}.control", library) for name in ZOOKEEPERS}
+        self.coordinating = COORDINATORS[:_COORDINATORS_AT_ONCE]
+        """Names of the coordinators that are there by now."""
         self.expected: set[str] = set()
         """Servers that have to run when nothing is harmed."""
 
     def start(self) -> None:
         """Raises StartFailed."""
-        self.start_servers(SERVERS)
-        self.expected = set(SERVERS)
+        self.start_servers(self.servers)
+        self.expected = set(self.servers)
 
     def close(self) -> None:
         """End everything. Once."""
@@ -78,6 +81,11 @@ class FaultCluster:
         self.supervisor.close()
         for disk in self.all_disks.values():
             disk.close()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """All but those of a group that was added."""
+        return (*ZOOKEEPERS, *self.coordinating, *MEMBERS)
 
     @property
     def all_disks(self) -> dict[str, Disk]:
@@ -92,8 +100,8 @@ class FaultCluster:
 
     @property
     def coordinators(self) -> str:
-        """What clients are given."""
-        return ",".join(map(self.address, COORDINATORS))
+        """What clients are given that start now."""
+        return ",".join(map(self.address, self.coordinating))
 
     @property
     def zookeeper(self) -> str:
@@ -126,6 +134,15 @@ class FaultCluster:
                 self.supervisor.start(self._spec(name))
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(self._wait_until_ready, started))
+
+    def replace_coordinator(self, gone: str) -> str:
+        """Start another one at an address of its own, and then stop this one. Returns its name. Raises StartFailed."""
+        new = next(name for name in COORDINATORS if name not in self.coordinating)
+        self.start_servers([new])
+        self.coordinating = tuple(new if name == gone else name for name in self.coordinating)
+        self.expected = self.expected - {gone} | {new}
+        self.supervisor.stop(gone)
+        return new
 
     def start_client(self, name: str, kind: str, arguments: tuple[str, ...]) -> None:
         """Start a process of the workload on its host."""

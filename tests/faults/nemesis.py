@@ -29,10 +29,8 @@ from tests.faults.catalogue import (
     Stop,
 )
 from tests.faults.cluster import (
-    COORDINATORS,
     GROUPS,
     MEMBERS,
-    SERVERS,
     SPARE_GROUP,
     SPARE_MEMBERS,
     ZOOKEEPERS,
@@ -277,6 +275,8 @@ class Nemesis:
                 self._left |= set(SPARE_MEMBERS)
             case "restart everything":
                 self._restart_everything(scene, fault)
+            case "replace a coordinator":
+                self._replace_coordinator(scene, fault)
             case "create a subscription":
                 self._create_subscription(scene, fault)
             case "seek back" | "seek forward":
@@ -291,13 +291,19 @@ class Nemesis:
 
     def _restart_everything(self, scene: Round, fault: Fault) -> None:
         """Each process in its turn, gently, and the next only when all is well."""
-        for name in (*ZOOKEEPERS, *COORDINATORS, *MEMBERS, *scene.clients):
+        for name in (*self._cluster.servers, *scene.clients):
             self._cluster.supervisor.stop(name)
-            if name in SERVERS:
-                self._cluster.start_servers([name])
-            else:
+            if name in scene.clients:
                 scene.start_client(name)
+            else:
+                self._cluster.start_servers([name])
             self.wait_until_whole(scene, fault)
+
+    def _replace_coordinator(self, scene: Round, fault: Fault) -> None:
+        """However soon after the one before: senders and readers may know nobody of those that are there now."""
+        gone = self._chance.choice(self._cluster.coordinating)
+        fault.note += f"{gone} by {self._cluster.replace_coordinator(gone)}; "
+        scene.name_coordinators()
 
     def _create_subscription(self, scene: Round, fault: Fault) -> None:
         start = self._chance.choice(("earliest", "latest", "offset"))

@@ -20,7 +20,7 @@ from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import QueueExists, SeriatimError, UnknownQueue, WorldError
 from tests.faults import certificates, checker
 from tests.faults.catalogue import Role
-from tests.faults.cluster import COORDINATORS, READERS, SENDERS, SERVERS, ZOOKEEPERS, FaultCluster
+from tests.faults.cluster import MEMBERS, READERS, SENDERS, ZOOKEEPERS, FaultCluster
 from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
 from tests.faults.trial import copies_of, sealed_links
 
@@ -109,6 +109,11 @@ class Round:
 
     # ------------------------------------------------------------------------------------------------------ asking
 
+    def name_coordinators(self) -> None:
+        """Whoever asks and orders here has no session with ZooKeeper, which tells clients who coordinates by now."""
+        self._loop.run_until_complete(self._coordinators.close())
+        self._coordinators = Coordinators(self.cluster.coordinators)
+
     def ask(self, method: str, request: object, timeout_s: float = _CALL_S) -> Any:
         """Of any coordinator. Raises SeriatimError."""
         return self._loop.run_until_complete(self._coordinators.call_within(method, request, timeout_s))
@@ -139,9 +144,9 @@ class Round:
     def roles(self, role: Role, view: pb.QueueView) -> tuple[str, ...]:
         """The processes that play a role now; none where nobody does. Raises SeriatimError."""
         fixed: dict[Role, tuple[str, ...]] = {
-            "coordinators": COORDINATORS,
+            "coordinators": self.cluster.coordinating,
             "zookeepers": ZOOKEEPERS,
-            "servers": SERVERS,
+            "servers": self.cluster.servers,
         }
         if role in fixed:
             return fixed[role]
@@ -149,7 +154,7 @@ class Round:
             return self._zookeepers(role)
         if role in {"coordinator", "other coordinator"}:
             elected = self._elected_coordinator()
-            found = [name for name in COORDINATORS if (name == elected) is (role == "coordinator")]
+            found = [name for name in self.cluster.coordinating if (name == elected) is (role == "coordinator")]
             return tuple(found[:1])
         if role in {"sender", "standby sender"}:
             elected = view.sender[:-11]
@@ -168,7 +173,7 @@ class Round:
         if role == "head":
             return tuple(by_side.values())
         if role == "idle member":
-            return tuple(name for name in SERVERS if name[0] == "g" and name not in by_side.values())[:1]
+            return tuple(name for name in MEMBERS if name not in by_side.values())[:1]
         return (by_side[role],)
 
     def _zookeepers(self, role: str) -> tuple[str, ...]:
@@ -181,7 +186,7 @@ class Round:
 
     def _elected_coordinator(self) -> str:
         address = self.ask("DescribeCluster", pb.DescribeClusterRequest()).elected_coordinator
-        return next((name for name in COORDINATORS if self.cluster.address(name) == address), "")
+        return next((name for name in self.cluster.coordinating if self.cluster.address(name) == address), "")
 
     # ------------------------------------------------------------------------------------------------------ watching
 

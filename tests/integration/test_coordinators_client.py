@@ -12,6 +12,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import COMPARED_EVERY, SILENCE_S, Coordinators, may_overlap
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable, Waiting
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from seriatim.protocol.zookeeper import CoordinatorRegistration
 
 DEADLINE_S = 60
 
@@ -22,6 +23,7 @@ class Coordinator(CoordinatorServicer):
     def __init__(self, version=0, *, is_silent=False):
         self.version = version
         self.named = []
+        self.is_outside = None
         self.is_silent = is_silent
         self.calls = []
         self.is_asked = asyncio.Event()
@@ -49,7 +51,7 @@ class Coordinator(CoordinatorServicer):
     async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
         if self.is_silent:
             await self._silence()
-        return pb.DescribeClusterReply(coordinators=self.named)
+        return pb.DescribeClusterReply(coordinators=self.named, is_outside=self.is_outside)
 
     @rpc.answers_errors
     async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
@@ -406,6 +408,59 @@ def test_who_is_told_of_two_coordinators_finds_those_that_took_their_places(monk
             if watching is not None:
                 watching.cancel()
         await servers[2].stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_where_all_that_were_known_were_replaced_since_the_last_look_zookeeper_is_asked(monkeypatch, is_outside):
+    """A sender whose coordinators were replaced within the minute between two looks stood still for ever."""
+    monkeypatch.setattr(coordinators_module, "LOOK_S", DEADLINE_S)
+
+    async def scenario():
+        old, new = Coordinator(1), Coordinator(2)
+        old.is_outside = is_outside
+        (server, known), (later, address) = await start(old), await start(new)
+        elsewhere = f"127.0.0.1:{free_port()}"
+        found = [CoordinatorRegistration(address)]
+        if is_outside:
+            found = [CoordinatorRegistration(elsewhere, address)]
+
+        async def registered():
+            return dict(enumerate(found))
+
+        async with Coordinators(known) as coordinators:
+            coordinators.registered = registered
+            await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+            await server.stop(None)
+            view = await coordinators.call_within("DescribeQueue", pb.QueueRequest(queue="q"), DEADLINE_S)
+            assert view.chain_version == 2
+            assert elsewhere not in coordinators._addresses
+        await later.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_zookeeper_isn_t_asked_by_who_wasn_t_told_which_addresses_reach_from_there(monkeypatch):
+    """By a coordinator of an earlier version: at an address from within another network there may be anybody."""
+    monkeypatch.setattr(coordinators_module, "MISSED_S", 0.1)
+
+    async def scenario():
+        server, known = await start(Coordinator())
+
+        async def registered():
+            raise AssertionError("asked")
+
+        async with Coordinators(known) as coordinators:
+            coordinators.registered = registered
+            await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+            await server.stop(None)
+            for _ in range(20):
+                with pytest.raises(Unreachable):
+                    await coordinators.call("DescribeQueue", pb.QueueRequest(queue="q"))
+                await asyncio.sleep(0.05)
+            assert coordinators._looking is not None
+            assert not coordinators._looking.done()
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 

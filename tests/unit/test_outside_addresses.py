@@ -42,12 +42,16 @@ def test_addresses_of_members_and_only_they_change_deep_inside_a_view() -> None:
 
 def test_coordinators_and_zookeeper_change() -> None:
     reply = pb.DescribeClusterReply(
-        zookeeper="z1:2181,z2:2181", coordinators=["c1:7000", "c2:7000"], elected_coordinator="c1:7000"
+        zookeeper="z1:2181,z2:2181",
+        coordinators=["c1:7000", "c2:7000"],
+        elected_coordinator="c1:7000",
+        is_outside=False,
     )
     told = outside(reply, ADDRESSES)
     assert isinstance(told, pb.DescribeClusterReply)
     assert (told.zookeeper, list(told.coordinators)) == ("host:2181,host:2182", ["host:7001", "c2:7000"])
     assert told.elected_coordinator == "host:7001"
+    assert told.is_outside
 
 
 def _texts(of: Descriptor, path: str = "", seen: frozenset[str] = frozenset()) -> Iterator[str]:
