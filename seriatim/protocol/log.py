@@ -163,7 +163,16 @@ class _Handler(logging.Handler):
         super().__init__()
         self._stream = stream
         self._begin()
+        # Before anybody logs: whoever starts a thread waits for its first steps, in which a finalizer may log, too, and wait for him.
+        self._start()
         forks.call_in_child(self, _Handler._begin)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # none is given out now: lines wait for the next one
+            self._thread = None
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
@@ -195,11 +204,7 @@ class _Handler(logging.Handler):
             self._lines.append(_Line(line))
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:  # none is given out now: the line waits for the next one
-                    self._thread = None
+                self._start()
 
     def _serve(self) -> None:
         while True:
@@ -279,6 +284,7 @@ class _Handler(logging.Handler):
     def flush(self) -> None:
         """Wait until what was logged is written, as long as somebody takes it."""
         with self._changed:
+            self._changed.notify_all()  # by a finalizer on that thread, between its look and its wait, one may have been logged
             while self._has_more() and self._thread is not None:
                 if not self._changed.wait_for(functools.partial(self._goes_on, self._written_bytes), FLUSH_S):
                     return

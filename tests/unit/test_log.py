@@ -180,6 +180,45 @@ SAID = (
 )
 
 
+LOGS_IN_A_FINALIZER = """
+import sys, threading
+from seriatim.protocol import log
+
+told = log.logger("test")
+before, moments = getattr(*eval(sys.argv[1])), []
+
+def meanwhile(*arguments):  # the collector may run here, and with it a finalizer that logs
+    thread = arguments[0] if arguments else threading.current_thread()
+    if thread.name == "seriatim-log" and not moments and (at_the_start or has_begun):
+        moments.append(1)
+        told.error("from a finalizer")
+    return before(*arguments)
+
+at_the_start, has_begun = sys.argv[2] == "start", False
+setattr(*eval(sys.argv[1]), meanwhile)
+log.start_logging()
+told.info("first")
+log.flush()
+has_begun = True
+told.info("second")
+log.flush()
+log.flush()
+assert moments
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "moment"), [("threading.Thread, '_set_native_id'", "start"), ("threading, '_allocate_lock'", "wait")]
+)
+def test_a_finalizer_may_log_on_the_log_s_own_thread(place: str, moment: str) -> None:
+    """As it begins, when whoever started it waits for it; and between its look for lines and its wait, when nobody wakes it."""
+    command = [sys.executable, "-c", LOGS_IN_A_FINALIZER, place, moment]
+    ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "from a finalizer" in ended.stderr
+    assert ended.stderr.count("second") == 1
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
 def test_what_was_logged_is_written_before_the_end(end: str) -> None:
     command = (sys.executable, "-c", SAID.format("said", end))
