@@ -11,7 +11,7 @@ class Waking:
     """Whoever waits goes on once it was woken, be it before or during the wait, once or often.
 
     In the place of a `SimpleQueue`, whose `get` waits for ever where a signal's handler came between and ran until the time-out was over
-    (CPython up to 3.12 goes on with a negative one).
+    (CPython up to 3.12 goes on with a negative one), or for a time-out of a few microseconds.
     """
 
     def __init__(self) -> None:

@@ -84,6 +84,7 @@ class Nemesis:
         self.deaths: list[str] = []
         self._paused: set[str] = set()
         self._killed: set[str] = set()
+        self._stopped: set[str] = set()  # on purpose, which isn't to end otherwise
         self._distrusted: set[str] = set()
         self._damaged: set[str] = set()  # whose disk may be refused at a start, because of what we did to it
         self._unread: set[str] = set()  # whose damage nobody has read yet
@@ -191,6 +192,7 @@ class Nemesis:
     def _stop(self, names: tuple[str, ...]) -> None:
         for name in names:
             self._killed.add(name)
+            self._stopped.add(name)
             self._cluster.signal(name, signal.SIGTERM)
 
     def _pause(self, names: tuple[str, ...]) -> None:
@@ -207,6 +209,7 @@ class Nemesis:
     def _kill(self, names: tuple[str, ...]) -> None:
         for name in names:
             self._killed.add(name)
+            self._stopped.discard(name)
             self._paused.discard(name)
             with contextlib.suppress(StartFailed):
                 self._cluster.signal(name, signal.SIGKILL)
@@ -292,7 +295,7 @@ class Nemesis:
     def _restart_everything(self, scene: Round, fault: Fault) -> None:
         """Each process in its turn, gently, and the next only when all is well."""
         for name in (*self._cluster.servers, *scene.clients):
-            self._cluster.supervisor.stop(name)
+            self._stop_gently(name, fault)
             if name in scene.clients:
                 scene.start_client(name)
             else:
@@ -356,8 +359,12 @@ class Nemesis:
         for name in self._distrusted:
             cluster.supervisor.stop(name)
         for name in self._killed:
-            cluster.supervisor.stop(name)  # one that was stopped on purpose may still be ending
+            if name in self._stopped:  # it may still be ending
+                self._stop_gently(name, fault)
+            else:
+                cluster.supervisor.stop(name)
         self._killed.clear()
+        self._stopped.clear()
         self._start_servers(fault)
         for name in scene.clients:
             scene.start_client(name)
@@ -368,6 +375,14 @@ class Nemesis:
             scene.wait_until(lambda group=group: self._is_out_of_use(scene, group), f"{group} is drained")
             scene.do("ResumeGroup", pb.GroupRequest(group=group))
             self._drained.discard(group)
+
+    def _stop_gently(self, name: str, fault: Fault) -> None:
+        """Who doesn't end as he is asked has died, too. Java ends with a status of its own."""
+        status = self._cluster.supervisor.stop(name)
+        if status and name not in ZOOKEEPERS and name not in self._distrusted | self._damaged:
+            self.deaths.append(
+                f"{name} didn't end as it was asked ({status}), during fault {fault.number} ({fault.kind})"
+            )
 
     def _note_deaths(self, scene: Round, fault: Fault) -> None:
         """Who ended without having been killed; a member whose disk failed or was damaged may."""

@@ -15,7 +15,9 @@ import os
 import queue as queues
 import signal
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from seriatim.consumer.session import Grant
 from seriatim.producer import Handle, Producer
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
+from seriatim.protocol.flag import Waking
 from tests.faults.history import Acknowledged, Delivered, Recorder, Resumed, Sent
 
 SOURCE = "log"
@@ -34,6 +37,7 @@ _STEP_S = 0.002
 _MOST_AT_ONCE = 20
 _FLUSH_S = 8.0
 _ENDS_WITHIN_S = 40.0
+_TELLS_WITHIN_S = 10.0
 
 
 def value_of(seq: int) -> str:
@@ -41,15 +45,31 @@ def value_of(seq: int) -> str:
 
 
 class Stopping:
-    """Whether SIGTERM asked to end. Who doesn't come to an end tells where it stands, in its log, before it is killed."""
+    """Whether SIGTERM asked to end. Who doesn't come to an end tells where it stands, in its log, before it is killed.
+
+    By Python's own means first: faulthandler looks at threads that go on meanwhile, and may end the process by that.
+    """
 
     def __init__(self) -> None:
         self.is_asked = False
+        self._asked = Waking()
+        threading.Thread(target=self._watch, daemon=True).start()
         signal.signal(signal.SIGTERM, self._ask)
 
     def _ask(self, _number: int, _frame: object) -> None:
         self.is_asked = True
-        faulthandler.dump_traceback_later(_ENDS_WITHIN_S)
+        self._asked.wake()
+        faulthandler.dump_traceback_later(_ENDS_WITHIN_S + _TELLS_WITHIN_S)
+
+    def _watch(self) -> None:
+        self._asked.wait(None)
+        time.sleep(_ENDS_WITHIN_S)
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != threading.main_thread().ident)
+        told = [
+            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames
+        ]
+        os.write(sys.stderr.fileno(), "".join(told).encode())
 
 
 class Sender:
