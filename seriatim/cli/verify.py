@@ -35,6 +35,8 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
         raise click.ClickException(exits.not_installed(error, "postgres")) from error
 
     wanted = [name for part in tables for name in part.split(",") if name]
+    if tables and not wanted:
+        raise click.BadParameter("name a table", param_hint="--tables")
     output = _Output(is_json=is_json)
     try:
         with interruptible():  # psycopg cancels the query under way then; else the server would go on with it

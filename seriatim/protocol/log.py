@@ -168,11 +168,10 @@ class _Handler(logging.Handler):
         forks.call_in_child(self, _Handler._begin)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # none is given out now: lines wait for the next one
-            self._thread = None
+        thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
+        with contextlib.suppress(RuntimeError):  # none is given out now: lines wait for the next one
+            thread.start()
+            self._thread = thread
 
     def _begin(self) -> None:
         self._changed = threading.Condition()

@@ -4,7 +4,10 @@ With a key both sides have, the table is walked along it. The source says where 
 20,000th row); both sides then hash what lies between two such keys. A chunk whose hashes differ is walked in the same way by
 smaller ones, and only of those that differ are the rows fetched and compared: rows may be large, and those are held. The last chunk
 has no upper end, so rows of the target beyond the source's last key are seen too.
-Keys with a collation are ordered by COLLATE "C", since two servers need not order text alike otherwise.
+
+A key with a text in it isn't walked: two servers need not order text alike but by COLLATE "C", by which its index seldom is, and a table
+without an index for that would be read twice for each chunk. There, rows go into buckets by a hash of their key. Both sides hash each bucket,
+reading the table once, and the rows of those buckets whose hashes differ are fetched, bucket by bucket.
 
 A hash is a sum of the first 60 bits of each row's md5, together with the count: it doesn't depend on an order.
 
@@ -16,10 +19,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, NamedTuple, TypeAlias, cast
+from itertools import count, groupby
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import psycopg
 from psycopg import sql
@@ -42,6 +46,8 @@ _WRITTEN = sql.SQL("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END")
 _CURSORS = count(1)
 _FETCHED = 500
 """Rows that are held, or on their way, at a time."""
+_MOST_BUCKETS = 1_000_000
+_NO_BUCKET: Final[tuple[int, Iterator[Texts]]] = (-1, iter(()))
 
 
 class _Side(NamedTuple):
@@ -84,10 +90,12 @@ def compare_table(
     tally = _Tally(examples)
     sides = _Side(connections[0], _rows_of(source)), _Side(connections[1], _rows_of(target))
     columns = tuple(name for name in source.columns if name in target.columns)
-    if source.key_order and source.key_order == target.key_order:
-        _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
-    else:
+    if not source.key_order or source.key_order != target.key_order:
         _compare_as_multiset(sides, source, columns, tally, on_rows)
+    elif any(column.has_collation for column in source.key):
+        _compare_by_buckets(sides, source, columns, tally, on_rows)
+    else:
+        _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
     return TableResult(
         ".".join(source.name), tally.rows, tally.missing, tally.extra, tally.different,
         schema_differences(source, target), tuple(tally.examples),
@@ -115,7 +123,8 @@ def _compare_by_key(
         if sums[0] != sums[1]:
             for part in _chunks(sides[0], table, between, min(chunk_rows, _FETCHED)):
                 if _sum(sides[0], table, columns, part) != _sum(sides[1], table, columns, part):
-                    _compare_rows(sides, table, columns, part, tally)
+                    ours, theirs = (_rows(side, table, columns, part) for side in sides)
+                    _compare_rows(ours, theirs, table, columns, tally)
         on_rows(tally.rows)
 
 
@@ -141,29 +150,36 @@ def _end_of_chunk(side: _Side, table: Table, between: Between, chunk_rows: int) 
 
 
 def _sum(side: _Side, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
-    query = sql.SQL(
-        "SELECT count(*), coalesce(sum(('x' || left(md5(ROW({})::text), 15))::bit(60)::bigint::numeric), 0)::text FROM {}{}"
-    ).format(_texts(table, columns), side.rows, _between(table, *between))
+    query = sql.SQL("SELECT count(*), coalesce(sum({}), 0)::text FROM {}{}").format(
+        _hash(_texts(table, columns), 60), side.rows, _between(table, *between)
+    )
     row = side.connection.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
+def _hash(texts: Fragment, bits: int) -> Fragment:
+    """The first bits of a row's md5, in whatever encoding the server has it."""
+    return sql.SQL("('x' || left(md5(convert_to(ROW({})::text, 'UTF8')), {}))::bit({})::bigint::numeric").format(
+        texts, sql.Literal(bits // 4), sql.Literal(bits)
+    )
+
+
 def _compare_rows(
-    sides: tuple[_Side, _Side],
+    ours: Iterable[Texts],
+    theirs: Iterable[Texts],
     table: Table,
     columns: tuple[str, ...],
-    between: Between,
     tally: _Tally,
 ) -> None:
-    """Fetch the source's rows of a chunk, and stream the target's past them (the target may have any number more).
+    """Hold the source's rows of a chunk, each behind its key, and stream the target's past them (the target may have any number more).
 
     A key that is there twice, where the index of the primary key is damaged, counts as often as it is there.
     """
     size = len(table.key_columns)
     held: defaultdict[Texts, list[Texts]] = defaultdict(list)
-    for row in _rows(sides[0], table, columns, between):
+    for row in ours:
         held[row[:size]].append(row[size:])
-    for row in _rows(sides[1], table, columns, between):
+    for row in theirs:
         key, values = row[:size], row[size:]
         others = held.get(key)
         if not others:
@@ -209,10 +225,7 @@ def _between(table: Table, lower: Key | None, upper: Key | None) -> Fragment:
 
 def _keyed(table: Table) -> Fragment:
     """The key's columns. By their full names: ORDER BY takes a mere name for what is selected, which is the key's text."""
-    return sql.SQL(", ").join(
-        sql.Identifier(*table.name, column.name) + sql.SQL(' COLLATE "C"' if column.has_collation else "")
-        for column in table.key
-    )
+    return sql.SQL(", ").join(sql.Identifier(*table.name, column.name) for column in table.key)
 
 
 def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
@@ -225,6 +238,63 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
         (_CAST if _is_cast_as_written(table.columns[name]) else _WRITTEN).format(sql.Identifier(name))
         for name in columns
     )
+
+
+# -------------------------------------------------------------------------------------------------------- by buckets
+
+
+def _compare_by_buckets(
+    sides: tuple[_Side, _Side],
+    table: Table,
+    columns: tuple[str, ...],
+    tally: _Tally,
+    on_rows: Callable[[int], None],
+) -> None:
+    counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
+    tally.rows = 0 if counted is None else counted[0]
+    bucket = sql.SQL("({} % {})::integer").format(
+        _hash(_texts(table, table.key_columns), 32), sql.Literal(min(_MOST_BUCKETS, tally.rows // _FETCHED + 1))
+    )
+    ours, theirs = (_sums(side, table, columns, bucket) for side in sides)
+    unlike = sorted(one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one))
+    on_rows(tally.rows)
+    if unlike:
+        _compare_buckets(sides, table, columns, bucket, unlike, tally)
+
+
+def _sums(side: _Side, table: Table, columns: tuple[str, ...], bucket: Fragment) -> dict[int, tuple[int, str]]:
+    query = sql.SQL("SELECT {}, count(*), sum({})::text FROM {} GROUP BY 1").format(
+        bucket, _hash(_texts(table, columns), 60), side.rows
+    )
+    return {number: (rows, total) for number, rows, total in side.connection.execute(query)}
+
+
+def _compare_buckets(
+    sides: tuple[_Side, _Side],
+    table: Table,
+    columns: tuple[str, ...],
+    bucket: Fragment,
+    wanted: list[int],
+    tally: _Tally,
+) -> None:
+    of_both = [_buckets(side, table, columns, bucket, wanted) for side in sides]
+    nexts = [next(buckets, _NO_BUCKET) for buckets in of_both]
+    for number in wanted:
+        ours, theirs = (rows if found == number else iter(()) for found, rows in nexts)
+        _compare_rows(ours, theirs, table, columns, tally)
+        nexts = [next(of_both[side], _NO_BUCKET) if nexts[side][0] == number else nexts[side] for side in (0, 1)]
+
+
+def _buckets(
+    side: _Side, table: Table, columns: tuple[str, ...], bucket: Fragment, wanted: list[int]
+) -> Iterator[tuple[int, Iterator[Texts]]]:
+    """Those that have rows, in their order. Each one's rows are to be taken before the next one is."""
+    query = sql.SQL("SELECT {0}, {1}, {2} FROM {3} WHERE {0} = ANY ({4}) ORDER BY 1").format(
+        bucket, _texts(table, table.key_columns), _texts(table, columns), side.rows, sql.Literal(wanted)
+    )
+    rows = cast("Iterator[tuple[Any, ...]]", _streamed(side, query))
+    for number, found in groupby(rows, itemgetter(0)):
+        yield number, (row[1:] for row in found)
 
 
 # ------------------------------------------------------------------------------------------------------- as multiset

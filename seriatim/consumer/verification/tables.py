@@ -19,9 +19,7 @@ SELECT n.nspname, c.relname,
                                                              AND d.objid IN (t.oid, t.typelem) AND d.deptype = 'e'))) ORDER BY a.attnum), '[]')
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        (SELECT json_agg(json_build_array(a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), -1), a.attcollation <> 0,
-                            CASE WHEN a.attcollation <> 0 THEN current_setting('server_encoding')
-                                 ELSE (SELECT json_agg(e.enumlabel ORDER BY e.enumsortorder)::text FROM pg_enum e WHERE e.enumtypid = t.oid)
-                            END) ORDER BY k.place)
+                            (SELECT json_agg(e.enumlabel ORDER BY e.enumsortorder)::text FROM pg_enum e WHERE e.enumtypid = t.oid)) ORDER BY k.place)
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
           JOIN pg_attribute a ON a.attnum = k.attnum JOIN pg_type t ON t.oid = a.atttypid
          WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid),
@@ -37,18 +35,16 @@ _ORDERED_ALIKE = frozenset({
     "date", "time without time zone", "time with time zone", "timestamp without time zone", "timestamp with time zone", "interval",
     "inet", "cidr", "macaddr", "macaddr8", "int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange",
 })  # fmt: skip
-"""Types whose values have one order in all databases, texts by COLLATE "C". An array, a composite or a range may have a text or an enum in
+"""Types whose values have one order in all databases, or, texts, need none. An array, a composite or a range may have a text or an enum in
 it; jsonb and citext go by the database's locale."""
 _ORDERED_AS = {"smallint": "bigint", "integer": "bigint", "character varying": "text"}
-_LETTERS_IN_ORDER_OF = {"LATIN1": "UTF8", "SQL_ASCII": "UTF8"}
-"""Texts are ordered by their bytes, and encodings have letters in orders of their own."""
 
 
 class KeyColumn(NamedTuple):
     """A primary key's column.
 
-    kind: its type without a length, or that beneath its domain. order: what its order depends on beside that. With a collation, the server's
-    encoding; of an enum, its values, which may have been added in another order; None for all else.
+    kind: its type without a length, or that beneath its domain. order: what its order depends on beside that: of an enum, its values, which
+    may have been added in another order; None for all else.
     """
 
     name: str
@@ -59,8 +55,7 @@ class KeyColumn(NamedTuple):
     @property
     def is_ordered_alike(self) -> bool:
         """Whether its values have the same order in each database where `kind` and `order` are the same."""
-        is_enum = self.order is not None and not self.has_collation
-        return is_enum or self.kind in _ORDERED_ALIKE
+        return self.order is not None or self.kind in _ORDERED_ALIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +87,7 @@ class Table:
         """
         if not all(column.is_ordered_alike for column in self.key):
             return ()
-        return tuple(
-            (name, _ORDERED_AS.get(kind, kind), order and _LETTERS_IN_ORDER_OF.get(order, order))
-            for name, kind, _, order in self.key
-        )
+        return tuple((name, _ORDERED_AS.get(kind, kind), order) for name, kind, _, order in self.key)
 
 
 def read_tables(connection: psycopg.Connection[Any]) -> dict[Name, Table]:
