@@ -167,12 +167,6 @@ class _Handler(logging.Handler):
         self._start()
         forks.call_in_child(self, _Handler._begin)
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
-        with contextlib.suppress(RuntimeError):  # none is given out now: lines wait for the next one
-            thread.start()
-            self._thread = thread
-
     def _begin(self) -> None:
         self._changed = threading.Condition()
         self._lines: deque[_Line] = deque()
@@ -183,6 +177,13 @@ class _Handler(logging.Handler):
         self._is_cut = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="seriatim-log", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # none is given out now: lines wait for the next one
+            self._thread = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -325,7 +325,9 @@ def test_a_table_whose_key_has_a_text_is_read_a_few_times_however_many_rows_it_h
     assert (table.missing, table.extra, table.different, table.rows) == (1, 2, 2, 2000)
     for dsn in pair:
         with psycopg.connect(dsn) as connection:
-            scans = connection.execute("SELECT seq_scan + idx_scan FROM pg_stat_user_tables WHERE relname = 'named'").fetchone()
+            scans = connection.execute(
+                "SELECT seq_scan + idx_scan FROM pg_stat_user_tables WHERE relname = 'named'"
+            ).fetchone()
         assert scans is not None
         assert scans[0] < 20, "of which some were this test's"
 
