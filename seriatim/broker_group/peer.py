@@ -57,7 +57,7 @@ class Peer:
     def __init__(self, cluster: str, me: Incarnation) -> None:
         self._cluster = cluster
         self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
-        self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub)
+        self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub, has_batches=True)
         self._calls = DirectCalls()
         self._task: asyncio.Task[None] | None = None
         self.registered: Registered | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,16 +14,20 @@ from seriatim.broker_group.peer import Peer, Registered
 from seriatim.cli.embedded.ports import free_port
 from seriatim.protocol import direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchStub, add_broker, direct_server
+from seriatim.protocol.batch import RecordColumns, encode
+from seriatim.protocol.batch_streams import BatchMessage, BatchStub, add_broker, direct_server
 from seriatim.protocol.direct import DirectServer
 from seriatim.protocol.errors import PeerLost, Unreachable
-from seriatim.protocol.names import Incarnation
+from seriatim.protocol.names import Incarnation, Index
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 from seriatim.protocol.streams import read, write
+from tests.ways import as_it_is, way_to
 
 ME, OTHER = Incarnation("a" * 32, 1), Incarnation("b" * 32, 1)
 WAIT_S = 30.0
+PING_S = dict(rpc._SMALL)["grpc.http2.ping_timeout_ms"] / 1000
+BATCH = encode(RecordColumns([os.urandom(1_000_000)], [1], "s", [0]), Index(0))
 
 
 class Ending(BrokerServicer):
@@ -144,5 +149,39 @@ def test_who_writes_to_a_stream_that_was_ended_is_told_how(with_error: bool, exp
                 await call.code()  # gRPC doesn't tell a write that is under way what the stream ended with
             with pytest.raises(expected, match="ended"):
                 await write(call, pb.ConnectRequest())
+
+    asyncio.run(scenario())
+
+
+class Copying(BrokerServicer):
+    """Has one large batch to be copied."""
+
+    @answers_errors
+    async def CopyLink(self, request: pb.CopyLinkRequest, context: Any) -> None:  # type: ignore[override] # noqa: N802
+        await context.write(BatchMessage.of(BATCH))
+
+
+def test_a_batch_that_takes_longer_than_an_answer_may_is_copied_all_the_same() -> None:
+    """Behind a slow path an answer to gRPC's ping waits for the batch before it: the connection ended after 2 s, again and again."""
+
+    passed_bytes = 0
+
+    async def hold_up(data: bytes) -> bytes:
+        nonlocal passed_bytes
+        before_bytes, passed_bytes = passed_bytes, passed_bytes + len(data)
+        if before_bytes <= len(BATCH.payload) / 2 < passed_bytes:
+            await asyncio.sleep(PING_S + 2)
+        return data
+
+    async def scenario() -> None:
+        server, peer = rpc.server(has_batches=True), Peer("test", ME)
+        add_broker(Copying(), server)
+        port = rpc.listen(server, "127.0.0.1:0")
+        await server.start()
+        async with asyncio.timeout(WAIT_S), way_to(f"127.0.0.1:{port}", as_it_is, hold_up) as address:
+            copied = [message async for message in peer.stub(address).CopyLink(pb.CopyLinkRequest())]
+            assert [one.payload for message in copied for one in message.batches()] == [BATCH.payload]
+            await peer.close()
+        await server.stop(None)
 
     asyncio.run(scenario())
