@@ -77,16 +77,24 @@ class _EarlierVersion(Exception):
 
 
 class _Line:
-    """The stream to one address, made when it is first needed, and again when it broke."""
+    """The stream to one address, made when it is first needed, and again when it broke.
+
+    A frame whose size was damaged on its way swallows all that follows: whoever reads it waits for the rest. So where two calls run out,
+    one begun after the other, and nothing was answered since before the first, the next call has another stream. Whoever waits on the old
+    one goes on: it may be the member that stands still, or a long answer that stands before theirs. It ends with the last of them.
+
+    `_awaited`: by number, which no two streams share. `_silent_at_s`: when the first call ran out since `_heard_at_s`, if that is later.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._earlier_until_s = 0.0
         self._stream: DirectStream | None = None
         self._opening: asyncio.Task[DirectStream | None] | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._awaited: dict[int, asyncio.Future[bytes]] = {}
+        self._readings: dict[DirectStream, asyncio.Task[None]] = {}
+        self._awaited: dict[int, tuple[DirectStream, asyncio.Future[bytes]]] = {}
         self._last = 0
+        self._heard_at_s = self._silent_at_s = 0.0
 
     async def stream(self) -> DirectStream | None:
         """None where there can't be one now."""
@@ -108,7 +116,8 @@ class _Line:
             if stream is not None:
                 stream.end_when_unheard()
                 self._stream = stream
-                self._reading = asyncio.get_running_loop().create_task(self._read(stream))
+                self._heard_at_s = self._silent_at_s = asyncio.get_running_loop().time()
+                self._readings[stream] = asyncio.get_running_loop().create_task(self._read(stream))
         return self._stream
 
     def _is_of_earlier_version(self) -> bool:
@@ -117,43 +126,58 @@ class _Line:
     async def _read(self, stream: DirectStream) -> None:
         over: Exception = Unreachable("the connection was closed")
         try:
-            await stream.each(self._answered)
+            await stream.each(lambda data: self._answered(stream, data))
         except IncompatibleVersion:
             self._earlier_until_s = asyncio.get_running_loop().time() + EARLIER_S
             over = _EarlierVersion()
         except SeriatimError as error:
             over = error
-        self._end(over)
+        self._end(stream, over)
 
-    def _end(self, over: Exception) -> None:
+    def _end(self, stream: DirectStream, over: Exception) -> None:
         """Nobody gets an answer on this stream any more."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
-        awaited, self._awaited = self._awaited, {}
-        for future in awaited.values():
-            if not future.done():
+        if stream is self._stream:
+            self._stream = None
+        self._readings.pop(stream, None)
+        stream.cancel()
+        for asked_on, future in self._awaited.values():
+            if asked_on is stream and not future.done():
                 future.set_exception(over)
 
-    def _answered(self, data: bytes) -> bool:
+    def _answered(self, stream: DirectStream, data: bytes) -> bool:
         if len(data) < _ANSWER.size:
             raise MalformedFrame("an answer without a number")
-        future = self._awaited.get(_ANSWER.unpack_from(data)[0])
+        if stream is self._stream:
+            self._heard_at_s = asyncio.get_running_loop().time()
+        _, future = self._awaited.get(_ANSWER.unpack_from(data)[0], (None, None))
         if future is not None and not future.done():
             future.set_result(data)
         return True
+
+    def _ran_out(self, began_s: float) -> None:
+        """A call on the stream, begun then, had no answer in time."""
+        if self._heard_at_s > began_s:
+            return
+        if self._silent_at_s <= self._heard_at_s:
+            self._silent_at_s = asyncio.get_running_loop().time()
+        elif began_s >= self._silent_at_s:
+            self._stream = None
 
     async def call(self, stream: DirectStream, request: Any, timeout_s: float, peer: str) -> Any:
         """The reply. Raises what the member answered, Unreachable, DeadlineOver, and _EarlierVersion where nothing was done."""
         name, reply_type = _UNARY[type(request)]
         self._last = number = self._last + 1 & 0xFFFFFFFF
-        future = self._awaited[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._awaited[number] = stream, future
+        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 head = _REQUEST.pack(number, int(timeout_s * 1000), len(name))
                 await stream.write((head, name.encode(), request.SerializeToString()))
                 data = await future
         except TimeoutError:
+            if stream is self._stream:
+                self._ran_out(began_s)
             raise DeadlineOver(f"no answer in time{_at(peer)}") from None
         except IncompatibleVersion:  # of the stream; that of a reply is raised below
             raise _EarlierVersion from None
@@ -163,6 +187,8 @@ class _Line:
             self._awaited.pop(number, None)
             if not future.done() or future.cancelled():
                 stream.write_now((_REQUEST.pack(number, 0, 0),))
+            if stream is not self._stream and all(asked_on is not stream for asked_on, _ in self._awaited.values()):
+                stream.cancel()
         _, is_error = _ANSWER.unpack_from(data)
         body = data[_ANSWER.size :]
         if is_error:
@@ -174,10 +200,11 @@ class _Line:
 
     def close(self) -> list[asyncio.Task[Any]]:
         """End it; what is still to be waited for."""
-        tasks = [task for task in (self._opening, self._reading) if task is not None and not task.done()]
+        tasks = [task for task in (self._opening, *self._readings.values()) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
-        self._end(Unreachable("the connection was closed"))
+        for stream in list(self._readings):
+            self._end(stream, Unreachable("the connection was closed"))
         return tasks
 
 

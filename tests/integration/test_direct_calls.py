@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
+from tests.ways import as_it_is, way_to
 
 WAIT_S = 20.0
 LONG_S = 10.0
@@ -344,10 +345,23 @@ def test_who_takes_no_answers_is_given_no_more() -> None:
     run(scenario())
 
 
-def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
-    def reply(request: bytes, index: int) -> tuple[bytes, ...]:
-        return request[:4] + b"\0", pb.DescribeLinkReply(next_index=index).SerializeToString()
+def reply(request: bytes, index: int) -> tuple[bytes, ...]:
+    return request[:4] + b"\0", pb.DescribeLinkReply(next_index=index).SerializeToString()
 
+
+@contextlib.asynccontextmanager
+async def answering(answer: Callable[[DirectStream], Awaitable[None]]) -> AsyncIterator[Served]:
+    direct._avoided_until_s.clear()
+    server = DirectServer(direct_calls.methods(answer))
+    served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
+    try:
+        yield served
+    finally:
+        await served.calls.close()
+        await server.stop()
+
+
+def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
     async def answer(stream: DirectStream) -> None:
         first = await stream.read()
         given_up = await stream.read()
@@ -359,15 +373,11 @@ def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
         await stream.read()
 
     async def scenario() -> None:
-        direct._avoided_until_s.clear()
-        server = DirectServer(direct_calls.methods(answer))
-        served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
-        with pytest.raises(DeadlineOver):
-            await served.describe(9, timeout_s=0.5)
-        assert (await served.describe(9)).next_index == 2
-        assert (await served.describe(9)).next_index == 5
-        await served.calls.close()
-        await server.stop()
+        async with answering(answer) as served:
+            with pytest.raises(DeadlineOver):
+                await served.describe(9, timeout_s=0.5)
+            assert (await served.describe(9)).next_index == 2
+            assert (await served.describe(9)).next_index == 5
 
     run(scenario())
 
@@ -381,13 +391,102 @@ def test_an_answer_that_makes_no_sense_ends_the_calls_with_an_error() -> None:
         await stream.read()
 
     async def scenario() -> None:
-        direct._avoided_until_s.clear()
-        server = DirectServer(direct_calls.methods(answer))
-        served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
-        for _ in range(2):
-            with pytest.raises(MalformedFrame):
-                await served.describe(9)
-        await served.calls.close()
-        await server.stop()
+        async with answering(answer) as served:
+            for _ in range(2):
+                with pytest.raises(MalformedFrame):
+                    await served.describe(9)
+
+    run(scenario())
+
+
+async def runs_out(served: Served) -> None:
+    with pytest.raises(DeadlineOver):
+        await served.describe(9, timeout_s=0.3)
+
+
+@pytest.mark.parametrize("whose", ["request", "answer"])
+def test_a_size_that_was_damaged_on_its_way_costs_two_calls_and_not_all_that_follow(whose: str) -> None:
+    """All that came was taken for the rest of that frame: the member was there, and out of reach, until one of the two was started again."""
+
+    is_due = False
+
+    async def damage(data: bytes) -> bytes:
+        nonlocal is_due
+        if not is_due:
+            return data
+        is_due = False
+        return bytes((*data[:2], data[2] ^ 0x10, *data[3:]))  # a MiB more
+
+    async def scenario() -> None:
+        nonlocal is_due
+        passes = (damage, as_it_is) if whose == "request" else (as_it_is, damage)
+        async with serving("direct") as served, way_to(served.address, *passes) as served.address:
+            assert (await served.describe(9)).next_index == 9
+            is_due = True
+            await runs_out(served)
+            assert not is_due
+            await runs_out(served)
+            assert (await served.describe(9)).next_index == 9
+            await served.calls.close()
+
+    run(scenario())
+
+
+def test_who_waits_on_a_line_that_fell_silent_may_still_be_answered_and_it_ends_behind_him() -> None:
+    streams, long_asked, is_over = list[DirectStream](), asyncio.Event(), asyncio.Event()
+    first = b""
+
+    async def answer(stream: DirectStream) -> None:
+        nonlocal first
+        streams.append(stream)
+        if len(streams) == 1:
+            first = await stream.read()
+            long_asked.set()
+            try:
+                while await stream.read() is not None:
+                    pass
+            finally:
+                is_over.set()
+        await stream.write(reply(await stream.read(), 2))
+        await streams[0].write(reply(first, 1))
+        await stream.write(reply(await stream.read(), 3))
+        await stream.read()
+
+    async def scenario() -> None:
+        async with answering(answer) as served:
+            long = asyncio.create_task(served.describe(9))
+            await long_asked.wait()
+            await runs_out(served)
+            await runs_out(served)
+            assert (await served.describe(9)).next_index == 2
+            assert (await long).next_index == 1
+            await is_over.wait()
+            assert (await served.describe(9)).next_index == 3
+            assert len(streams) == 2
+
+    run(scenario())
+
+
+def test_calls_that_run_out_together_or_with_an_answer_between_them_keep_their_line() -> None:
+    """It is the member that was slow, for a moment: another connection would help nobody."""
+    opened = 0
+
+    async def answer(stream: DirectStream) -> None:
+        nonlocal opened
+        opened += 1
+        for is_answered in (True, False, False, True, False, True):
+            while (request := await stream.read())[4:] == bytes(5):  # given up
+                pass
+            if is_answered:
+                await stream.write(reply(request, opened))
+        await stream.read()
+
+    async def scenario() -> None:
+        async with answering(answer) as served:
+            await served.describe(9)
+            await asyncio.gather(runs_out(served), runs_out(served))
+            assert (await served.describe(9)).next_index == 1
+            await runs_out(served)
+            assert (await served.describe(9)).next_index == 1
 
     run(scenario())
