@@ -199,4 +199,4 @@ def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived |
         case "end":
             return EndReached(fetch_id, Index(reply.end))
         case _:
-            return Heard(fetch_id)
+            return Heard(fetch_id, Index(reply.committed_index))

@@ -313,7 +313,7 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
                 reader.starts += 1
                 reader.change()
             case "heard":
-                reader.happened(Heard(latest))
+                reader.happened(Heard(latest, Index(data.draw(st.integers(0, 8)))))
             case "silent":  # time passes and nothing comes; perhaps it was this process that stood still
                 reader.now_s += data.draw(st.sampled_from([0.1, 0.35, 2.0]))
                 reader.happened(Tick())

@@ -180,7 +180,7 @@ class SlowReader:
                 self.beat_at_s = self.now_s + BEAT_S
                 for fetch_id, served in self.streams.items():
                     if self.path.is_idle(served.member):
-                        self._say(fetch_id, WORD_BYTES, Heard(fetch_id))
+                        self._say(fetch_id, WORD_BYTES, Heard(fetch_id, Index(BATCHES)))
             look_s = reading.next_look_s(self.state, self.now_s - STEP_S)
             if any(at_s is not None and at_s <= self.now_s for at_s in (look_s, self.wake_at_s)):
                 self.wake_at_s = None

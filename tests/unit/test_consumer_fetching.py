@@ -69,6 +69,29 @@ def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_spea
     asyncio.run(scenario())
 
 
+def test_how_much_a_member_says_is_committed_is_heard_of_with_its_beat() -> None:
+    class Beating(SilentCall):
+        def __init__(self) -> None:
+            super().__init__()
+            self._left = [pb.FetchReply(start=pb.Position()), pb.FetchReply(committed_index=1)]
+
+        async def read(self) -> Any:
+            return self._left.pop(0) if self._left else await super().read()
+
+    sides = Side("g1", "a", "a:1", Incarnation("a", 1)), Side("g1", "b", "", None)
+    view = ChainView("c", 1, "q", ChainVersion(1), (LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, *sides, {}),))
+
+    async def scenario() -> None:
+        fetcher = Fetcher(members_that_fetch(Beating), 1000, lambda _: None, lambda: None, lambda _: None)
+        fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
+        async with asyncio.timeout(15):
+            while fetcher.state.fetch is None or fetcher.state.fetch.owes_until_s is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+        await fetcher.stop()
+
+    asyncio.run(scenario())
+
+
 def test_what_the_application_takes_is_told_when_something_can_follow_from_it() -> None:
     """Half of what is asked for at once: each time wakes the loop. Untold it stays below that, so that there is always something to ask for."""
     nobody: Any = SimpleNamespace()

@@ -29,6 +29,7 @@ from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+from seriatim.protocol.patience import Patience
 
 
 def line(effect: reading_events.Effect) -> str:
@@ -361,6 +362,70 @@ def test_a_member_that_had_no_credit_is_not_left_for_having_sent_nothing() -> No
     assert trace(RowsTaken(size_bytes), 50.0) == [f"credit 1: {size_bytes}"]
     trace(Heard(1), 50.1)
     assert trace(Tick(), 50.2) == ["wake at 51"]
+
+
+def test_a_member_that_says_that_more_is_committed_than_it_gives_is_left() -> None:
+    """A bit of a credit's length was flipped on its way: the member waits for the rest of it, swallows all that follows, and beats."""
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    trace(batch(1, 0, [1]), 10.0)
+    for number in range(400):  # nothing more is committed
+        assert trace(Heard(1, Index(1)), 10.1 + number / 10) == []
+    for number in range(10):
+        assert trace(Heard(1, Index(2)), 50.1 + number / 10) == []
+    assert trace(Heard(1, Index(2)), 51.1) == ["close 1", "open 2: link 1 at g1-a from 1"]
+    assert trace.state.failure == "g1-b: it sends nothing of what it says is committed"
+
+
+def test_it_is_read_anew_where_it_is_the_only_one() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN, a=None)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    assert trace(Heard(1, Index(2)), 10.1) == trace(Heard(1, Index(2)), 11.0) == []
+    assert trace(Heard(1, Index(2)), 11.1) == ["close 1", "wake at 11.15"]
+    assert trace.state.waiting_for == "g1-b: it sends nothing of what it says is committed"
+    assert trace(Tick(), 11.15) == ["open 2: link 1 at g1-b from 0"]
+
+
+def test_a_member_that_has_no_credit_is_not_left_for_what_it_may_not_send() -> None:
+    """The application is slow; and what the member said before the credit came to it still arrives behind that."""
+    trace = Trace(limit_bytes=100)
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    one = batch(1, 0, [1])
+    trace(one, 10.0)
+    for number in range(400):
+        assert trace(Heard(1, Index(2)), 10.1 + number / 10) == []
+    size_bytes = one.batches[0].size_bytes
+    assert trace(RowsTaken(size_bytes), 50.05) == [f"credit 1: {size_bytes}"]
+    for number in range(8):
+        assert trace(Heard(1, Index(2)), 50.1 + number / 10) == []
+    assert trace(batch(1, 1, [2]), 50.9) == ["deliver link 1 1..2"]
+
+
+def test_behind_a_way_that_takes_long_a_member_is_not_left_for_what_it_said_before_its_credit_was_there() -> None:
+    """What was sent in vain stands in the way, of words too. Left again and again, before the one batch comes, it would never give any."""
+    trace = Trace()
+    trace.state = replace(trace.state, patience=Patience(silences=12))  # 19.2 s
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    assert trace(StartArrived(1, Index(0), {}), 20.0) == ["credit 1: 1"]
+    for number in range(99):
+        assert trace(Heard(1, Index(2)), 20.1 + number / 10) == []
+    assert trace(batch(1, 0, [1]), 30.0)[0] == "deliver link 1 0..1"
+
+
+def test_a_member_whose_batch_takes_long_to_arrive_owes_nothing() -> None:
+    """What it says between two batches is said before the second one is on its way; no word can pass that."""
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN, a=None)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    for number in range(5):
+        now_s = 15.0 + 5 * number
+        assert trace(Heard(1, Index(9)), now_s - 4.95) == []
+        assert trace(Tick(), now_s - 2.0) == []
+        assert trace(batch(1, number, [number]), now_s) == [f"deliver link 1 {number}..{number + 1}"]
+    assert trace(Heard(1, Index(9)), 35.05) == []
 
 
 def test_a_range_is_cut_off_by_a_gap_where_it_stands_and_by_no_later_one() -> None:

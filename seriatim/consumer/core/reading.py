@@ -57,7 +57,7 @@ from seriatim.protocol.patience import Patience
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 STALL_S = 1.0
-"""A member that gives nothing of a link whose end is known, for so long, is left for the other one."""
+"""A member that gives nothing of a link whose end is known, or of what it says is committed, for so long, is left for the other one."""
 SILENCE_S = 0.3
 """A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
 LATE_S = 0.1
@@ -72,6 +72,7 @@ class Fetch:
     """An open stream.
 
     credit_bytes: what the member may still send; may fall below 0 by one batch. is_answered: it said something.
+    owes_until_s: when it is left, because it says, having credit, that more is committed than it gave; None where it doesn't.
     """
 
     fetch_id: int
@@ -79,6 +80,7 @@ class Fetch:
     incarnation: Incarnation | None
     credit_bytes: int
     is_answered: bool = False
+    owes_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,11 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
                 return state, []
             state = _heard(state, state.fetch, now_s)
             if isinstance(event, Heard):
-                # Who speaks for so long and gives nothing has nothing to give; a beat alone may be from before the credit.
-                is_idle = now_s - state.progress_at_s > STALL_S
-                return replace(state, patience=state.patience.arrived()) if is_idle else state, []
-            state, effects = _answered(state, event, now_s)
+                state, effects = _reminded(state, event.committed, now_s)
+                if state.fetch is not None:
+                    return state, effects
+            else:
+                state, effects = _answered(state, event, now_s)
         case _:
             assert_never(event)
     state, more = _settled(state, now_s)
@@ -214,6 +217,28 @@ def _heard(state: Reading, fetch: Fetch, now_s: float) -> Reading:
     else:
         fetch, patience = replace(fetch, is_answered=True), state.patience.answered(after_s)
     return replace(state, fetch=fetch, patience=patience, heard_at_s=now_s, is_excused=False)
+
+
+def _reminded(state: Reading, committed: Index, now_s: float) -> Step:
+    """The member gave nothing, and says how much is committed: it's left where it owes some of that, as one that never got its credit does.
+
+    Words come in order, so between two of them it gave nothing. The first may be just before a batch that takes long to arrive; and all that
+    it said before the credit was there arrive behind that, for as long as the way there and back takes.
+    """
+    patient_s = max(STALL_S, state.patience.limit_s(SILENCE_S, is_answered=False))
+    if now_s - state.progress_at_s > STALL_S:
+        # Who speaks for so long and gives nothing has nothing to give; a beat alone may be from before the credit.
+        state = replace(state, patience=state.patience.arrived())
+    fetch, at = state.fetch, state.at
+    if fetch is None or at is None:
+        return state, []
+    if fetch.credit_bytes <= 0 or committed <= at.index:
+        return replace(state, fetch=replace(fetch, owes_until_s=None)), []
+    if fetch.owes_until_s is None:
+        return replace(state, fetch=replace(fetch, owes_until_s=now_s + patient_s)), []
+    if now_s < fetch.owes_until_s:
+        return state, []
+    return _failed(state, "it sends nothing of what it says is committed", now_s, order_close=True)
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
@@ -313,7 +338,7 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
     if marks is None:
         return _failed(state, "the member sent a batch before saying where it starts", now_s, order_close=True)
     credit_bytes = fetch.credit_bytes - sum(batch.size_bytes for batch in event.batches)
-    state = replace(state, fetch=replace(fetch, credit_bytes=credit_bytes), progress_at_s=now_s)
+    state = replace(state, fetch=replace(fetch, credit_bytes=credit_bytes, owes_until_s=None), progress_at_s=now_s)
     limit = None if state.until is None else Index(state.until - link.base)
     lowest = Index(max(state.skip_below, state.since - link.base))
     index, buffered_bytes, wrong = at.index, state.buffered_bytes, ""

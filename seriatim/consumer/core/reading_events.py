@@ -73,9 +73,10 @@ class EndReached:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The member has nothing to send just now, and says so."""
+    """The member has nothing to send just now, and says so, and how much is committed."""
 
     fetch_id: int
+    committed: Index = Index(0)
 
 
 @dataclass(frozen=True, slots=True)
