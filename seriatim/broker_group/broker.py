@@ -300,8 +300,13 @@ class Broker:
 
     async def batches(self, key: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
         """As the store's, beside the loop, and with damage noted. Raises BadChecksum, DiskFailed."""
+        loop, read = asyncio.get_running_loop(), self.store.batches
         try:
-            return await asyncio.to_thread(self.store.batches, key, from_index, end, limit_bytes)
+            reading = loop.run_in_executor(None, read, key, from_index, end, limit_bytes)
+        except (OSError, RuntimeError) as error:  # OSError: the first of all imports what makes threads
+            raise DiskFailed(f"no thread can be had now to read with: {error}", epoch=key[1]) from error
+        try:
+            return await reading
         except BadChecksum as error:
             self.note_damage(key, Index(int(str(error.details.get("index", from_index)))))
             raise

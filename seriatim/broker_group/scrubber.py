@@ -53,7 +53,11 @@ class Scrubber:
         keys = sorted(record.key for record in self._broker.links())
         first = self._broker.incarnation.start % (len(keys) or 1)
         began_s, size_bytes, damaged = monotonic_s(), 0, 0
-        await asyncio.to_thread(self._broker.store.forget_cached)
+        try:
+            await asyncio.to_thread(self._broker.store.forget_cached)
+        except (OSError, RuntimeError) as error:  # a directory, or no thread can be had: the next pass is another try
+            _log.error("what is stored can't be read", reason=str(error))
+            return
         for key in keys[first:] + keys[:first]:
             try:
                 of_link = await self._link(key)

@@ -8,6 +8,7 @@ import os
 import socket
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,6 +184,57 @@ def test_a_scrub_finds_every_damaged_batch_of_every_link_and_goes_on_behind_it(
         running.cancel()
         found = {(RECORD.key, Index(0)), (RECORD.key, Index(10)), (RECORD.key, Index(40)), (OTHER.key, Index(20))}
         assert broker.damaged == found
+
+    with_links(scenario)
+
+
+def no_thread(*_: object) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+def no_directory(*_: object) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "failing"),
+    [(ThreadPoolExecutor, "_adjust_thread_count", no_thread), (Store, "forget_cached", no_directory)],
+)
+def test_a_scrub_that_can_t_begin_is_told_and_the_next_one_reads(
+    with_links: Callable[[Scenario], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    of: type,
+    name: str,
+    failing: Callable[..., NoReturn],
+) -> None:
+    """It ended the whole broker."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(of, name, failing)
+            await Scrubber(broker, 1)._pass()
+        assert "can't be read" in caplog.text
+        assert "all stored batches read" not in caplog.text
+        await Scrubber(broker, 1)._pass()
+        assert "all stored batches read" in caplog.text
+
+    caplog.set_level("INFO")
+    with_links(scenario)
+
+
+def test_what_no_thread_is_there_to_read_can_t_be_read_now_and_is_no_damage(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the resync, and so the broker; and readers were told of a defect."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", no_thread)
+            with pytest.raises(DiskFailed, match="can't start new thread"):
+                await broker.batches(RECORD.key, Index(0), Index(50), 1)
+        assert not broker.unreadable
+        assert await broker.batches(RECORD.key, Index(0), Index(50), 1)
 
     with_links(scenario)
 
