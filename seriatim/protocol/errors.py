@@ -288,7 +288,10 @@ class DiskFailed(WorldError):
     code = "disk-failed"
     asks_route = True
     grpc_status = "DATA_LOSS"
-    next_step = "start the member whose disk it is again, on one that works; with an empty directory where files are damaged: its peer fills it"
+    next_step = (
+        "start the member whose disk it is again, on one that works; where files are damaged, with an empty directory, but only while its peer "
+        "is in sync, which fills it: never both"
+    )
 
 
 class PeerLost(WorldError):
