@@ -330,6 +330,24 @@ def test_retention_is_done_unasked_where_nothing_else_is_to_be_written():
     assert [[link.epoch for link in one.document.links] for one in changes] == [[2]]
 
 
+def test_old_links_go_also_while_one_is_being_closed():
+    """Where its end found no room in the chain, the chain never got shorter, and sending waited for ever, also once all was read."""
+    world = sealed_links(3)
+    last = world.document.last_link
+    world.document = chain.closing(chain.without_group(world.document, "g3"), last.epoch)
+    late_ms = world.document.settings.retention_ms + 1
+    assert [type(one) for one in planned(world, now_ms=background.QUIET_MS - 1) if not isinstance(one, TellEnd)] == [
+        CloseIt
+    ]
+    closing, change = (one for one in planned(world, now_ms=late_ms) if not isinstance(one, TellEnd))
+    assert closing == CloseIt(QueueId(1), last.epoch, "nobody finished closing it")
+    assert change.what == "links 1 to 3 are kept no longer"
+    assert change.document == retention.without(world.document, (Epoch(1), Epoch(2), Epoch(3)))
+    # Nor before the chain was left alone for a moment: who began to close it may be about to write.
+    seen = SeenChain(world.document, world.version, since_ms=late_ms - background.QUIET_MS + 1)
+    assert Change not in kinds(planned(world, now_ms=late_ms, chains=(seen,)))
+
+
 def test_h7_a_note_of_stale_cursors_goes_with_its_link_and_no_other():
     world = sealed_links(2)
     notes = tuple(StaleCursors(Epoch(epoch), "a", ()) for epoch in (1, 2))

@@ -5,7 +5,7 @@ It keeps no memory but what it was told already (`Told`); losing that repeats ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -164,7 +164,7 @@ Action = CloseIt | Rotate | Change | TellEnd | TellDrop | FreeName | ClearQueue 
 
 
 def plan(view: View, now_ms: int) -> tuple[Action, ...]:
-    """The actions that are due now. At most one of them writes each chain, beside what finds the ends of lost links."""
+    """The actions that are due now. At most one of them writes each chain, beside what brings links to their end."""
     actions: list[Action] = [
         SweepQueue(queue_id) for queue_id, since_ms in view.bare.items() if now_ms - since_ms > ORPHAN_AFTER_MS
     ]
@@ -183,6 +183,9 @@ def plan(view: View, now_ms: int) -> tuple[Action, ...]:
         # A lost link may stay so until an operator gives it up: nothing else waits for that.
         if {one.epoch for one in closings} <= _lost(seen.document):
             actions += _change(seen, view, now_ms) or _rotation(seen, view, now_ms)
+        elif _quiet_ms(seen, now_ms) >= QUIET_MS:
+            # Else a chain that the end finds no room in would never get shorter.
+            actions += _shorter(seen, seen.document, (), now_ms)
         actions += _ends(seen, view)
         actions += _drops(seen.document, seen.document.dropped.epoch, view)
     return tuple(actions)
@@ -251,10 +254,15 @@ def _change(seen: SeenChain, view: View, now_ms: int) -> tuple[Change, ...]:
             continue  # that it is in sync may have been said before a link's end was recorded (invariant 6)
         document = chain.readmitted(document, group)
         done.append(f"{group} back at the send list's tail")
+    return _shorter(seen, document, done, now_ms)
+
+
+def _shorter(seen: SeenChain, document: ChainDocument, done: Sequence[str], now_ms: int) -> tuple[Change, ...]:
+    """The write of what was done to the document so far, without the links that are kept no longer; none if that is nothing."""
     epochs = retention.due(document, now_ms)
     if epochs:
         document = retention.without(document, epochs)
-        done.append(f"links {epochs[0]} to {epochs[-1]} are kept no longer")
+        done = (*done, f"links {epochs[0]} to {epochs[-1]} are kept no longer")
     return (Change(document, seen.version, "; ".join(done)),) if done else ()
 
 
