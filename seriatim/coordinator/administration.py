@@ -11,6 +11,7 @@ from seriatim.coordinator import messages, views
 from seriatim.coordinator.core import (
     background,
     chain,
+    chain_length,
     close_link,
     draining,
     readmission,
@@ -207,13 +208,15 @@ class Operations:
     async def rotate_queue(self, request: pb.QueueRequest) -> pb.QueueView:
         """Close the open link as after a failure; the sender goes on with the next group.
 
-        Raises Waiting where no other group could take over: sending would stand still for nothing. Who names the link
-        has it left once, however often a call whose answer was lost is made again.
+        Raises Waiting where no other group could take over, ChainTooLong where no link might follow: sending would stand still for
+        nothing. Who names the link has it left once, however often a call whose answer was lost is made again.
         """
         queue_id = await self._store.queue_id(request.queue)
         document, version = await self._store.read_chain(queue_id)
         last = document.last_link
         if last is not None and last.state in chain.LIVE and request.epoch in (0, last.epoch):
+            if error := chain_length.switch_error(document):
+                raise error
             if not await self._next_group(document):
                 registry = await self._store.look_up_registry()
                 if not chain.can_switch(document, registry):
@@ -232,7 +235,8 @@ class Operations:
         await self._next_group(document)
         lagging = lags(await self._description.queue(document, version))
         registry = self._store.registry
-        if not rotation.is_due(document, registry, now_ms()) or rotation.obstacle(document, registry, lagging):
+        is_due = rotation.is_due(document, registry, now_ms())
+        if not is_due or rotation.obstacle(document, registry, lagging) or chain_length.switch_error(document):
             return False  # status says why
         await self._switched(document, last, cause_id)
         _log.info("link rotated by age", queue=document.name, epoch=epoch, cause_id=cause_id)

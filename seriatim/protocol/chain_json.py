@@ -47,6 +47,23 @@ _OPEN, _CLOSE = '"links":[', "]}"
 
 def encode(document: ChainDocument) -> bytes:
     """The document, as it stands in ZooKeeper. Raises ChainTooLong where no node takes it."""
+    data = _encoded(document)
+    if len(data) > MAX_BYTES:
+        raise ChainTooLong(
+            f"the chain of queue {document.name} would take {len(data):,} bytes, more than a node of ZooKeeper holds",
+            queue=document.name,
+            links=len(document.links),
+            limit_bytes=MAX_BYTES,
+        )
+    return data
+
+
+def size_bytes(document: ChainDocument) -> int:
+    """How much of a node the document takes, or would take."""
+    return len(_encoded(document))
+
+
+def _encoded(document: ChainDocument) -> bytes:
     content = {"format": FORMAT} | _plain(document)
     del content["links"]
     # JSON has no line breaks but these: in texts they are escaped.
@@ -55,13 +72,6 @@ def encode(document: ChainDocument) -> bytes:
     data = f"{_ENCODER.encode(content)[:-1]},{_OPEN}{lines}{_CLOSE}".encode()
     if len(data) > PLAIN_BYTES:
         data = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data)
-    if len(data) > MAX_BYTES:
-        raise ChainTooLong(
-            f"the chain of queue {document.name} would take {len(data):,} bytes, more than a node of ZooKeeper holds",
-            queue=document.name,
-            links=len(document.links),
-            limit_bytes=MAX_BYTES,
-        )
     return data
 
 

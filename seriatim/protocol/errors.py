@@ -270,11 +270,14 @@ class ChainSetBack(WorldError):
 
 
 class ChainTooLong(WorldError):
-    """The chain document of a queue is too large for ZooKeeper: nothing of the queue can change until something is let go."""
+    """The chain document of a queue has no room for another link, so that sending waits; or is more than ZooKeeper takes."""
 
     code = "chain-too-long"
     grpc_status = "RESOURCE_EXHAUSTED"
-    next_step = "links go when every subscription has read them and `seriatim queue alter NAME --retention` is over"
+    next_step = (
+        "links go when every subscription has read them, none before them is lost, "
+        "and `seriatim queue alter NAME --retention` is over"
+    )
 
 
 class DiskFull(WorldError):

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from seriatim.coordinator.core import chain, closing
+from seriatim.coordinator.core import chain, chain_length, closing
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.closing import Closing, Ended, Overtaken, Undecidable
 from seriatim.coordinator.core.events import (
@@ -351,7 +351,7 @@ def _closed(state: AcquireSend, outcome: Closing | closing.Outcome, effects: Eff
 def _listed(state: AcquireSend, document: ChainDocument, expected: ChainVersion, what: str, now_ms: int) -> Step:
     """Step 4, one write: how the last link ended, the send list, and a link for its new head.
 
-    Where no group is left, how the link ended is recorded all the same.
+    Where no group is left, or the chain has no room for another link, how the last one ended is recorded all the same.
     """
     try:
         listed = chain.next_link(document, state.registry, avoid=state.avoid, now_ms=now_ms)
@@ -360,6 +360,8 @@ def _listed(state: AcquireSend, document: ChainDocument, expected: ChainVersion,
             return _writing(state, document, expected, what)
         reasons = waiting.details["reasons"]
         return state, (_wait(state, reasons if isinstance(reasons, Mapping) else {}),)
+    if error := chain_length.listing_error(listed):
+        return _writing(state, document, expected, what) if what else (state, (Answer(Refused(error)),))
     link = listed.links[-1]
     listing = f"link {link.epoch} listed for {link.group}"
     return _writing(state, listed, expected, f"{what}; {listing}" if what else listing)

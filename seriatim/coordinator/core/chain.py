@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from seriatim.coordinator.core import readmission
+from seriatim.coordinator.core import chain_length, readmission
 from seriatim.coordinator.core.chain_point import filled, point_before, unsettled
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import (
@@ -194,7 +194,8 @@ def next_group(document: ChainDocument, registry: Registry) -> str:
 
 def can_switch(document: ChainDocument, registry: Registry) -> bool:
     """Whether another group could take over now, so that a planned switch doesn't have sending stand still for nothing."""
-    return next_group(document, registry) != "" or back_at_once(document, registry) != ()
+    has_group = next_group(document, registry) != "" or back_at_once(document, registry) != ()
+    return has_group and chain_length.switch_error(document) is None
 
 
 def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:
