@@ -310,6 +310,7 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
     """
     from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
+    from seriatim.protocol.errors import DeadlineOver
 
     _check_confirmed(name, confirm, "recovered")
     request = pb.RecoverQueueRequest(queue=name)
@@ -318,7 +319,10 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
         if confirm is None and not _is_confirmed(name, reply.what, "do this", "recovered"):
             return exits.ANSWER_IS_NO
         request.confirmed_queue, request.confirmed_what = name, reply.what
-        reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
+        try:
+            reply = coordinators.call(coordinator, "RecoverQueue", request, 120.0)
+        except DeadlineOver as error:
+            raise DeadlineOver(f"{error.message}: run it again, it goes on from there") from error
     if is_json:
         exits.answer(json.dumps({"queue": name, "what": reply.what, "is_done": reply.is_done}))
     else:

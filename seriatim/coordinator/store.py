@@ -222,9 +222,10 @@ class Store(Remembered):
         return True
 
     async def raise_version(self, queue_id: QueueId, version: ChainVersion) -> None:
-        """Write what a chain's node has until it has this version, one after the other: somebody else may change it meanwhile.
+        """Write what a chain's node has until it has this version, many times in one transaction: somebody else may change it between two.
 
-        Raises UnknownQueue where it was deleted meanwhile.
+        Each ends with the chain as it was: whoever is cut off leaves one that can be read, and raised further. Raises UnknownQueue
+        where it was deleted meanwhile.
         """
         path = self.paths.chain(queue_id)
         data, now = b"", -1
@@ -234,7 +235,7 @@ class Store(Remembered):
                     await self.session.sync(path)
                     data, now = await self.session.get(path)
                 else:
-                    now = await self.session.set(path, data, now)
+                    now = await self.session.rewrite(path, data, now, version)
             except BadVersion:
                 now = -1
             except NoNode as error:

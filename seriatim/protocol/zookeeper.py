@@ -39,6 +39,10 @@ _TURNED_AWAY_S = 5.0
 """So long it is told that a server took a connection and gave no session: others of the ensemble may not even do that."""
 _PROBLEM_CHARACTERS = 100_000
 """ZooKeeper breaks the connection of who sends it a node of 1 MiB; the names of queues that it lost may be that long."""
+_REQUEST_BYTES, _WRITE_BYTES = 1_020_000, 32
+"""So long a transaction may be, also beside the longest node (`jute.maxbuffer` is 1 MiB), and what a write takes in it beside its path and data."""
+_MOST_WRITES = 100
+"""In one transaction. ZooKeeper keeps its last 500 in memory, with each write in them: with 400 a server with 128 MB of it ended."""
 _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 _BEAT_SHARE = 1 / 10
@@ -481,6 +485,17 @@ class ZooKeeperSession:
         stat = await self._ask(self._client.set_async, path, data, version)
         return int(stat.version)
 
+    async def rewrite(self, path: str, data: bytes, version: int, to: int) -> int:
+        """Write a node again and again, with these data at last, until it has version `to`; only if it still has `version`.
+
+        As many times as one request holds, in one transaction: nobody sees what is between, which is empty. Returns the new version,
+        which is lower than `to` where that took more.
+        """
+        room = max(0, _REQUEST_BYTES - len(data)) // (len(self._client.chroot) + len(path) + _WRITE_BYTES)
+        to = min(to, version + max(1, min(room, _MOST_WRITES)))
+        _check_done(await self._ask(self._write_often, path, data, range(version, to)), path)
+        return to
+
     async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
         """Delete a node; with `version`, only if it still has it.
 
@@ -497,6 +512,13 @@ class ZooKeeperSession:
         for path, data in nodes:
             both.create(path, data)
         return both.commit_async()
+
+    def _write_often(self, path: str, data: bytes, versions: range) -> Any:
+        all_of_them = self._client.transaction()
+        for version in versions[:-1]:
+            all_of_them.set_data(path, b"", version)
+        all_of_them.set_data(path, data, versions[-1])
+        return all_of_them.commit_async()
 
     def _delete_guarded(self, path: str, version: int, guard: tuple[str, int]) -> Any:
         both = self._client.transaction()

@@ -381,10 +381,68 @@ def test_a_queue_that_is_deleted_while_it_is_recovered_is_unknown(zookeeper: str
         async with started_store(zookeeper) as (_, store):
             document = new_document("orders", await store.new_queue_id())
             assert await store.recover_queue(document, None)
-            raising = asyncio.ensure_future(store.raise_version(document.queue_id, ChainVersion(1_000_000)))
+            raising = asyncio.ensure_future(store.raise_version(document.queue_id, ChainVersion(100_000_000)))
             await store.clear_queue(document.queue_id)
             with pytest.raises(UnknownQueue, match="was deleted"):
                 await raising
+
+    asyncio.run(scenario())
+
+
+def test_a_version_is_raised_by_few_requests_and_nobody_sees_what_is_between(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One write each took half an hour at the version of two years, and a call that gave up after two minutes did so again and again."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store), session(zookeeper) as other:
+            document = new_document("orders", await store.new_queue_id())
+            assert await store.recover_queue(document, None)
+            path, data = store.paths.chain(document.queue_id), chain_json.encode(document)
+            ask, asked = own._ask, []
+
+            async def counted(what: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+                asked.append(what)
+                return await ask(what, *arguments, **named)
+
+            monkeypatch.setattr(own, "_ask", counted)
+            raising = asyncio.create_task(store.raise_version(document.queue_id, ChainVersion(20_050)))
+            seen = {data}
+            while not raising.done():
+                seen.add((await other.get(path))[0])
+            await raising
+            assert seen == {data}
+            assert await own.get(path) == (data, 20_050)
+            assert len(asked) <= 2 + 20_050 / 100 + 2
+            # Beside what a node of ZooKeeper just takes a request holds fewer.
+            long = b"x" * chain_json.MAX_BYTES
+            version = await own.set(path, long)
+            await store.raise_version(document.queue_id, ChainVersion(version + 250))
+            assert await own.get(path) == (long, version + 250)
+
+    asyncio.run(scenario())
+
+
+def test_whoever_raises_a_version_writes_over_nobody(zookeeper: str) -> None:
+    """Two recover a queue at once, and somebody is elected meanwhile by the chain that they have made."""
+
+    async def scenario() -> None:
+        async with started_store(zookeeper) as (own, store), started_store(zookeeper) as (_, other):
+            document = new_document("orders", await store.new_queue_id())
+            assert await store.recover_queue(document, None)
+            rewrite, elected = own.rewrite, chain.with_sender(document, "n1")
+
+            async def late(path: str, data: bytes, version: int, to: int) -> int:
+                """Whoever was elected since it was read."""
+                own.rewrite = rewrite
+                written = await other.write_chain(elected, ChainVersion(version))
+                assert written == version + 1
+                return await rewrite(path, data, version, to)
+
+            own.rewrite = late
+            both = (one.raise_version(document.queue_id, ChainVersion(2_000)) for one in (store, other))
+            await asyncio.gather(*both)
+            assert await store.read_chain(document.queue_id) == (elected, 2_000)
 
     asyncio.run(scenario())
 

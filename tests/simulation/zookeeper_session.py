@@ -454,6 +454,11 @@ class SimulatedSession:
         found: int = await self._write("set", path, data, version)
         return found
 
+    async def rewrite(self, path: str, data: bytes, version: int, to: int) -> int:
+        """A transaction holds one write: so most can happen between two."""
+        del to
+        return await self.set(path, data, version)
+
     async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
         await self._write("delete", path, b"", version, guard=guard)
 

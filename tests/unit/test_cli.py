@@ -878,6 +878,13 @@ def test_recover_confirms_what_was_shown(asked, terminal):
     assert said == [("", ""), ("orders", "from g1-a")]
 
 
+def test_a_recovery_that_takes_too_long_says_that_it_goes_on_when_it_is_asked_for_again(asked):
+    asked.replies["RecoverQueue"] = [pb.RecoverQueueReply(what="from g1-a"), DeadlineOver("it may have done it")]
+    result = invoke("queue", "recover", "orders", "--confirm", "orders")
+    with pytest.raises(DeadlineOver, match="it may have done it: run it again, it goes on from there"):
+        raise result.exception
+
+
 def test_where_nothing_is_to_be_recovered_nobody_is_asked(asked, terminal):
     asked.replies["RecoverQueue"] = [pb.RecoverQueueReply(what="nothing is to be recovered", is_needless=True)]
     result = invoke("queue", "recover", "orders", "--json")
