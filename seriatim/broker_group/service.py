@@ -18,7 +18,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
 from seriatim.broker_group.uninterrupted import uninterrupted
-from seriatim.protocol import chain_json, log
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.errors import (
@@ -324,12 +324,11 @@ class BrokerService(BrokerServicer):
     @answers_errors
     async def ListKeptChains(self, request: pb.ListKeptChainsRequest, context: Any) -> pb.ListKeptChainsReply:
         self._broker.check_addressed(request.cluster, request.to)
-        reply = pb.ListKeptChainsReply()
-        for queue_id, version, data in list(self._broker.store.chains()):
-            reply.last_queue_id = max(reply.last_queue_id, queue_id)
-            if chain_json.decode(data).name == request.queue:
-                reply.chains.add(queue_id=queue_id, version=version, document=data)
-            await asyncio.sleep(0)
+        kept = self._broker.kept_chains
+        reply = pb.ListKeptChainsReply(last_queue_id=max(kept, default=0))
+        for queue_id in sorted(one for one, copy in kept.items() if copy.queue == request.queue):
+            if (found := self._broker.store.chain(queue_id)) is not None:  # else it is on its way to the disk, or gone
+                reply.chains.add(queue_id=queue_id, version=found[0], document=found[1])
         return reply
 
     @answers_errors

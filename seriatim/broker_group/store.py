@@ -286,7 +286,12 @@ class Store:
     def chains(self) -> Iterator[tuple[QueueId, ChainVersion, bytes]]:
         """The chains that are kept, by rising queue."""
         for key, value in self._scan(b"Q", b"R"):
-            yield layout.link_of(key)[0], ChainVersion(int.from_bytes(value[:8], "big")), value[8:]
+            yield layout.link_of(key)[0], *_kept_chain(value)
+
+    def chain(self, queue_id: QueueId) -> tuple[ChainVersion, bytes] | None:
+        """The one that is kept of this queue."""
+        value = self._get(layout.key(b"Q", (queue_id, Epoch(0))))
+        return None if value is None else _kept_chain(value)
 
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
         return [cursors.decode(value) for _, value in self._scan(layout.key(b"C", link), layout.after(b"C", link))]
@@ -431,6 +436,10 @@ class Store:
 def _check_place(encoded: EncodedBatch, index: int, expected: int) -> None:
     if index != expected or encoded.header.first_index != index:
         raise BadChecksum(f"another batch is in the place of the one at index {expected}")
+
+
+def _kept_chain(value: bytes) -> tuple[ChainVersion, bytes]:
+    return ChainVersion(int.from_bytes(value[:8], "big")), value[8:]
 
 
 def _ignore(_: int, error: DiskFailed | None) -> None:

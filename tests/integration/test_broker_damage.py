@@ -1229,6 +1229,39 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
     with_links(scenario)
 
 
+def test_of_the_chains_that_are_kept_only_those_of_the_queue_that_is_recovered_are_read(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """With a thousand queues, which are all recovered, each call read a thousand chains, for seconds in which the broker did nothing else."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        data, _ = await ZooKeeperWithALink().get()
+        document = chain_json.decode(data)
+        for queue_id, name in ((50, "letters"), (40, document.name), (60, "letters"), (30, document.name)):
+            of_queue = replace(document, queue_id=QueueId(queue_id), name=name)
+            kept = chain_json.encode(of_queue) if name == document.name else b"that nobody reads"
+            await broker.saw_chain(SeenChain(of_queue, ChainVersion(queue_id + 1), kept))
+        await broker.store.flushed()
+        to = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
+        service = BrokerService(broker, cast("CursorKeeper", None), cast("Membership", None))
+
+        async def listed(name: str) -> pb.ListKeptChainsReply:
+            request = pb.ListKeptChainsRequest(cluster=broker.cluster, to=to, queue=name)
+            reply: pb.ListKeptChainsReply = await cast(Any, BrokerService.ListKeptChains).__wrapped__(
+                service, request, None
+            )
+            return reply
+
+        reply = await listed(document.name)
+        assert [(one.queue_id, one.version) for one in reply.chains] == [(30, 31), (40, 41)]
+        assert [chain_json.decode(one.document).queue_id for one in reply.chains] == [30, 40]
+        assert reply.last_queue_id == 60
+        reply = await listed("unheard of")
+        assert (list(reply.chains), reply.last_queue_id) == ([], 60)
+
+    with_links(scenario)
+
+
 def test_a_queue_of_which_nothing_is_left_is_kept_up_to_date_until_it_is_deleted(
     with_links: Callable[[Scenario], None],
 ) -> None:
