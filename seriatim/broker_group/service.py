@@ -166,6 +166,9 @@ class BrokerService(BrokerServicer):
         if mine.disk_id != self._broker.incarnation.disk_id:
             return "this is another disk than the one that the link was made with"
         if record.opened_start != mine.start:
+            if not record.opened_start:
+                # So says a disk of before its opening, and one of a link that a recovered chain has for open, and nobody opened.
+                return "this disk never had the link's opening: nobody sent to it, or this is an older copy of the disk"
             # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
             return "this disk lacks the link's opening, so it is an older copy of itself"
         return ""

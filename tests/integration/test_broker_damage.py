@@ -1065,6 +1065,31 @@ def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
     with_links(scenario)
 
 
+def test_a_seal_of_a_link_that_was_never_opened_here_says_so(with_links: Callable[[Scenario], None]) -> None:
+    """A recovered chain may have one for open that nobody opened: that both disks were older copies is what an operator read, who was to give it up."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        await broker.keep(broker.link(OTHER.key), replace(OTHER, end=None, opened_start=7))
+        own = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
+        mine = pb.LinkMember(group="g1", member="a", incarnation=own)
+        service = BrokerService(broker, *cast("tuple[Any, Any]", (None, None)))
+        said = []
+        for epoch in (9, 9, OTHER.epoch):  # the second time there is the record of the first
+            link = pb.LinkName(cluster="c", queue_id=OTHER.queue_id, epoch=epoch)
+            answer = await service.seal(pb.SealRequest(link=link, master=mine, durability="sync"))
+            assert answer.answer == pb.SealReply.UNKNOWN
+            said.append(answer.reason)
+        never, again, before = said
+        assert (
+            never
+            == again
+            == ("this disk never had the link's opening: nobody sent to it, or this is an older copy of the disk")
+        )
+        assert before == "this disk lacks the link's opening, so it is an older copy of itself"
+
+    with_links(scenario)
+
+
 def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
