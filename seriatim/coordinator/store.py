@@ -31,16 +31,17 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
 from seriatim.protocol.zookeeper import (
     BadVersion,
+    CoordinatorRegistration,
     NodeExists,
     NoNode,
     NotEmpty,
     NotUnderstood,
     ZooKeeperSession,
     check_path,
-    coordinators_of,
     queue_id_from,
     queue_ids,
     read_as,
+    read_coordinators,
 )
 
 NO_QUEUE = QueueId(0)
@@ -401,14 +402,16 @@ class Store(Remembered):
 
     async def coordinators(self) -> dict[str, str]:
         """Addresses of the registered coordinators, by name."""
-        return {name: one.address for name, one in (await coordinators_of(self.session, self.paths)).items()}
+        return {name: one.address for name, one in (await self._registered_coordinators()).items()}
 
     async def outside_addresses(self) -> dict[str, str]:
         """Of coordinators and members: from each address to the one that reaches it from outside, where it has one."""
         found = {one.address: one.outside for one in self.registry.registered.values()}
-        coordinators = await coordinators_of(self.session, self.paths)
-        found |= {one.address: one.outside for one in coordinators.values()}
+        found |= {one.address: one.outside for one in (await self._registered_coordinators()).values()}
         return {inside: outside for inside, outside in found.items() if outside}
+
+    async def _registered_coordinators(self) -> dict[str, CoordinatorRegistration]:
+        return await read_coordinators(self.session, self.paths, await self.listed(self.paths.coordinators))
 
     async def elected_coordinator(self) -> str:
         """The election node of the coordinator that does the background work; empty where there is none."""

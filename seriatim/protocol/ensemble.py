@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
+from collections.abc import Mapping
 from typing import Final, Never
 
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest
-from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession, coordinators_of
+from seriatim.protocol.zookeeper import (
+    CoordinatorRegistration,
+    Paths,
+    SessionState,
+    ZooKeeperSession,
+    read_coordinators,
+)
 
 ASK_S: Final = 1.0
 """So long, and so often, a session looks for ZooKeeper by itself before coordinators are asked."""
@@ -19,7 +25,11 @@ ASK_S: Final = 1.0
 async def follow(session: ZooKeeperSession, coordinators: Coordinators, paths: Paths) -> Never:
     """While the session is cut off, lead it to where coordinators have theirs; from now on none that is known is the last one. Until cancelled."""
     is_cut_off = asyncio.Event()
-    coordinators.registered = partial(coordinators_of, session, paths)
+
+    async def registered() -> Mapping[str, CoordinatorRegistration]:
+        return await read_coordinators(session, paths, await session.children(paths.coordinators))
+
+    coordinators.registered = registered
 
     def changed(state: SessionState) -> None:
         (is_cut_off.clear if state is SessionState.CONNECTED else is_cut_off.set)()

@@ -284,13 +284,11 @@ class CoordinatorRegistration:
         return cls(content["address"], content.get("outside", ""))
 
 
-async def coordinators_of(session: ZooKeeperSession, paths: Paths) -> dict[str, CoordinatorRegistration]:
-    """Those that are registered, by name. Raises as `ZooKeeperSession.get`, but NoNode."""
+async def read_coordinators(
+    session: ZooKeeperSession, paths: Paths, names: Iterable[str]
+) -> dict[str, CoordinatorRegistration]:
+    """What those of them say of themselves that are still there. Raises as `ZooKeeperSession.get`, but NoNode."""
     found: dict[str, CoordinatorRegistration] = {}
-    try:
-        names = await session.children(paths.coordinators)
-    except NoNode:
-        return found
     for name in names:
         with contextlib.suppress(NoNode, NotUnderstood):
             found[name], _ = await read_as(CoordinatorRegistration.decode, session, f"{paths.coordinators}/{name}")

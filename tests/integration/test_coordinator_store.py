@@ -430,18 +430,22 @@ def test_whoever_raises_a_version_writes_over_nobody(zookeeper: str) -> None:
         async with started_store(zookeeper) as (own, store), started_store(zookeeper) as (_, other):
             document = new_document("orders", await store.new_queue_id())
             assert await store.recover_queue(document, None)
-            rewrite, elected = own.rewrite, chain.with_sender(document, "n1")
+            rewrite, elected, has_elected = own.rewrite, chain.with_sender(document, "n1"), asyncio.Event()
 
             async def late(path: str, data: bytes, version: int, to: int) -> int:
                 """Whoever was elected since it was read."""
                 own.rewrite = rewrite
                 written = await other.write_chain(elected, ChainVersion(version))
                 assert written == version + 1
+                has_elected.set()
                 return await rewrite(path, data, version, to)
 
+            async def raise_beside() -> None:
+                await has_elected.wait()
+                await other.raise_version(document.queue_id, ChainVersion(2_000))
+
             own.rewrite = late
-            both = (one.raise_version(document.queue_id, ChainVersion(2_000)) for one in (store, other))
-            await asyncio.gather(*both)
+            await asyncio.gather(store.raise_version(document.queue_id, ChainVersion(2_000)), raise_beside())
             assert await store.read_chain(document.queue_id) == (elected, 2_000)
 
     asyncio.run(scenario())
