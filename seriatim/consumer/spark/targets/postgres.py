@@ -60,8 +60,8 @@ BACKOFF_S = 0.05
 _NO_REPLICA_ROLE = (
     "the target's role may not set session_replication_role: triggers of the target fire, and ON DELETE and ON UPDATE of its foreign "
     "keys, before what they do comes from the source; tables with foreign keys get their changes one by one, and a snapshot is refused "
-    "where rows come before those that they refer to; mend it with: "
-    "GRANT SET ON PARAMETER session_replication_role TO ROLE"
+    "where rows come before those that they refer to, as is one statement of the source that changed rows which refer to each other; mend it with: "
+    "GRANT SET ON PARAMETER session_replication_role TO ROLE, or have the foreign keys, without actions, DEFERRABLE in the target"
 )
 
 
