@@ -33,6 +33,7 @@ READERS = {"reader-1": "main", "reader-2": "main", "reader-3": "other", "reader-
 SESSION_S = 1.5
 _PORT = 7000
 _START_S = 120.0
+CLIENT_ENDS_S = 60.0
 _NAME = "faults"
 _SEGMENT_BYTES = {"a": 1, "b": 400}
 """On one member all batches lie in segment files, on the other some: those of the workload have a few hundred bytes."""
@@ -152,7 +153,7 @@ class FaultCluster:
                 name,
                 self.network.entered(name, command),
                 environment={"PYTHONPATH": str(ROOT)},
-                stop_timeout_s=60.0,
+                stop_timeout_s=CLIENT_ENDS_S,
             )
         )
 

@@ -29,6 +29,7 @@ from tests.faults.catalogue import (
     Stop,
 )
 from tests.faults.cluster import (
+    CLIENT_ENDS_S,
     GROUPS,
     MEMBERS,
     SPARE_GROUP,
@@ -359,7 +360,8 @@ class Nemesis:
         for name in self._distrusted:
             cluster.supervisor.stop(name)
         for name in self._killed:
-            if name in self._stopped:  # it may still be ending
+            if name in self._stopped:
+                self._wait_for_end(name)
                 self._stop_gently(name, fault)
             else:
                 cluster.supervisor.stop(name)
@@ -375,6 +377,12 @@ class Nemesis:
             scene.wait_until(lambda group=group: self._is_out_of_use(scene, group), f"{group} is drained")
             scene.do("ResumeGroup", pb.GroupRequest(group=group))
             self._drained.discard(group)
+
+    def _wait_for_end(self, name: str) -> None:
+        """Of who was asked to end before: at the very end of a Python a second SIGTERM is one too many."""
+        until_s = time.monotonic() + CLIENT_ENDS_S
+        while self._cluster.supervisor.pid(name) is not None and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def _stop_gently(self, name: str, fault: Fault) -> None:
         """Who doesn't end as he is asked has died, too. Java ends with a status of its own."""
