@@ -59,9 +59,10 @@ class _Side(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of one table on the way."""
+    """Counts of one table on the way, and who is told how many rows are compared."""
 
     examples_wanted: int
+    on_rows: Callable[[int], None]
     rows: int = 0
     missing: int = 0
     extra: int = 0
@@ -87,15 +88,15 @@ def compare_table(
 
     `on_rows` is told how many rows are compared after each chunk. Raises what psycopg raises.
     """
-    tally = _Tally(examples)
+    tally = _Tally(examples, on_rows)
     sides = _Side(connections[0], _rows_of(source)), _Side(connections[1], _rows_of(target))
     columns = tuple(name for name in source.columns if name in target.columns)
     if not source.key_order or source.key_order != target.key_order:
-        _compare_as_multiset(sides, source, columns, tally, on_rows)
+        _compare_as_multiset(sides, source, columns, tally)
     elif any(column.has_collation for column in source.key):
-        _compare_by_buckets(sides, source, columns, tally, on_rows)
+        _compare_by_buckets(sides, source, columns, tally)
     else:
-        _compare_by_key(sides, source, columns, chunk_rows, tally, on_rows)
+        _compare_by_key(sides, source, columns, chunk_rows, tally)
     return TableResult(
         ".".join(source.name), tally.rows, tally.missing, tally.extra, tally.different,
         schema_differences(source, target), tuple(tally.examples),
@@ -115,7 +116,6 @@ def _compare_by_key(
     columns: tuple[str, ...],
     chunk_rows: int,
     tally: _Tally,
-    on_rows: Callable[[int], None],
 ) -> None:
     for between in _chunks(sides[0], table, (None, None), chunk_rows):
         sums = [_sum(side, table, columns, between) for side in sides]
@@ -125,7 +125,7 @@ def _compare_by_key(
                 if _sum(sides[0], table, columns, part) != _sum(sides[1], table, columns, part):
                     ours, theirs = (_rows(side, table, columns, part) for side in sides)
                     _compare_rows(ours, theirs, table, columns, tally)
-        on_rows(tally.rows)
+        tally.on_rows(tally.rows)
 
 
 def _chunks(side: _Side, table: Table, between: Between, chunk_rows: int) -> Iterator[Between]:
@@ -248,7 +248,6 @@ def _compare_by_buckets(
     table: Table,
     columns: tuple[str, ...],
     tally: _Tally,
-    on_rows: Callable[[int], None],
 ) -> None:
     counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
     tally.rows = 0 if counted is None else counted[0]
@@ -257,7 +256,7 @@ def _compare_by_buckets(
     )
     ours, theirs = (_sums(side, table, columns, bucket) for side in sides)
     unlike = sorted(one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one))
-    on_rows(tally.rows)
+    tally.on_rows(tally.rows)
     if unlike:
         _compare_buckets(sides, table, columns, bucket, unlike, tally)
 
@@ -305,7 +304,6 @@ def _compare_as_multiset(
     table: Table,
     columns: tuple[str, ...],
     tally: _Tally,
-    on_rows: Callable[[int], None],
 ) -> None:
     ours, theirs = (_counted(side, table, columns) for side in sides)
     left, right = next(ours, None), next(theirs, None)
@@ -324,8 +322,8 @@ def _compare_as_multiset(
                 tally.note(kind, abs(left[2] - right[2]))
             left, right = next(ours, None), next(theirs, None)
         if tally.rows % _FETCHED == 0:
-            on_rows(tally.rows)
-    on_rows(tally.rows)
+            tally.on_rows(tally.rows)
+    tally.on_rows(tally.rows)
 
 
 def _counted(side: _Side, table: Table, columns: tuple[str, ...]) -> Iterator[tuple[bytes, Texts, int]]:
