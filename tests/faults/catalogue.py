@@ -23,9 +23,10 @@ Role = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL; healed by a start."""
+    """SIGKILL; healed by a start. `moves`: at another address, with its disk, as a container does."""
 
     role: Role
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,9 @@ def _kinds_of_processes() -> list[Kind]:
         Kind("elected sender killed", "processes", (Kill("sender"),), (1.9, 2.0), is_headline=True),
         Kind("sender stopped on purpose", "processes", (Stop("sender"),), (0.5, 0.7), is_headline=True),
         Kind("both members of the head killed", "processes", (Kill("head"),), (0.5, 2.5), share=3),
+        Kind("master back at another address", "processes", (Kill("master", moves=True),)),
+        Kind("slave back at another address", "processes", (Kill("slave", moves=True),)),
+        Kind("both members of the head back at other addresses", "processes", (Kill("head", moves=True),)),
         Kind("a member of another group killed", "processes", (Kill("idle member"),)),
         Kind("elected coordinator killed", "processes", (Kill("coordinator"),), share=2),
         Kind("other coordinator killed", "processes", (Kill("other coordinator"),)),
@@ -165,9 +169,16 @@ _PLACES: dict[str, Role] = {
 }
 
 
+def _who_talk() -> list[tuple[tuple[str, Role], tuple[str, Role]]]:
+    """Whoever says anything to each other: all but sender and reader."""
+    return [
+        (one, other) for one, other in combinations(_PLACES.items(), 2) if {one[0], other[0]} != {"sender", "reader"}
+    ]
+
+
 def _kinds_of_network() -> list[Kind]:
     found = []
-    for (one, one_role), (other, other_role) in combinations(_PLACES.items(), 2):
+    for (one, one_role), (other, other_role) in _who_talk():
         # Longer than a session where ZooKeeper is cut off: sessions then end with their processes alive.
         held_s = (1.8, 2.8) if "ZooKeeper" in {one, other} else (0.7, 1.5)
         found += [
@@ -201,7 +212,7 @@ def _kinds_of_impaired_network() -> list[Kind]:
     held_s = (1.5, 3.0)
     lossy = [
         Kind(f"{percent} % lost: {one} | {other}", "impaired network", (Lose(role, to, percent),), held_s, share=0.2)
-        for (one, role), (other, to) in combinations(_PLACES.items(), 2)
+        for (one, role), (other, to) in _who_talk()
         for percent in (3, 30)
         if percent > 3 or (one, other) in _SAY_MUCH
     ]
@@ -215,7 +226,7 @@ def _kinds_of_impaired_network() -> list[Kind]:
             share=0.2,
         )
         for (one, role), (other, to) in (
-            *(pair for pair in combinations(_PLACES.items(), 2) if (pair[0][0], pair[1][0]) in _SAY_MUCH),
+            *(pair for pair in _who_talk() if (pair[0][0], pair[1][0]) in _SAY_MUCH),
             (("elected coordinator", "coordinator"), ("ZooKeeper", "zookeepers")),
             (("ZooKeeper's leader", "zookeeper leader"), ("the others", "zookeepers")),
         )
@@ -224,6 +235,7 @@ def _kinds_of_impaired_network() -> list[Kind]:
         Kind(f"narrow: {place}, {kbit_s} kbit/s", "impaired network", (Narrow(role, kbit_s),), held_s, share=0.2)
         for place, role in _PLACES.items()
         for kbit_s in (300, 1500)
+        if kbit_s == 300 or place in {"sender", "master", "slave"}
     ]
     return lossy + swallowing + narrow
 
@@ -323,6 +335,15 @@ def _kinds_of_disks() -> list[Kind]:
             Kind(f"bits flipped on the living {role}'s disk", "disk", (Damage(role, is_killed=False),)),
             Kind(f"{role} back with a blank disk", "disk", (BlankDisk(role),), share=1.5),
         ]
+    # Both at once, as disks of one age and one size do: nobody is left who could end the link.
+    found += [
+        Kind("both members' flushes fail", "disk", (DiskTrouble("head", "flush error"),)),
+        Kind("both members' writes find no room", "disk", (DiskTrouble("head", "full"),)),
+        Kind(
+            "both members' disks full up to their reserve", "disk", (DiskTrouble("head", "nearly filled"),), (1.0, 1.5)
+        ),
+        Kind("both members' disks stand still", "disk", (DiskTrouble("head", "still"),), (1.5, 3.5), share=0.5),
+    ]
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,8 @@ class FaultCluster:
         self.ensemble_disks = {name: Disk(folder / name, folder / f"{name}.control", library) for name in ZOOKEEPERS}
         self.coordinating = COORDINATORS[:_COORDINATORS_AT_ONCE]
         """Names of the coordinators that are there by now."""
+        self._moved: Counter[str] = Counter()
+        """How often a server has gone to another port."""
         self.expected: set[str] = set()
         """Servers that have to run when nothing is harmed."""
 
@@ -97,7 +100,7 @@ class FaultCluster:
 
     def address(self, name: str) -> str:
         """HOST:PORT."""
-        return f"{self.network.address(name)}:{_PORT}"
+        return f"{self.network.address(name)}:{_PORT + self._moved[name]}"
 
     @property
     def coordinators(self) -> str:
@@ -144,6 +147,10 @@ class FaultCluster:
         self.expected = self.expected - {gone} | {new}
         self.supervisor.stop(gone)
         return new
+
+    def move(self, names: Iterable[str]) -> None:
+        """From its next start on each of these servers listens on another port."""
+        self._moved.update(names)
 
     def start_client(self, name: str, kind: str, arguments: tuple[str, ...]) -> None:
         """Start a process of the workload on its host."""

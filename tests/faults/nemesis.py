@@ -163,6 +163,7 @@ class Nemesis:
         match harm:
             case Kill():
                 self._kill(names)
+                self._cluster.move(names if harm.moves else ())
             case Stop():
                 self._stop(names)
             case Pause():

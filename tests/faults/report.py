@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.faults.outages import BOUNDS_MS, histogram, percentile
 from tests.faults.probe import STILL_S
 
-FINDINGS = "## What these runs found"
+KEPT = "## Campaigns so far"
+_RARE = 5
 _FAMILIES = ("processes", "network", "impaired network", "zookeeper", "disk", "people", "two at once")
 
 
@@ -68,13 +69,13 @@ class Findings:
 
 
 def write(findings: Findings, directory: Path, targets_ms: dict[str, tuple[float, float]]) -> None:
-    """`faults.md` and `faults.json`; what stands in the page's section of findings is kept as it is."""
+    """`faults.md` and `faults.json`; what people wrote on the page, from the section `KEPT` on, stays as it is."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "faults.json").write_text(json.dumps(_data(findings), indent=1) + "\n")
     page = directory / "faults.md"
     kept = ""
     if page.exists():
-        _, head, tail = page.read_text().partition(FINDINGS)
+        _, head, tail = page.read_text().partition(KEPT)
         kept = head + tail
     text = "\n".join([*_page(findings, targets_ms), ""])
     page.write_text(text + ("\n" + kept if kept else ""))
@@ -207,22 +208,23 @@ def _row(kind: str, faults: Sequence[Judged]) -> str:
 
 
 def _histograms(faults: Sequence[Judged]) -> Iterable[str]:
-    """Of sending, and of reading, for every kind; a class without faults is left empty."""
+    """Of sending, and of reading. Kinds of which there were few are together; a class without faults is left empty."""
     heads = [*(f"≤ {bound}" for bound in BOUNDS_MS), "more"]
+    often = {kind for kind, count in Counter(one.kind for one in faults).items() if count >= _RARE}
+    rows: dict[str, list[Judged]] = {}
+    for one in sorted(faults, key=lambda one: (_FAMILIES.index(one.family), one.kind not in often, one.kind)):
+        rows.setdefault(one.kind if one.kind in often else f"{one.family}, each less than {_RARE} times", []).append(
+            one
+        )
+    rows["**all**"] = list(faults)
     for what, value in (("sending", lambda one: one.sending_s), ("reading", lambda one: one.reading_s)):
         yield f"## Histogram of the outage of {what}"
         yield ""
         yield f"| kind, ms | {' | '.join(heads)} |"
         yield f"| --- |{' ---: |' * len(heads)}"
-        kinds = sorted({(one.family, one.kind) for one in faults if one.family != "two at once"})
-        groups = [(kind, [one for one in faults if one.kind == kind]) for _, kind in kinds]
-        groups.append(("two at once", [one for one in faults if one.family == "two at once"]))
-        groups.append(("**all**", list(faults)))
-        for kind, mine in groups:
-            if mine:
-                counts = histogram([value(one) for one in mine])
-                cells = " | ".join(str(count) if count else "" for count in counts)
-                yield f"| {kind.replace('|', 'and')} | {cells} |"
+        for name, mine in rows.items():
+            cells = " | ".join(str(count) if count else "" for count in histogram([value(one) for one in mine]))
+            yield f"| {name.replace('|', 'and')} | {cells} |"
         yield ""
 
 

@@ -86,11 +86,11 @@ def test_the_page_tells_figures_goals_and_what_went_wrong_and_keeps_what_people_
     findings.violations = ["round 1: lost-write: main: log:5"]
     findings.records.update({"sent": 10, "acknowledged": 9, "handed out": 18})
     page = tmp_path / "faults.md"
-    page.write_text(f"# old\n\n{report.FINDINGS}\n\n- what it was\n")
+    page.write_text(f"# old\n\n{report.KEPT}\n\n- what it was\n")
     report.write(findings, tmp_path, {"master killed": (40, 150)})
     text = page.read_text()
     assert "| master killed | 2 | 30 | 40 | 120 | 150 | 120 | 1 times | 30 |" in text
     assert "lost-write: main: log:5" in text
     assert "in 2 of 2 faults" in text
-    assert text.endswith(f"{report.FINDINGS}\n\n- what it was\n")
+    assert text.endswith(f"{report.KEPT}\n\n- what it was\n")
     assert "# old" not in text
