@@ -134,7 +134,7 @@ class FetchStream:
                         f"this member can't tell whether its records from {index} on are committed",
                         epoch=runner.record.epoch,
                     )
-                await self._say(pb.FetchReply(committed_index=runner.state.committed.index))
+                await self._say(pb.FetchReply(committed_index=runner.readable_end))
             elif index >= runner.readable_end or self._credit_bytes <= 0:
                 await self._wake.wait()
                 self._wake.clear()

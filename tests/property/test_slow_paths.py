@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -124,10 +125,11 @@ class Served:
 
 @dataclass
 class SlowReader:
-    """The reading core and two members that have everything."""
+    """The reading core and two members that have everything. `said_s`: how long what it says is on its way to them."""
 
     path: Path
     is_sealed: bool = False
+    said_s: float = 0.0
     state: Reading = field(default_factory=lambda: Reading(64 * BATCH_BYTES))
     now_s: float = 100.0
     wake_at_s: float | None = None
@@ -135,33 +137,39 @@ class SlowReader:
     beat_at_s: float = 0.0
     delivered: list[int] = field(default_factory=list)
     batches: list[EncodedBatch] = field(default_factory=lambda: numbered(BATCHES))
+    said: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
 
     def happened(self, event: Event) -> None:
         self.state, effects = reading.decide(self.state, event, self.now_s)
         for effect in effects:
             match effect:
-                case OpenFetch():
-                    self.streams[effect.fetch_id] = Served(effect.side.member, effect.from_index, effect.credit_bytes)
-                    self._say(effect.fetch_id, WORD_BYTES, StartArrived(effect.fetch_id, effect.from_index, {}))
-                    self._serve(effect.fetch_id)
-                case CloseFetch(fetch_id):
-                    self.streams.pop(fetch_id, None)
-                    self.path.cancel(fetch_id)
-                case GiveCredit(fetch_id, size_bytes):
-                    self.streams[fetch_id].credit_bytes += size_bytes
-                    self._serve(fetch_id)
+                case OpenFetch() | CloseFetch() | GiveCredit():
+                    self.said.append((self.now_s + self.said_s, partial(self._taken, effect)))
                 case Deliver(delivery):
                     self.delivered.append(delivery.batch.header.first_index)
                     self.happened(RowsTaken(delivery.size_bytes))
                 case WakeAt(at_s):
                     self.wake_at_s = at_s
 
+    def _taken(self, effect: OpenFetch | CloseFetch | GiveCredit) -> None:
+        match effect:
+            case OpenFetch(fetch_id):
+                self.streams[fetch_id] = Served(effect.side.member, effect.from_index, effect.credit_bytes)
+                self._say(fetch_id, WORD_BYTES, StartArrived(fetch_id, effect.from_index, {}))
+                self._serve(fetch_id)
+            case CloseFetch(fetch_id):
+                self.streams.pop(fetch_id, None)
+                self.path.cancel(fetch_id)
+            case GiveCredit(fetch_id, size_bytes):
+                self.streams[fetch_id].credit_bytes += size_bytes
+                self._serve(fetch_id)
+
     def _serve(self, fetch_id: int) -> None:
         served = self.streams[fetch_id]
         while served.index < BATCHES and served.credit_bytes > 0:
             batch = self.batches[served.index]
             self._say(fetch_id, BATCH_BYTES, BatchesArrived(fetch_id, (batch,), Index(BATCHES)))
-            served.index, served.credit_bytes = served.index + 1, served.credit_bytes - BATCH_BYTES
+            served.index, served.credit_bytes = served.index + 1, served.credit_bytes - batch.size_bytes
             if self.is_sealed and served.index == BATCHES:
                 self._say(fetch_id, WORD_BYTES, EndReached(fetch_id, Index(BATCHES)))
 
@@ -175,6 +183,8 @@ class SlowReader:
         end_s = self.now_s + within_s
         while self.now_s < end_s and len(self.delivered) < BATCHES:
             self.now_s += STEP_S
+            while self.said and self.said[0][0] <= self.now_s:
+                self.said.popleft()[1]()
             self.path.pass_on(STEP_S)
             if self.now_s >= self.beat_at_s:
                 self.beat_at_s = self.now_s + BEAT_S
@@ -255,6 +265,28 @@ def slow_ones(path: Path) -> list[SlowReader | SlowSender]:
 @pytest.mark.parametrize("number", range(3), ids=["reader", "reader of a sealed link", "sender"])
 def test_who_stands_behind_a_slow_path_goes_on(rate_kbit_s: int, number: int) -> None:
     assert slow_ones(Path(rate_kbit_s))[number].run(bound_s(rate_kbit_s))
+
+
+FAR_S = (0.3, 1.5, 2.5, 4.0, 8.0)
+
+
+def far_reader(said_s: float, *, is_sealed: bool = False) -> SlowReader:
+    """What a member may send at a time is two batches: it says that more is committed until it hears that some were taken."""
+    return SlowReader(Path(100_000), is_sealed=is_sealed, said_s=said_s, state=Reading(2 * numbered(1)[0].size_bytes))
+
+
+@pytest.mark.parametrize("said_s", FAR_S)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_reader_whose_word_takes_long_goes_on(said_s: float, is_sealed: bool) -> None:
+    assert far_reader(said_s, is_sealed=is_sealed).run(5 + 10 * said_s)
+
+
+@pytest.mark.parametrize("said_s", [one for one in FAR_S if one > 2])
+def test_leaving_whoever_owes_something_for_a_second_is_found_out(
+    said_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "OWED_S", 1.0)
+    assert not far_reader(said_s).run(5 + 10 * said_s)
 
 
 @pytest.mark.parametrize("number", range(3), ids=["reader", "reader of a sealed link", "sender"])

@@ -57,7 +57,9 @@ from seriatim.protocol.patience import Patience
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 STALL_S = 1.0
-"""A member that gives nothing of a link whose end is known, or of what it says is committed, for so long, is left for the other one."""
+OWED_S = 10.0
+"""So long a member may give nothing of what it says is committed: longer than any way there and back, for whoever is left so is asked in vain again."""
+"""A member that gives nothing of a link whose end is known, and doesn't say that it could, for so long, is left for the other one."""
 SILENCE_S = 0.3
 """A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
 LATE_S = 0.1
@@ -225,7 +227,7 @@ def _reminded(state: Reading, committed: Index, now_s: float) -> Step:
     Words come in order, so between two of them it gave nothing. The first may be just before a batch that takes long to arrive; and all that
     it said before the credit was there arrive behind that, for as long as the way there and back takes.
     """
-    patient_s = max(STALL_S, state.patience.limit_s(SILENCE_S, is_answered=False))
+    patient_s = max(OWED_S, state.patience.limit_s(SILENCE_S))
     if now_s - state.progress_at_s > STALL_S:
         # Who speaks for so long and gives nothing has nothing to give; a beat alone may be from before the credit.
         state = replace(state, patience=state.patience.arrived())
@@ -546,7 +548,7 @@ def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
     stalled_at_s = state.progress_at_s + STALL_S
     if now_s < stalled_at_s:
         return state, [WakeAt(stalled_at_s)]
-    if state.heard_at_s > state.progress_at_s:
+    if state.heard_at_s > state.progress_at_s and fetch.owes_until_s is None:
         return _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
     return state, []  # what it owes may be on its way: a batch can take longer than that
 
