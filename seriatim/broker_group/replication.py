@@ -24,7 +24,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
 from seriatim.protocol.names import Incarnation, Index
-from seriatim.protocol.streams import each, read, send_now, write
+from seriatim.protocol.streams import each, intact, read, send_now, write
 
 _log = log.logger("broker.replication")
 
@@ -167,7 +167,7 @@ class SlaveStream:
         start = runner.state.tail.index
         request = pb.CopyLinkRequest(link=self._name, from_index=start, to_index=end, takes_several=True)
         async for message in self._stub.CopyLink(request):
-            for encoded in message.batches():
+            for encoded in intact(message).batches():
                 refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
                 if refused is not None:
                     raise refused

@@ -40,6 +40,7 @@ from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
+from seriatim.protocol.streams import intact
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids
 
 _log = log.logger("broker.resync")
@@ -265,7 +266,7 @@ class Resyncer:
         request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
         try:
             async for message in peer.stub.CopyLink(request):
-                for encoded in message.batches():
+                for encoded in intact(message).batches():
                     yield encoded
         except asyncio.CancelledError:
             rpc.check_cancelled()  # the peer may have come back elsewhere meanwhile

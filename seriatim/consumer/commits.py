@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from seriatim.consumer.core import cursor
 from seriatim.consumer.core.cursor import CursorState
@@ -24,7 +25,7 @@ class Commits:
     """The cursor of one reader. To be used on one loop.
 
     `token`: of the present grant. `on_acquire`: a coordinator is to be asked again; `on_start(view, place, is_end)`:
-    reading starts there, in a new term, or because the subscription was sought.
+    reading starts there, in a new term, or because the subscription was sought. `or_fail(work)`: what runs in a task.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Commits:
         members: Members,
         on_acquire: Callable[[], object],
         on_start: Callable[[ChainView, Place, bool], object],
+        or_fail: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
     ) -> None:
         self.state = CursorState()
         self.token = Token(0)
         self._members = members
         self._on_acquire = on_acquire
         self._on_start = on_start
+        self._or_fail = or_fail
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: list[tuple[Place, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -82,7 +85,7 @@ class Commits:
         for effect in effects:
             match effect:
                 case cursor.Commit():
-                    task = asyncio.create_task(self._commit(effect))
+                    task = asyncio.create_task(self._or_fail(self._commit(effect)))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case cursor.AcquireAgain():

@@ -9,11 +9,11 @@ own election node that ZooKeeper answered (H8; reads and pings prove nothing, H1
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events
@@ -37,6 +37,7 @@ from seriatim.protocol.errors import (
     Unreachable,
     Waiting,
     copied,
+    defect,
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
@@ -112,7 +113,7 @@ class ReaderSession:
         self.view: ChainView | None = None
         self._instance = settings.instance
         self._fetcher: Fetcher | None = None
-        self._commits = Commits(self.members, self._acquire, self._start_reading)
+        self._commits = Commits(self.members, self._acquire, self._start_reading, self._or_fail)
         self._on_grant = on_grant
         self._on_lease = on_lease
         self._on_end = on_end
@@ -207,8 +208,7 @@ class ReaderSession:
         await self._commits.close()
         if self._acquiring is not None:
             self._acquiring.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._acquiring
+            await asyncio.gather(self._acquiring, return_exceptions=True)
         if self._fetcher is not None:
             await self._fetcher.stop()
         if self._zookeeper is not None:
@@ -263,6 +263,14 @@ class ReaderSession:
         self._commits.give_up(copied(error))
         self._end_term(str(error))
 
+    async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
+        """Of a task that nobody looks at: a bug of our own ends the reader, and says so, where it would else wait for ever."""
+        try:
+            await work
+        except Exception as error:
+            _log.exception("reader failed", queue=self.settings.queue)
+            self._fail(defect(error, "a reader"))
+
     async def _renew(self) -> None:
         """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
         session = self._zookeeper
@@ -299,7 +307,7 @@ class ReaderSession:
     def _acquire(self) -> None:
         self._is_asked_again = self._acquiring is not None and not self._acquiring.done()
         if not self._is_asked_again:
-            self._acquiring = asyncio.create_task(self._acquire_until_granted())
+            self._acquiring = asyncio.create_task(self._or_fail(self._acquire_until_granted()))
 
     async def _acquire_until_granted(self) -> None:
         cause_id = log.new_cause_id("acquire-read")

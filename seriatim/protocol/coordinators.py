@@ -202,7 +202,7 @@ class Coordinators:
             except DeadlineOver as error:
                 if not method.startswith(_REPEATABLE):
                     raise DeadlineOver(
-                        f"coordinator {address} didn't answer {method} within {timeout_s:g} s; it may have done it"
+                        f"coordinator {address} was asked to {method}, and may have done it: {error.message}"
                     ) from error
                 problems.append(error)
             except Unreachable as error:

@@ -196,7 +196,7 @@ class _Line:
         try:
             return reply_type.FromString(body)
         except DecodeError as error:
-            raise MalformedFrame(f"what came isn't the reply to {name}{_at(peer)}") from error
+            raise DeadlineOver(f"the answer was damaged on its way{f' from {peer}' if peer else ''}") from error
 
     def close(self) -> list[asyncio.Task[Any]]:
         """End it; what is still to be waited for."""
@@ -322,9 +322,13 @@ class CallServer:
             await stream.write(answer)
 
     async def _called(self, name: bytes, body: bytes) -> bytes:
-        """The reply. Raises Unreachable and MalformedFrame for what can't be called, and _Aborted for what the method raised."""
+        """The reply. Raises Unreachable for what can't be called, which may have been damaged on its way, and _Aborted for what the method raised."""
         if name not in self._methods:
             raise Unreachable(f"{name.decode(errors='replace')} is not known here")
         method, parse = self._methods[name]
-        reply: bytes = (await method(parse(body), _Context())).SerializeToString()
+        try:
+            request = parse(body)
+        except MalformedFrame as error:
+            raise Unreachable("the request was damaged on its way, and nothing was done") from error
+        reply: bytes = (await method(request, _Context())).SerializeToString()
         return reply

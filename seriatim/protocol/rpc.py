@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from seriatim.protocol import descriptors, errors, forks, log, patience
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
@@ -45,6 +46,8 @@ _BATCHES = [("grpc.http2.ping_timeout_ms", int(patience.MAX_S * 1000))]
 _STATUS_BYTES = 4096
 """gRPC refuses what a call ends with where that is some 8 KiB long, and writes what isn't a letter with up to three."""
 _STATUS_CHARACTERS = 500
+_NO_MESSAGE = f"{DecodeError}"
+"""So grpc.aio's server says that what it was asked is no message; before anybody is called."""
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON_OPTIONS,
     # A restarted process is found again within half a second.
@@ -220,6 +223,8 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
     if error.code() is grpc.StatusCode.INTERNAL and details == "Internal error from Core":
         # A write that met the end of its stream hides the status with which the other side ended it.
         return Unreachable(f"the stream was ended{where}")
+    if error.code() is grpc.StatusCode.UNKNOWN and _NO_MESSAGE in details:
+        return Unreachable(f"the request was damaged on its way, and nothing was done{where}")
     return BugError(f"{error.code().name}{where}: {details}")
 
 
@@ -238,9 +243,12 @@ def is_answer(error: SeriatimError) -> bool:
 
 
 async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout_s: float, peer: str = "") -> Reply:
-    """Call a unary method of a stub within `timeout_s`. Raises a SeriatimError, never gRPC's own."""
+    """Call a unary method of a stub within `timeout_s`. Raises a SeriatimError, never gRPC's own.
+
+    DeadlineOver, too, where an answer came that can't be read: what was asked for may have been done.
+    """
     try:
-        return await method(request, timeout=timeout_s)
+        reply = await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         raise translated(error, peer) from error
     except grpc.aio.UsageError as error:  # between two looks at the channel
@@ -248,6 +256,9 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
     except asyncio.CancelledError:
         check_cancelled(peer)
         raise
+    if reply is None:  # so grpc.aio hands on bytes that are no message
+        raise DeadlineOver(f"the answer was damaged on its way{f' from {peer}' if peer else ''}")
+    return reply
 
 
 def check_cancelled(peer: str = "") -> None:

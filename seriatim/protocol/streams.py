@@ -14,6 +14,7 @@ from seriatim.protocol.direct import DirectStream, Take
 from seriatim.protocol.errors import BadChecksum, PeerLost, SeriatimError
 
 _END: Any = vars(grpc.aio)["EOF"]
+_DAMAGED = "the stream's bytes were damaged on their way"
 
 
 async def read(call: Any, peer: str = "") -> Any | None:
@@ -27,8 +28,17 @@ async def read(call: Any, peer: str = "") -> Any | None:
     except grpc.aio.AioRpcError as error:
         raise rpc.translated(error, peer) from error
     except DecodeError as error:  # as of a direct stream: of a batch's bytes we'd say the same
-        raise BadChecksum("the stream's bytes were damaged on their way") from error
-    return None if message is _END else message
+        raise BadChecksum(_DAMAGED) from error
+    if message is _END:
+        return None
+    return message if isinstance(call, DirectStream) else intact(message)
+
+
+def intact(message: Any) -> Any:
+    """A message that a caller got by gRPC, which hands on None for bytes that are none. Raises BadChecksum for that."""
+    if message is None:
+        raise BadChecksum(_DAMAGED)
+    return message
 
 
 async def each(call: Any, take: Take, peer: str = "") -> bool:

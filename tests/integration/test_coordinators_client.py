@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import grpc
 import pytest
 
 from seriatim.cli.embedded.ports import free_port
@@ -161,6 +162,100 @@ def test_a_silent_one_is_passed_over_for_a_question_but_a_change_isn_t_asked_for
             assert view.chain_version == 9
         for server in servers:
             await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+class Damaged:
+    """What was an answer when it was sent."""
+
+    def SerializeToString(self):  # noqa: N802 - protobuf's
+        return b"\xff"
+
+
+class DamagedOnce(Coordinator):
+    """Its first answers of each kind are damaged on their way."""
+
+    async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
+        return pb.DescribeClusterReply()
+
+    async def DescribeQueue(self, request, context):  # noqa: N802 - gRPC's name
+        return await self._damaged(request)
+
+    async def CreateQueue(self, request, context):  # noqa: N802 - gRPC's name
+        return await self._damaged(request)
+
+    async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+        self.calls.append(request)
+        return Damaged() if len(self.calls) == 1 else pb.AcquireSendReply(token=7)
+
+    async def _damaged(self, request):
+        self.calls.append(request)
+        return Damaged() if len(self.calls) == 1 else pb.QueueView(queue=request.queue)
+
+
+@pytest.fixture
+def written_as_it_is(monkeypatch):
+    """A server's answers are written by themselves, be they messages or not."""
+    handler = grpc.unary_unary_rpc_method_handler
+
+    def written(method, request_deserializer=None, response_serializer=None):
+        del response_serializer
+        return handler(method, request_deserializer, lambda answer: answer.SerializeToString())
+
+    monkeypatch.setattr(grpc, "unary_unary_rpc_method_handler", written)
+
+
+@pytest.mark.usefixtures("written_as_it_is")
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [("DescribeQueue", pb.QueueRequest(queue="q")), ("AcquireSend", pb.AcquireSendRequest())],
+)
+def test_an_answer_that_was_damaged_on_its_way_is_asked_for_again(method, request_):
+    """gRPC hands on None for it. A reader's loop ended by that unseen, and the reader stood still for ever; a sender ended by a defect."""
+
+    async def scenario():
+        servicer = DamagedOnce()
+        server, address = await start(servicer)
+        async with Coordinators(address) as coordinators:
+            assert await coordinators.call_within(method, request_, DEADLINE_S)
+        assert len(servicer.calls) == 2
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("written_as_it_is")
+def test_what_was_done_by_a_call_whose_answer_was_damaged_isn_t_asked_for_twice():
+    async def scenario():
+        servicer = DamagedOnce()
+        server, address = await start(servicer)
+        async with Coordinators(address) as coordinators:
+            with pytest.raises(DeadlineOver, match="may have done it: the answer was damaged"):
+                await coordinators.call_within("CreateQueue", pb.CreateQueueRequest(queue="q"), DEADLINE_S)
+        assert len(servicer.calls) == 1
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_was_damaged_on_its_way_is_made_again_for_nothing_was_done():
+    """A server tells of a defect of its own, and the caller ended by it."""
+    requests = []
+    encode = pb.CreateQueueRequest.SerializeToString
+
+    def damaged_once(request):
+        requests.append(request)
+        return b"\xff" if len(requests) == 1 else encode(request)
+
+    async def scenario():
+        servicer = Coordinator(5)
+        server, address = await start(servicer)
+        async with Coordinators(address) as coordinators:
+            coordinators._stub(address).CreateQueue._request_serializer = damaged_once
+            assert await coordinators.call_within("CreateQueue", pb.CreateQueueRequest(queue="q"), DEADLINE_S)
+        assert (len(requests), len(servicer.calls)) == (2, 1)
+        await server.stop(None)
 
     asyncio.run(scenario())
 

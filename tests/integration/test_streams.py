@@ -481,6 +481,21 @@ def test_a_message_that_was_damaged_on_its_way_is_nobody_s_defect(over: Any) -> 
     run(scenario())
 
 
+def test_an_answer_that_was_damaged_on_its_way_is_not_the_end_of_the_stream() -> None:
+    """By gRPC it was taken for one: a sender gave the link up, and a slave that was copied from had sent all it had."""
+
+    async def scenario() -> None:
+        async with over_grpc(answer_each) as open_stream:
+            call = await open_stream()
+            call._response_deserializer = lambda data: pb.AppendReply.FromString(data + b"\xff")
+            await call.write(encoded(1, 0))
+            with pytest.raises(BadChecksum):
+                await read(call)
+            call.cancel()
+
+    run(scenario())
+
+
 def test_a_connection_that_never_says_what_it_is_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "OPENING_S", 0.05)
 

@@ -11,10 +11,11 @@ import pytest
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.core.view import Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
+from seriatim.consumer.views import chain_view
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import SeriatimError, UnknownQueue, UnknownSubscription
+from seriatim.protocol.errors import BugError, SeriatimError, UnknownQueue, UnknownSubscription
 from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import SessionState
 
@@ -120,6 +121,44 @@ def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
     asyncio.run(run())
     assert [type(one) for one in events] == [ReadFrom, ViewChanged, Drained]
     assert events[-1] == Drained(Epoch(1))
+
+
+def test_a_bug_ends_the_reader_and_is_told() -> None:
+    """Nobody looked at the task: it was gone, and the reader, elected, stood still for ever."""
+    failures: list[SeriatimError] = []
+
+    async def nonsense(*_: object) -> None:
+        """What no coordinator answers."""
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [], failures.append)
+        session.coordinators.call_within = nonsense
+        session._standing_changed(Standing.ELECTED)
+        await asyncio.wait([session._acquiring])
+
+    asyncio.run(run())
+    assert [type(one) for one in failures] == [BugError]
+
+
+def test_nor_does_who_waits_for_a_commit_wait_for_ever() -> None:
+    async def nonsense(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        await session._acquire_until_granted()
+        session.members.commit = nonsense
+        side = pb.LinkMember(group="g", member="a", address="127.0.0.1:1")
+        there = pb.Incarnation(disk_id="d", start=1)
+        link = pb.LinkView(epoch=1, state="open", master=side, slave=side, slave_now=there)
+        read = pb.SubscriptionView(subscription_id=1, generation=1, reader_token=5, consume_list=[1])
+        view = pb.QueueView(queue_id=1, queue="q", chain_version=2, links=[link], subscriptions=[read])
+        session._see(chain_view(view))
+        with pytest.raises(BugError):
+            async with asyncio.timeout(60):
+                await session.commit(Place(Epoch(1), Index(3)))
+
+    asyncio.run(run())
 
 
 def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
