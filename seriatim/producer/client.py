@@ -24,7 +24,7 @@ from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
-from seriatim.protocol.flag import Waking
+from seriatim.protocol.flag import Waking, is_set_within
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
 _log = log.logger("producer")
@@ -169,9 +169,8 @@ class Producer:
             if handle is not None:
                 return handle
             try:
-                await asyncio.wait_for(may_try.wait(), max(0.0, give_up_at_s - time.monotonic()))
-            except TimeoutError:
-                raise self._buffer.reason_to_give_up() from None
+                if not await is_set_within(may_try, max(0.0, give_up_at_s - time.monotonic())):
+                    raise self._buffer.reason_to_give_up()
             finally:
                 self._buffer.forget(waiter)
 
