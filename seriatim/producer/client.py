@@ -349,10 +349,10 @@ class Producer:
             self._loop.close(10)
 
     def abort(self) -> None:
-        """Close at once: what isn't complete ends as outcome unknown. In a callback, or where `close` is refused: soon after."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.close(10 if self._buffer.ends.may_wait else 0)
+        """Close at once: what isn't complete ends as outcome unknown. Soon after in a callback, where `close` is refused, and where it waits already."""
+        is_first, self._is_closed = not self._is_closed, True
+        if not self._buffer.ends.is_in_parent:
+            self._loop.close(10 if is_first and self._buffer.ends.may_wait else 0)
 
     def __enter__(self) -> Self:
         return self

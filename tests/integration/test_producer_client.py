@@ -691,6 +691,28 @@ def test_a_callback_may_abort(cluster: SmallCluster) -> None:
         producer.send(b"2")
 
 
+def test_to_abort_ends_a_close_that_waits_for_who_never_answers(cluster: SmallCluster) -> None:
+    ends: list[errors.SeriatimError] = []
+
+    def close() -> None:
+        try:
+            producer.close(None)
+        except errors.SeriatimError as error:
+            ends.append(error)
+
+    producer = new(cluster)
+    producer.wait_until_elected(WAIT_S)
+    cluster.silent_epochs = {*range(100)}
+    handle = producer.send(b"1")
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    until(lambda: len(handle.batch._waiting) == 1)
+    producer.abort()
+    closing.join(WAIT_S)
+    assert [type(one) for one in ends] == [errors.OutcomeUnknown]
+    assert not producer._loop._thread.is_alive()
+
+
 def test_from_asyncio(cluster: SmallCluster) -> None:
     async def main() -> list[int | None]:
         async with new(cluster, batch_bytes=1000, max_buffer_bytes=3000) as producer:
