@@ -41,6 +41,7 @@ from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
 from seriatim.protocol.change import Change, Origin, Table, encode
 from seriatim.protocol.errors import Fenced, InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS
+from tests.postgres.pool import Pool
 from tests.property import change_strategies as changes
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -999,6 +1000,14 @@ def test_who_is_let_in_and_gets_no_answer_then_does_not_wait_for_it(target, dsn,
     monkeypatch.setattr(PostgresTarget, "_set_up", lambda _self, connection: connection.execute(asleep))
     with pytest.raises(TargetLost):
         PostgresTarget(dsn, "job").limits()
+
+
+def test_what_a_role_may_is_found_out_without_a_trace_in_others_sessions(dsn) -> None:
+    """Whoever had one of them next had no foreign keys there, and no triggers."""
+    with Pool(dsn, in_turn=True) as pool:
+        with psycopg.connect(pool.dsn, autocommit=True, prepare_threshold=None) as pooled:
+            assert postgres._may_replicate(pooled)
+        assert pool.found("session_replication_role") == ["origin", "origin"]
 
 
 def test_where_it_stands_is_told_beside_what_is_under_way_but_by_no_stand_by(target, dsn, monkeypatch) -> None:

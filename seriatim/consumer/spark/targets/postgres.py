@@ -411,12 +411,7 @@ class PostgresTarget:
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         # A row that policies hide is refused; it would be left as it is.
         connection.execute("SET row_security = off")
-        try:
-            connection.execute("SET session_replication_role = replica")
-            connection.execute("RESET session_replication_role")
-            self._may_replicate = True
-        except sql.InsufficientPrivilege:
-            self._may_replicate = False
+        self._may_replicate = _may_replicate(connection)
 
     def _raise_trouble(self, error: psycopg.Error) -> None:
         """Raise TargetLost or TargetBusy, where the error is one that may pass."""
@@ -437,6 +432,16 @@ def _within(limit_s: float, connection: psycopg.Connection[Any]) -> Iterator[Non
         yield
     finally:
         closing.cancel()
+
+
+def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the role may set it. Undone where it is set: behind a pool, what undoes it later may come to another session."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute("SET LOCAL session_replication_role = replica")
+    except sql.InsufficientPrivilege:
+        return False
+    return True
 
 
 def _may_be_another(error: psycopg.Error) -> bool:
