@@ -1320,6 +1320,19 @@ def test_a_replay_that_stands_still_in_a_transaction_is_ended_by_the_next_one(ds
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(count,)]
 
 
+@pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
+def test_a_replay_that_stands_still_is_ended_also_where_the_role_has_less_time_than_a_claim(
+    dsn, monkeypatch, setting
+) -> None:
+    monkeypatch.setattr(positions, "CLAIM_WAIT", "4s")
+    with PostgresTarget(dsn, "job") as following, Halted(dsn, "position moved", inserts(3)) as halted:
+        following._connected().execute(f"SET {setting} = '3s'")
+        with pytest.raises(TargetBusy, match="held for 4s by a replay before this one: its session was ended"):
+            following.claim(QUEUE, "q", 2)
+        assert following.claim(QUEUE, "q", 2) == Position(0, 2)
+    assert [type(error) for error in halted.ends] == [TargetLost, Fenced]
+
+
 def test_a_replay_of_another_queue_or_job_is_left_alone(dsn, monkeypatch) -> None:
     monkeypatch.setattr(positions, "CLAIM_WAIT", "100ms")
     with PostgresTarget(dsn, "job") as following, psycopg.connect(dsn) as holding:

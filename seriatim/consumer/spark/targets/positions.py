@@ -66,6 +66,10 @@ COMMENT ON TABLE seriatim_replay.positions IS
 COMMENT ON COLUMN seriatim_replay.positions.snapshot IS
     'Of the source''s snapshot that is under way: next_offset it is told for, consistent point, number of the last record; 0, 0 for none.';
 """
+_WAIT_ONLY = b"""
+SELECT set_config(name, CASE name WHEN 'lock_timeout' THEN %s ELSE '0' END, true) FROM pg_settings
+ WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')
+"""
 _IS_MADE = b"""
 SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = 'seriatim_replay' AND c.relname = 'positions' AND a.attname = 'snapshot'
@@ -251,7 +255,8 @@ def _marked(queue_id: int, job: str) -> str:
 
 
 def _wait_only(connection: Connection) -> None:
-    connection.execute("SELECT set_config('lock_timeout', %s, true)", (CLAIM_WAIT,))
+    """In this transaction, for a lock, so long. A role's time-out that comes before would leave whoever holds it there."""
+    connection.execute(_WAIT_ONLY, (CLAIM_WAIT,))
 
 
 def _held(connection: Connection, queue_id: int, job: str) -> str:
