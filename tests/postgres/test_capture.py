@@ -88,9 +88,12 @@ class Run:
         heartbeat_s: float = 3.0,
         kind: type[PostgresCapture] = PostgresCapture,
         slot: str = SLOT,
+        on_waiting: Callable[[str], None] | None = None,
     ) -> None:
         self.error: Exception | None = None
-        self.capture = kind(dsn, slot, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05)
+        self.capture = kind(
+            dsn, slot, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05, on_waiting=on_waiting
+        )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 

@@ -19,7 +19,13 @@ from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer.sources.postgres.core.identity import LSN_SHIFT, NUMBER_BITS, parse_lsn
 from seriatim.producer.sources.postgres.producing import CaptureSender
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, DescribeClusterRequest, QueueRequest, QueueSettings
+from seriatim.protocol.seriatim_pb2 import (
+    AlterQueueRequest,
+    CreateQueueRequest,
+    DescribeClusterRequest,
+    QueueRequest,
+    QueueSettings,
+)
 from seriatim.protocol.zookeeper import Paths
 from tests.clusters import sound_cluster
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
@@ -167,6 +173,30 @@ def test_a_capture_goes_on_when_its_whole_group_restarts_and_one_answer_ends_the
     assert replayed(queue) == table_rows(dsn, "a")
     assert len(queue.marks) == 1
     assert min(epochs) <= epoch < max(epochs)  # the restart was met
+
+
+def test_a_row_over_the_queues_limit_goes_on_once_it_is_raised_and_the_queue_rotated(
+    cluster: DevelopmentCluster, new_database: Callable[[], str]
+) -> None:
+    ask(cluster, "CreateQueue", CreateQueueRequest(queue="small", settings=QueueSettings(max_record_bytes=2000)))
+    dsn = new_database()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY, t text)", "INSERT INTO a VALUES (1, repeat('x', 5000))")
+    reasons: list[str] = []
+    with Producer(cluster.coordinators, "small", "capture", max_block_s=0.5, session_timeout_s=SESSION_S) as producer:
+        run = Run(dsn, CaptureSender(producer), on_waiting=reasons.append)
+        try:
+            wait_for(lambda: reasons, run)
+            assert "table public.a: a record of 5" in reasons[0]
+            settings = QueueSettings(max_record_bytes=10_000)
+            ask(cluster, "AlterQueue", AlterQueueRequest(queue="small", settings=settings))
+            ask(cluster, "RotateQueue", QueueRequest(queue="small"))
+            sql(dsn, "INSERT INTO a VALUES (-1, '')")
+            wait_until_confirmed(dsn, run)
+        finally:
+            run.end()
+    queue, _ = read(cluster, "small")
+    assert replayed(queue) == table_rows(dsn, "a")
+    assert len(queue.marks) == 1
 
 
 def kill_at_once(cluster: DevelopmentCluster, *names: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.errors import CaptureRefused, SourceLost
-from seriatim.protocol.errors import InvalidArgument, RecordTooLarge
+from seriatim.protocol.errors import InvalidArgument
 from tests.postgres.test_capture import Queue, Sender, one, running, sql, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -91,28 +91,3 @@ def test_a_stand_by_is_no_source_and_says_so(tmp_path: Path) -> None:
         error = refused(server.dsn())
     assert isinstance(error, SourceLost)
     assert "is a stand-by" in str(error)
-
-
-class Small(Sender):
-    """Of a queue that takes small records only."""
-
-    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
-        if len(value) > 1000:
-            raise RecordTooLarge("too large", limit_bytes=1000)
-        super().send(value, key, seq, source)
-
-
-@pytest.mark.parametrize("is_snapshot", [True, False])
-def test_whose_row_is_too_large_for_the_queue_is_told(dsn: str, is_snapshot: bool) -> None:
-    sql(dsn, 'CREATE TABLE "wide one" (id int PRIMARY KEY, t text)')
-    row = "INSERT INTO \"wide one\" VALUES (1, repeat('x', 2000))"
-    if is_snapshot:
-        sql(dsn, row)
-    with running(dsn, Small(Queue())) as run:
-        if not is_snapshot:
-            wait_for(lambda: one(dsn, "SELECT active FROM pg_replication_slots"), run)
-            sql(dsn, row)
-        wait_for(lambda: run.error is not None)
-    assert isinstance(run.error, RecordTooLarge)
-    assert "table public.wide one: too large" in str(run.error)
-    assert run.error.details == {"limit_bytes": 1000, "table": "public.wide one"}

@@ -19,6 +19,7 @@ from seriatim.producer.sources.postgres import capture as module
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.errors import SourceLost, SourceSilent
 from seriatim.producer.sources.postgres.replication import Data, Keepalive, ReplicationConnection
+from seriatim.protocol.errors import RecordTooLarge
 from tests.postgres.test_capture import (
     SLOT,
     Queue,
@@ -327,3 +328,64 @@ def test_a_stop_doesn_t_wait_for_a_source_that_hangs_as_it_is_to_stream(
     os.kill(hung[0], signal.SIGCONT)
     again.thread.join(60)
     assert is_ended
+
+
+class Small(Sender):
+    """Of a queue that takes small records only, until somebody raises that."""
+
+    limit_bytes = 1000
+    attempts = 0
+
+    def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+        if len(value) > self.limit_bytes:
+            self.attempts += 1
+            raise RecordTooLarge("too large", limit_bytes=self.limit_bytes)
+        super().send(value, key, seq, source)
+
+
+@pytest.mark.parametrize("is_snapshot", [True, False])
+def test_a_row_over_the_queues_limit_waits_for_a_higher_one(dsn: str, is_snapshot: bool) -> None:
+    """A capture that ended with it would begin the snapshot anew at each start."""
+    row = "INSERT INTO \"wide one\" VALUES ({}, repeat('x', 2000))"
+    sql(dsn, 'CREATE TABLE "wide one" (id int PRIMARY KEY, t text)', "INSERT INTO a VALUES (1, 1)")
+    if is_snapshot:
+        sql(dsn, row.format(1))
+    with told(dsn, Small) as capture:
+        assert isinstance(capture.sender, Small)
+        if not is_snapshot:
+            wait_for(lambda: streaming(capture.queue))
+            sql(dsn, row.format(1))
+        wait_for(lambda: capture.sender.attempts > 3)
+        advice = "`seriatim queue alter NAME --max-record-bytes N`, then `seriatim queue rotate NAME`"
+        assert capture.reasons == [f"table public.wide one: too large; raise it with {advice}"]
+        assert len(capture.queue.marks) == 1
+        capture.sender.limit_bytes = 3000
+        wait_for(lambda: any("wide one" in key[0] and key[1] == 1 for key in replayed(capture.queue)))
+        wait_for(lambda: streaming(capture.queue))
+        capture.sender.limit_bytes = 1000
+        sql(dsn, row.format(2))
+        wait_for(lambda: len(capture.reasons) == 2)  # the same is news again, and the stop doesn't wait for it
+    assert len(capture.queue.marks) == 1
+
+
+def test_who_is_deposed_doesn_t_wait_for_a_higher_limit(dsn: str) -> None:
+    sql(dsn, "ALTER TABLE a ADD t text", "INSERT INTO a VALUES (1, 1, repeat('x', 2000))")
+    with told(dsn, Small) as capture:
+        wait_for(lambda: capture.reasons)
+        capture.sender.is_over = True
+        wait_for(lambda: is_free(dsn))
+
+
+def test_a_list_of_tables_over_the_queues_limit_is_told_as_what_it_is(dsn: str) -> None:
+    sql(dsn, *(f"CREATE TABLE {'t' * 50}{place} (id int PRIMARY KEY)" for place in range(20)))
+    with told(dsn, Small) as capture:
+        wait_for(lambda: capture.reasons)
+    assert capture.reasons[0].startswith("the list of the 21 tables of a snapshot: too large; raise it")
+
+
+def test_a_record_that_no_queue_takes_is_told_so(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql(dsn, "ALTER TABLE a ADD t text", "INSERT INTO a VALUES (1, 1, repeat('x', 2000))")
+    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 1000)
+    with told(dsn, Small) as capture:
+        wait_for(lambda: capture.reasons)
+    assert "no queue has a higher one" in capture.reasons[0]

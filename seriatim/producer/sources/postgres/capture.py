@@ -2,7 +2,7 @@
 
 The loop decides nothing about order or repeats: `core.resume` says how a term starts, `core.assembler` what each
 message gives and what may be confirmed. A lost database or a busy slot is waited for, a lost database after half a minute by the next
-instance, where one stands by; a gap ends the capture.
+instance, where one stands by, and so is the limit that a record is over; a gap ends the capture.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from seriatim.producer.sources.postgres.errors import (
 )
 from seriatim.producer.sources.postgres.replication import SILENCE_S, Connection, Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+from seriatim.protocol.batch import MAX_RECORD_BYTES
+from seriatim.protocol.change import decode
 from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.flag import Flag
 from seriatim.protocol.postgres import in_a_line
@@ -48,6 +50,7 @@ _PATIENCE_S: Final = 30.0
 """Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
 _READ_TRIES: Final = 10
 """An error of the server's that is met so often at one place of its log stays: of a row filter, or of its own."""
+_LISTS: Final = {"snapshot_begin": "snapshot", "t": "truncate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +408,37 @@ class PostgresCapture:
             return assembler.feed(data)
 
     def _send(self, outgoing: Outgoing, source: str) -> None:
-        try:
-            self._sender.send(outgoing.value, outgoing.key, outgoing.seq, source)
-        except RecordTooLarge as error:
-            if outgoing.key is None:
-                raise
-            table = json.loads(outgoing.key)[0]
-            raise RecordTooLarge(f"table {table}: {error.message}", **{**error.details, "table": table}) from error
+        """Hand over; a record over the queue's limit waits for a higher one.
+
+        Who ended with it would be started again, and begin the snapshot anew each time: under another source, from empty tables.
+        """
+        is_waiting = False
+        while True:
+            try:
+                self._sender.send(outgoing.value, outgoing.key, outgoing.seq, source)
+            except RecordTooLarge as error:
+                is_waiting = True
+                self._wait_for(_why_too_large(outgoing, error))
+                self._stopped.wait(self._retry_s)
+                self._watch()
+            else:
+                break
+        if is_waiting:
+            self._reason = ""  # the same is news again
+
+
+def _why_too_large(outgoing: Outgoing, error: RecordTooLarge) -> str:
+    """Which record it is, and what helps."""
+    if outgoing.key is not None:
+        what = f"table {json.loads(outgoing.key)[0]}"
+    else:
+        change = decode(outgoing.value)
+        what = f"the list of the {len(change.source.tables)} tables of a {_LISTS.get(change.op, change.op)}"
+    if error.details["limit_bytes"] == MAX_RECORD_BYTES:
+        return (
+            f"{what}: {error.message}, and no queue has a higher one: stop, leave it out, and capture with another slot"
+        )
+    return (
+        f"{what}: {error.message}; raise it with `seriatim queue alter NAME --max-record-bytes N`, then "
+        "`seriatim queue rotate NAME`"
+    )
