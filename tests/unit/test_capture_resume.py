@@ -143,6 +143,17 @@ def test_a_snapshot_that_only_the_chain_holds_counts_where_it_was_acknowledged()
     assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, {SOURCE: WHOLE, newer: 7}) == TakeSnapshot(drops_slot=True)
 
 
+def test_a_slot_made_again_for_a_snapshot_of_which_nothing_was_sent_acknowledges_no_earlier_one() -> None:
+    """One disk had the whole snapshot, so it was taken again; whoever did died between the slot and the first record."""
+    held = {SOURCE: WHOLE}
+    assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == TakeSnapshot(drops_slot=True)
+    assert planned(ACKNOWLEDGED, {}, held) == TakeSnapshot(drops_slot=True)
+    # A stream that began behind it was acknowledged as far as the chain holds it.
+    assert planned(ACKNOWLEDGED, {SOURCE: 5}, {SOURCE: base_seq(LATE)}) == Stream(SOURCE, 5, LATE)
+    # Known to be on two disks, it counts, and the slot lets changes go that the queue lacks.
+    assert "made again or moved" in gap(ACKNOWLEDGED, {SOURCE: WHOLE})
+
+
 def test_what_an_operator_gave_up_is_a_gap_once_this_term_would_not_send_it() -> None:
     inside = base_seq(LATE) | 2
     held = {SOURCE: base_seq(LATE + 64) | 1}

@@ -155,11 +155,14 @@ def plan(
 
 
 def _is_snapshot_kept(consistent_point: int, mark: int, held: int, slot: Slot | None) -> bool:
-    """Whether the whole snapshot is on two disks, or was acknowledged: only then is the slot confirmed beyond its start."""
+    """Whether the whole snapshot is on two disks, or was acknowledged: only then is the slot confirmed beyond its start.
+
+    A slot beyond what the queue holds tells nothing of that: it was made again for another snapshot, of which nothing was sent.
+    """
     end = base_seq(consistent_point)
     if slot is None or slot.confirmed_lsn is None:
         return mark >= end
-    is_acknowledged = slot.confirmed_lsn >> LSN_SHIFT > consistent_point >> LSN_SHIFT
+    is_acknowledged = consistent_point >> LSN_SHIFT < slot.confirmed_lsn >> LSN_SHIFT <= held >> NUMBER_BITS
     return mark >= end or (held >= end and is_acknowledged)
 
 
