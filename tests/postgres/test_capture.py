@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from seriatim.producer.sources.postgres.capture import PostgresCapture
+from seriatim.producer.sources.postgres.capture import PostgresCapture, SnapshotProgress
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
@@ -89,11 +89,13 @@ class Run:
         kind: type[PostgresCapture] = PostgresCapture,
         slot: str = SLOT,
         on_waiting: Callable[[str], None] | None = None,
+        on_progress: Callable[[SnapshotProgress], None] | None = None,
     ) -> None:
         self.error: Exception | None = None
         self.capture = kind(
-            dsn, slot, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05, on_waiting=on_waiting
-        )
+            dsn, slot, "pub", tables, sender, heartbeat_s=heartbeat_s, retry_s=0.05,
+            on_progress=on_progress, on_waiting=on_waiting,
+        )  # fmt: skip
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
+from seriatim.producer.sources.postgres import capture as module
+from seriatim.producer.sources.postgres.capture import SnapshotProgress
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from tests.postgres.test_capture import (
     Queue,
@@ -20,6 +23,7 @@ from tests.postgres.test_capture import (
     replayed,
     running,
     sql,
+    streaming,
     table_rows,
     wait_for,
 )
@@ -270,3 +274,22 @@ def test_a_table_that_is_attached_while_others_are_read_is_not_copied_as_it_was(
     queue = captured(dsn, Meanwhile(grow))
     assert [change.op for change in queue.changes()].count("snapshot_begin") == (2 if was_there else 1)
     assert {key: row for key, row in replayed(queue).items() if key[0] == "z"} == table_rows(dsn, "z")
+
+
+def test_a_snapshot_tells_once_a_second_and_at_each_tables_end(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred million rows it told a hundred thousand times."""
+    sql(dsn, "INSERT INTO a SELECT g FROM generate_series(3, 5000) g")
+    now_s = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s, time_ns=time.time_ns))
+
+    class Slow(Sender):
+        def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
+            nonlocal now_s
+            now_s += 0.0004
+            super().send(value, key, seq, source)
+
+    told: list[SnapshotProgress] = []
+    queue = Queue()
+    with running(dsn, Slow(queue), on_progress=told.append) as run:
+        wait_for(lambda: streaming(queue), run)
+    assert [(one.table, one.rows) for one in told] == [("a", 3000), ("a", 5000), ("b", 2)]

@@ -46,6 +46,7 @@ from seriatim.protocol.postgres import in_a_line
 
 _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
+_TELL_EVERY_S: Final = 1.0
 _PATIENCE_S: Final = 30.0
 """Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
 _READ_TRIES: Final = 10
@@ -89,7 +90,7 @@ class PostgresCapture:
             sender: what records are sent through.
             heartbeat_s: least time between two heartbeats.
             retry_s: pause before a lost database or a busy slot is tried again.
-            on_progress: told now and then while a snapshot is sent.
+            on_progress: told about once a second while a snapshot is sent, and at each table's end.
             on_waiting: told, in a line, what of the database is waited for, whenever that changes.
 
         Raises:
@@ -331,13 +332,16 @@ class PostgresCapture:
         relation = table.relation
         rows = writer.table(relation)
         count = 0
+        tell_at_s = time.monotonic() + _TELL_EVERY_S
         with closing(catalog.read_rows(reader, table)) as lines:
             for line in lines:
                 self._send(rows.row(line), source)
                 count += 1
                 if count % 1000 == 0:
                     self._watch()
-                    self._progress(SnapshotProgress(relation.schema, relation.name, count, table.estimated_rows))
+                    if time.monotonic() >= tell_at_s:
+                        self._progress(SnapshotProgress(relation.schema, relation.name, count, table.estimated_rows))
+                        tell_at_s = time.monotonic() + _TELL_EVERY_S
         catalog.check_not_attached(reader, table)
         self._progress(SnapshotProgress(relation.schema, relation.name, count, max(count, table.estimated_rows)))
 
