@@ -28,7 +28,7 @@ from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
-from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, _Abandoned, _last_line
+from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, SparkGone, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.clock import boottime_s
@@ -192,8 +192,43 @@ seriatim.protocol.errors.Fenced: a newer reader
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)"""
     assert _last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
+    ended = """Job 3 cancelled because SparkContext was shut down
+=== Streaming Query ===
+Identifier: [id = 3b, runId = 9c]
+Current State: ACTIVE
+Thread State: RUNNABLE
+
+Logical Plan:
++- ~StreamingDataSourceV2ScanRelation[queue#28, offset#29L] seriatim"""
+    assert _last_line(ended) == "Job 3 cancelled because SparkContext was shut down"
+    assert _last_line("java.io.EOFException\nwhile a task was read") == "java.io.EOFException"
     assert _last_line("nothing to see") == "nothing to see"
     assert _last_line("") == "no reason given"
+
+
+def java_is_gone():
+    raise ConnectionError("Java is gone")
+
+
+@pytest.mark.parametrize("is_stopped", [lambda: True, java_is_gone])
+@pytest.mark.parametrize("error", [QueryFailed("the query ended"), AttributeError("py4j's")])
+def test_spark_that_has_ended_ends_the_replay_at_once_also_where_java_lives(
+    queue, reader, tmp_path, monkeypatch, is_stopped, error
+):
+    """Query after query failed then, each with half as many records, and none said why."""
+
+    def started(self, offset, checkpoint):
+        raise error
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    events: list[Event] = []
+    with replay_term(Claims(Position(0, 4)), reader, tmp_path, events) as term:
+        term._spark = spark_s(is_stopped)
+        with pytest.raises(SparkGone, match="Spark has ended: "):
+            term.run()
+        assert [type(event) for event in events] == [Started]
+        term._run.stopping.set()
+        term._stream()  # the signal may have ended Java as well
 
 
 def a_java(home: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> Path:
@@ -274,7 +309,6 @@ def test_a_micro_batch_that_does_not_end_is_undone_when_the_replay_is_to_stop(qu
 def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_path):
     target, told = Claims(), []
     with replay_term(target, reader, tmp_path, []) as term:
-        term._spark = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
         term._run.report = lambda event: (told.append(event), term._run.stopping.set())
         target.hindrance = lambda: "in the target process 7 has to end first"
         term._is_busy.set()
@@ -427,6 +461,12 @@ class Elected:
 TERM = Term(3, 1, 5, 0)
 
 
+def spark_s(is_stopped) -> SimpleNamespace:
+    """A session of a Java that lives, as far as it is asked whether Spark does."""
+    java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=is_stopped))
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java, master="local[1]"))
+
+
 @contextmanager
 def replay_term(
     target,
@@ -440,7 +480,7 @@ def replay_term(
     settings = ReplaySettings("nowhere", "stock", "dsn", max_records=max_records, until_idle_s=until_idle_s)
     run = Run(settings, events.append)
     run.grant(term)
-    with ReplayTerm(run, None, target, reader, Elected(), term, tmp_path) as made:
+    with ReplayTerm(run, spark_s(lambda: False), target, reader, Elected(), term, tmp_path) as made:
         yield made
 
 

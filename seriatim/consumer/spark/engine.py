@@ -228,3 +228,12 @@ def lacks_executors(spark: SparkSession) -> bool:
         return False
     known: int = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - no public way
     return known <= 1  # the driver counts as one
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Whether it runs nothing any more: the JVM is gone, or lives on behind a context that was stopped, as where a cluster's master ends its application."""
+    try:
+        is_stopped: bool = spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 - no public way
+    except Exception:  # py4j has many
+        return True
+    return is_stopped

@@ -18,7 +18,7 @@ from seriatim.consumer.spark.beginning import RecordsGone, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.datasource import NAME
-from seriatim.consumer.spark.engine import lacks_executors, result_limit_bytes
+from seriatim.consumer.spark.engine import has_ended, lacks_executors, result_limit_bytes
 from seriatim.consumer.spark.progress import SLOW_S, Applying, Progress, Started, Waiting
 from seriatim.consumer.spark.run import Run
 from seriatim.consumer.spark.targets.errors import PositionMoved
@@ -74,7 +74,7 @@ class QueueSilent(QueryFailed):
 
 
 class SparkGone(SeriatimError):
-    """The JVM died under the replay."""
+    """The JVM died under the replay, or Spark ended in it."""
 
     code = "spark-gone"
     next_step = "start the replay again: it goes on where the target stands"
@@ -270,20 +270,19 @@ class ReplayTerm:
 
     @contextlib.contextmanager
     def _telling_if_spark_is_gone(self) -> Iterator[None]:
-        """py4j has many errors for it, each with a long traceback."""
+        """py4j has many errors for it, each with a long traceback; where Spark ended in a Java that lives, a query fails, and the next one as well."""
         try:
             yield
-        except SeriatimError:
-            raise
         except Exception as error:
-            if error is self._failure:
+            is_query_s = isinstance(error, QueryFailed)
+            if not is_query_s and (isinstance(error, SeriatimError) or error is self._failure):
                 raise
             if self._run.stopping.is_set():
                 return  # the signal that ends this process may have ended the JVM as well
-            try:
-                self._spark.sparkContext.version  # noqa: B018 # asks the JVM
-            except Exception:
+            if has_ended(self._spark):
                 raise SparkGone(f"Spark has ended: {_last_line(str(error))}") from error
+            if is_query_s:
+                raise
             raise _query_failed("the query failed", error) from error
 
     def _source(self, reader: Any) -> Any:
@@ -572,11 +571,13 @@ def _query_failed(what: str, error: object) -> QueryFailed:
 
 
 def _last_line(text: str) -> str:
-    """The line of a traceback that says what happened; Spark wraps it in many others."""
-    lines = [line for each in text.splitlines() if (line := each.strip()) and not line.startswith("at ")]
+    """The line of a traceback that says what happened; Spark wraps it in many others, and puts what the query was at behind them."""
+    said = text.partition("=== Streaming Query ===")[0]
+    lines = [line for each in said.splitlines() if (line := each.strip()) and not line.startswith("at ")]
     telling = [
         line
         for line in lines
-        if "Traceback" not in line and (line.startswith(("seriatim.", "Caused by: ")) or "Error" in line)
+        if "Traceback" not in line
+        and (line.startswith(("seriatim.", "Caused by: ")) or "Error" in line or "Exception" in line)
     ]
     return (telling or lines or ["no reason given"])[-1].removeprefix("Caused by: ")[:500]
