@@ -7,15 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables, UnloggedTable
 from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Snapshot
 from seriatim.consumer.spark.apply.planner import plan, plan_part
@@ -989,6 +992,83 @@ def test_what_waits_for_a_server_that_hangs_is_told_and_can_be_given_up(
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
     assert target.position(QUEUE) == Position(0, 1)
+
+
+@pytest.fixture
+def promoted(tmp_path) -> Iterator[str]:
+    """The DSN of another server with the same tables, and a position at 0: a stand-by that was promoted."""
+    with EmbeddedPostgres(tmp_path / "promoted", settings={"fsync": "off", "full_page_writes": "off"}) as server:
+        with psycopg.connect(server.dsn()) as connection:
+            connection.execute(changes.SCHEMA)
+        with PostgresTarget(server.dsn(), "job") as target:
+            target.claim(QUEUE, "q", 1)
+        yield server.dsn()
+
+
+@contextmanager
+def stuck(target: PostgresTarget, dsn: str, made: Plan) -> Iterator[Future]:
+    """An `apply` that waits as long as this lasts."""
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(dsn) as holding:
+        holding.execute("LOCK TABLE keyed")
+        applying = thread.submit(target.apply, QUEUE, made, 1)
+        while not fetch(dsn, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            assert not applying.done()
+        yield applying
+
+
+def test_what_a_server_of_before_does_not_end_is_done_where_the_address_leads_by_now(target, dsn, promoted) -> None:
+    """It waited for ever, and said nothing: the promoted server was asked for a session that it never had."""
+    made = planned(target, inserts(3))
+    with stuck(target, dsn, made) as applying:
+        vars(target)["_dsn"] = promoted
+        assert "leads to another server by now" in target.hindrance()
+        with pytest.raises(TargetLost):
+            applying.result(60)
+    assert target.apply(QUEUE, made, 1).position == Position(made.end, 1)
+    assert fetch(promoted, "SELECT count(*) FROM keyed") == [(3,)]
+    assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+
+
+def test_behind_an_address_of_many_servers_what_takes_long_is_left_to_end(target, dsn, promoted) -> None:
+    """Each further time only when more looks in a row miss it; else nothing that takes longer than a look would ever be done."""
+
+    def looks_until_lost() -> int:
+        made = planned(target, inserts(3))
+        with stuck(target, dsn, made) as applying:
+            for looks in range(1, 100):
+                vars(target)["_dsn"] = promoted
+                assert "leads to another server by now" in target.hindrance()
+                vars(target)["_dsn"] = dsn
+                if vars(target)["_connection"].closed:
+                    with pytest.raises(TargetLost):
+                        applying.result(60)
+                    return looks
+                if looks == 1:
+                    assert "process" in target.hindrance()  # this one found it
+        raise AssertionError("never")
+
+    assert [looks_until_lost() for _ in range(3)] == [1, 3, 5]
+    made = planned(target, inserts(3))
+    target.apply(QUEUE, made, 1)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("UPDATE seriatim_replay.positions SET next_offset = 0")
+    assert looks_until_lost() == 1
+
+
+def test_a_stand_by_and_a_pool_say_nothing_of_a_session(target, dsn, promoted) -> None:
+    """As where the DSN names them all; and where a pool stands before the server, nobody knows which process works."""
+    made = planned(target, inserts(3))
+    with psycopg.connect(promoted) as connection:
+        connection.execute("CREATE FUNCTION public.pg_is_in_recovery() RETURNS bool LANGUAGE sql RETURN true")
+    with stuck(target, dsn, made) as applying:
+        vars(target)["_dsn"] = f"{promoted}?options=-csearch_path%3Dpublic,pg_catalog"
+        assert target.hindrance() == "the target's address leads to a stand-by"
+        vars(target)["_dsn"], vars(target)["_server_started"] = promoted, None
+        assert target.hindrance() is None
+        assert not applying.done()
+    assert applying.result(60).position == Position(made.end, 1)
+    pooled = SimpleNamespace(info=SimpleNamespace(backend_pid=0), execute=target._connected().execute)
+    assert postgres._server_started(pooled) is None
 
 
 def test_who_is_let_in_and_gets_no_answer_then_does_not_wait_for_it(target, dsn, monkeypatch) -> None:

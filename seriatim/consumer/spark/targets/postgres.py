@@ -57,6 +57,11 @@ _SET_UP_S = 10.0
 BACKOFF_S = 0.05
 """Wait before the second try; it doubles with each further one."""
 
+_STARTED = b"(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
+"""When a server was, in µs: it tells servers that have one database apart, to whatever role, and in every DateStyle."""
+_SEEN = b"SELECT pg_is_in_recovery(), " + _STARTED + b", EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+"""Of a server process, by the server to which the DSN leads."""
+
 _NO_REPLICA_ROLE = (
     "the target's role may not set session_replication_role: triggers of the target fire, and ON DELETE and ON UPDATE of its foreign "
     "keys, before what they do comes from the source; tables with foreign keys get their changes one by one, and a snapshot is refused "
@@ -98,6 +103,9 @@ class PostgresTarget:
         self._told: Shapes = {}
         self._marked_for: int | None = None
         self._may_replicate = False
+        self._server_started: int | None = None  # the server of the connection; None where a pool stands before it
+        self._missed = 0  # looks in a row that found the connection's session nowhere
+        self._patience = 1
 
     def __enter__(self) -> Self:
         return self
@@ -132,16 +140,36 @@ class PostgresTarget:
             time.sleep(0.02)
 
     def hindrance(self) -> str | None:
-        """From any thread: what makes the statement under way take so long, in a sentence; None for nobody that anybody knows of."""
+        """From any thread: what makes the statement under way take so long, in a sentence; None for nobody that anybody knows of.
+
+        Where the DSN leads to another server by now, as behind a failover, what the old one has begun may never end: the connection
+        is closed, so that its call raises TargetLost.
+        """
         connection = self._connection
         if connection is None or connection.closed:
             return None
         try:
+            pid = connection.info.backend_pid
             with self._beside() as own:
-                holder = told_holder(own.execute(HOLDER, ([connection.info.backend_pid],)).fetchone())
+                ((is_standby, started, is_there),) = own.execute(_SEEN, (pid,)).fetchall()
+                holder = told_holder(own.execute(HOLDER, ([pid],)).fetchone())
         except psycopg.Error as error:
             return f"the target doesn't answer: {in_a_line(error)}"
+        if self._server_started is not None and not (is_there and started == self._server_started):
+            return "the target's address leads to a stand-by" if is_standby else self._left(connection)
+        self._missed = 0
         return None if holder is None else f"in the target {holder}"
+
+    def _left(self, connection: psycopg.Connection[Any]) -> str:
+        """Close it, at once the first time, and until something is applied only where ever more looks in a row miss its session.
+
+        An address may lead to many servers that take writes; what takes long there ends nevertheless.
+        """
+        self._missed += 1
+        if self._missed >= self._patience:
+            self._missed, self._patience = 0, 2 * self._patience
+            connection.close()
+        return "the target's address leads to another server by now, or its session there has ended"
 
     def position_beside(self, queue_id: int) -> Position | None:
         """From any thread: as `position`, of the server to which the DSN leads now. Raises TargetLost where that doesn't tell, or is a stand-by."""
@@ -263,6 +291,7 @@ class PostgresTarget:
                 wait_s *= 2
                 continue
             self._on_step("committed")
+            self._patience = 1
             return replace(applied, attempts=attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -399,6 +428,7 @@ class PostgresTarget:
             connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
             with _within(_SET_UP_S, connection):
                 self._set_up(connection)
+                self._server_started = _server_started(connection)
         except psycopg.OperationalError as error:
             raise TargetLost(f"the target's connection failed: {in_a_line(error)}") from error
         except psycopg.ProgrammingError as error:
@@ -442,6 +472,12 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
     except sql.InsufficientPrivilege:
         return False
     return True
+
+
+def _server_started(connection: psycopg.Connection[Any]) -> int | None:
+    """As `_STARTED`. None where another process serves than was told, as by a pool."""
+    ((started, pid),) = connection.execute(b"SELECT " + _STARTED + b", pg_backend_pid()").fetchall()
+    return started if pid == connection.info.backend_pid else None
 
 
 def _may_be_another(error: psycopg.Error) -> bool:
