@@ -30,6 +30,8 @@ _log = log.logger("consumer")
 PREFETCH_BYTES = 16 * 1024 * 1024
 RECORDS_AT_ONCE = 100
 """So many records are made at a time for who iterates."""
+RECORDS_A_TURN = 200
+"""So many are awaited at most before whatever else runs on the application's loop has its turn: timers, cancellations, other tasks."""
 _CLOSE_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 30.0
 _CLOSED = "the consumer is closed"
@@ -383,9 +385,10 @@ class Consumer:
             idle_since_s = boottime_s()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """As the plain iterator; waits without holding up the caller's loop."""
+        """As the plain iterator; waits without holding up the caller's loop, and lets it turn where there is nothing to wait for."""
         await asyncio.to_thread(self.open)
         idle_since_s, self._ungranted_since_s = boottime_s(), None
+        left = RECORDS_A_TURN
         while True:
             self._move_past()
             chunk = self._take()
@@ -397,6 +400,10 @@ class Consumer:
                 continue
             for record in self._handed_out(chunk):
                 yield record
+                left -= 1
+                if not left:
+                    left = RECORDS_A_TURN
+                    await asyncio.sleep(0)
             idle_since_s = boottime_s()
 
     def _handed_out(self, chunk: Chunk) -> Iterator[Record]:

@@ -570,6 +570,34 @@ def test_who_awaits_records_keeps_none_of_its_loop_s_threads() -> None:
     assert asyncio.run(read()) == ([0, 1, 2], 0)
 
 
+@pytest.mark.parametrize("records_a_batch", [1, 3 * client.RECORDS_A_TURN])
+def test_who_awaits_records_of_a_backlog_can_be_cancelled(records_a_batch: int) -> None:
+    """Nothing else came to its turn until all of it was read, a time-out neither. The next one goes on behind what was handed out."""
+    batches = 3 * client.RECORDS_A_TURN // records_a_batch
+    consumer = elected(
+        *(delivery(1, at, at, records_a_batch) for at in range(0, batches * records_a_batch, records_a_batch))
+    )
+
+    async def read() -> list[int]:
+        found: list[int] = []
+
+        async def each() -> None:
+            async for record in consumer:
+                found.append(record.offset)
+                if len(found) == client.RECORDS_A_TURN // 2:
+                    asyncio.get_running_loop().call_soon(reading.cancel)
+
+        reading = asyncio.create_task(each())
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(60):
+                await reading
+        return found
+
+    found = asyncio.run(read())
+    assert found == list(range(client.RECORDS_A_TURN))
+    assert consumer.poll(1, 0)[0].offset == client.RECORDS_A_TURN
+
+
 def handled_while_closing(consumer: Consumer, handled: list[int]) -> None:
     """As `Consumer.close` begins, in another thread: the hand-over is closed, then the last commit is waited for, the lease goes on."""
     blocked = threading.Event()
