@@ -5,7 +5,7 @@ stands in the chain document of the queue, in ZooKeeper, changed by compare-and-
 run, any serves any request, and one that dies in the middle leaves something that the next call goes on from. The
 one that is elected also does what nobody asked for: it finishes closings, re-admits groups, tells ends and lets go.
 
-`core` decides, without I/O. `store` is ZooKeeper, `members` the brokers, `execution` carries out what a procedure of the
-core orders, `service` and `administration` answer calls, `watch` tells clients of changes, `background` is the loop of the
+`core` decides, without I/O. `store` is ZooKeeper, `members` the brokers, whom many queues ask in `turns`, `execution` carries out what a
+procedure of the core orders, `service` and `administration` answer calls, `watch` tells clients of changes, `background` is the loop of the
 elected one, `process` starts and stops it all.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +15,7 @@ from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import MemberState, Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
 from seriatim.coordinator.store import Store
+from seriatim.coordinator.turns import Turns
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link
@@ -41,6 +43,8 @@ class Members:
         self._describe_timeout_s = describe_timeout_s
         self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(BrokerStub)
         self._calls = DirectCalls()
+        self._turns: weakref.WeakValueDictionary[tuple[MemberName, type], Turns] = weakref.WeakValueDictionary()
+        """By member and type of the request, for as long as somebody calls, or stands in line."""
         self._connected = Registry()
         self._reach = Reach()
 
@@ -108,7 +112,7 @@ class Members:
             queue=queue.name,
             cause_id=cause_id,
         )
-        reply = await self._call(effect.side.name, lambda stub: stub.OpenLink, request, self._timeout_s)
+        reply = await self._call_in_turn(effect.side.name, lambda stub: stub.OpenLink, request)
         return messages.position_from(reply.next)
 
     async def seal(self, effect: SendSeal, queue_id: QueueId, cause_id: str) -> SealAnswer:
@@ -122,7 +126,7 @@ class Members:
             durability=link.durability,
             cause_id=cause_id,
         )
-        reply = await self._call(effect.side.name, lambda stub: stub.Seal, request, self._timeout_s)
+        reply = await self._call_in_turn(effect.side.name, lambda stub: stub.Seal, request)
         return messages.seal_answer_from(reply)
 
     async def tell_reader(self, effect: TellReader, queue_id: QueueId, cause_id: str) -> pb.TellReaderReply:
@@ -206,6 +210,13 @@ class Members:
         reply = await self._call(member, lambda stub: stub.ListKeptChains, request, KEPT_TIMEOUT_S)
         copies = [Copy(chain_json.decode(one.document), ChainVersion(one.version), str(member)) for one in reply.chains]
         return copies, QueueId(reply.last_queue_id)
+
+    async def _call_in_turn(
+        self, to: MemberName, method: Callable[[BrokerAsyncStub], Callable[..., Awaitable[Reply]]], request: object
+    ) -> Reply:
+        """As `_call`, one of a herd: each queue asks when a group fails."""
+        turns = self._turns.setdefault((to, type(request)), Turns())
+        return await turns.take(lambda: self._call(to, method, request, self._timeout_s))
 
     async def _call(
         self,
