@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from seriatim.coordinator.core import acquire_send, chain
+from seriatim.coordinator.core import acquire_read, acquire_send, chain
+from seriatim.coordinator.core.acquire_read import AcquireRead, ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
     Answer,
@@ -67,6 +70,8 @@ class Execution:
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
+        self._namings: weakref.WeakValueDictionary[QueueId, asyncio.Lock] = weakref.WeakValueDictionary()
+        """Who names a reader in a queue's chain, and who stands in line for that."""
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
@@ -121,6 +126,39 @@ class Execution:
             switch.add_done_callback(lambda _: self._switches.pop(key))
         return await shared(switch)
 
+    async def acquire_read(self, queue_id: QueueId, request: ReadRequest, cause_id: str) -> Result:
+        """Run AcquireRead. Raises as `run`.
+
+        Who has no token yet has it written into the chain. Of a queue's hundreds of readers that are elected at once, one would succeed,
+        and all others read, decode and encode all of the chain again, and again. So they go one after the other from reading the chain to
+        that write, behind which members are asked, and nobody waits for those but who asks.
+        """
+        begun = acquire_read.start(request)
+        if request.token:
+            return await self.run(queue_id, begun, acquire_read.step, cause_id)
+        line = self._namings.setdefault(queue_id, asyncio.Lock())
+        async with self._in_time(cause_id):
+            await line.acquire()
+            with contextlib.ExitStack() as turn:
+                turn.callback(line.release)
+
+                def step(state: AcquireRead, event: Event, now_ms: int) -> acquire_read.Step:
+                    after, effects = acquire_read.step(state, event, now_ms)
+                    if not all(isinstance(one, ReadChain | LookUpElection | WriteChain) for one in effects):
+                        turn.close()
+                    return after, effects
+
+                return await self.run(queue_id, begun, step, cause_id)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, cause_id: str) -> AsyncIterator[None]:
+        """Raises DeadlineOver where this takes longer than a call may."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as error:
+            raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
+
     async def run(
         self,
         queue_id: QueueId,
@@ -135,17 +173,14 @@ class Execution:
         """
         run = _Run(self._store, self._members, queue_id, cause_id)
         state, effects = begun
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    for effect in effects:
-                        if isinstance(effect, Answer):
-                            return _answered(effect.result)
-                        self._spawn(run.carry_out(effect))
-                    event = await run.next_event()
-                    state, effects = step(state, event, now_ms())
-        except TimeoutError as error:
-            raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
+        async with self._in_time(cause_id):
+            while True:
+                for effect in effects:
+                    if isinstance(effect, Answer):
+                        return _answered(effect.result)
+                    self._spawn(run.carry_out(effect))
+                event = await run.next_event()
+                state, effects = step(state, event, now_ms())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

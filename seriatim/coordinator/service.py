@@ -13,7 +13,7 @@ import grpc.aio
 
 from seriatim import __version__
 from seriatim.coordinator import administration, messages, views
-from seriatim.coordinator.core import acquire_read, subscriptions
+from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.background import SeenChain
@@ -129,7 +129,7 @@ class CoordinatorService(CoordinatorServicer):
         queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-read")
         asked = ReadRequest(request.subscription, request.election_node, Token(request.token))
-        result = await self._execution.run(queue_id, acquire_read.start(asked), acquire_read.step, cause_id)
+        result = await self._execution.acquire_read(queue_id, asked, cause_id)
         match result:
             case ReadGrant():
                 _log.info(

@@ -91,7 +91,7 @@ class Store(Remembered):
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         try:
-            return chain_json.decode(data), ChainVersion(version)
+            return self._decoded(queue_id, data), ChainVersion(version)
         except NoChainDocument:
             raise
         except IncompatibleVersion as error:
@@ -134,6 +134,7 @@ class Store(Remembered):
         except NoNode as error:
             raise deleted_error(document) from error
         self._note_version(document.queue_id, version)
+        self._held[document.queue_id] = data, document
         if document.queue_id in self.chains and self._saw(document, version):
             self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version

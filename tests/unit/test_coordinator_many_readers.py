@@ -1,0 +1,183 @@
+"""Hundreds of readers of one queue are elected in one moment: each has its token written into the same chain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any, cast
+
+import pytest
+
+from seriatim.coordinator.core.acquire_read import ReadRequest
+from seriatim.coordinator.core.events import ReadGrant
+from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.store import Store
+from seriatim.protocol import chain_json
+from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.errors import NotElected
+from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.zookeeper import BadVersion, NoNode, Watch, ZooKeeperSession
+from tests.property.chain_world import World, send_call, with_subscription
+
+READERS = 50
+
+
+class ChainNode:
+    """A session with ZooKeeper, in which there is one chain; at its subscriptions stand nodes that are called by their ids.
+
+    `answers`: nothing is answered while it isn't set. `refused`: how many writes were.
+    """
+
+    def __init__(self, document: ChainDocument) -> None:
+        self.data, self.version = chain_json.encode(document), 0
+        self.is_there = True
+        self.refused = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def on_state(self, _: object) -> None: ...
+
+    async def sync(self, _: str) -> None:
+        await asyncio.sleep(0)
+
+    async def children(self, path: str, _: Watch | None = None) -> list[str]:
+        return [f"{path.rpartition('/')[2]}-0000000000"]
+
+    async def get(self, _: str, __: Watch | None = None) -> tuple[bytes, int]:
+        if not self.is_there:
+            raise NoNode
+        await self.answers.wait()
+        await asyncio.sleep(0)
+        return self.data, self.version
+
+    async def set(self, _: str, data: bytes, expected: int) -> int:
+        await asyncio.sleep(0)
+        if expected != self.version:
+            self.refused += 1
+            raise BadVersion
+        self.data, self.version = data, expected + 1
+        return self.version
+
+
+class Decoded:
+    """How many chains were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._decode = chain_json.decode
+        monkeypatch.setattr(chain_json, "decode", self._counted)
+
+    def _counted(self, data: bytes) -> ChainDocument:
+        self.count += 1
+        return self._decode(data)
+
+
+class StandsStill:
+    """Members that are told who reads, and don't answer."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.are_all_asked = asyncio.Event()
+
+    async def tell_reader(self, *_: object) -> None:
+        self.asked += 1
+        if self.asked == 2 * READERS:
+            self.are_all_asked.set()
+        await asyncio.Event().wait()
+
+
+def queue(*, is_open: bool = False) -> World:
+    """Subscriptions, each of which has yet to read its first link, if there is one."""
+    world = World()
+    if is_open:
+        send_call(world).finish()
+    for number in range(READERS):
+        with_subscription(world, f"s{number}")
+    return world
+
+
+def coordinator(world: World, members: object = None) -> tuple[Execution, Store, ChainNode]:
+    node = ChainNode(world.document)
+    store = Store(cast("ZooKeeperSession", node), "c")
+    store.registry = world.registry()
+    cast("Any", store).look_up_registry = lambda _: asyncio.sleep(0, store.registry)
+    return Execution(store, cast("Any", members), 600.0), store, node
+
+
+async def read(execution: Execution, world: World, number: int, node: str = "") -> Any:
+    found = world.document.subscription(f"s{number}")
+    assert found is not None
+    request = ReadRequest(found.name, node or f"{found.subscription_id}-0000000000")
+    return await execution.acquire_read(world.document.queue_id, request, "cause")
+
+
+def test_none_of_them_is_in_another_ones_way_and_what_is_read_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    """Each write let one of them go on; all others read and decoded the chain again, and ZooKeeper lost a coordinator that did nothing else."""
+
+    async def scenario() -> None:
+        decoded, world = Decoded(monkeypatch), queue()
+        execution, _, node = coordinator(world)
+        grants = await asyncio.gather(
+            read(execution, world, 0, "another-0000000001"),
+            *(read(execution, world, number) for number in range(READERS)),
+            return_exceptions=True,
+        )
+        assert isinstance(grants[0], NotElected)
+        assert [type(grant) for grant in grants[1:]] == [ReadGrant] * READERS
+        assert (node.version, node.refused, decoded.count) == (READERS, 0, 1)
+        del grants
+        await asyncio.sleep(0)  # the loop lets go of the last one
+        gc.collect()  # an error knows where it was raised, and what is there knows it
+        assert not execution._namings
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_a_member_that_another_reader_waits_for():
+    async def scenario() -> None:
+        world, members = queue(is_open=True), StandsStill()
+        execution, _, node = coordinator(world, members)
+        calls = [asyncio.ensure_future(read(execution, world, number)) for number in range(READERS)]
+        async with asyncio.timeout(60):
+            await members.are_all_asked.wait()
+        assert node.version == READERS
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await execution.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_gives_up_in_line_or_in_its_turn_holds_up_nobody():
+    async def scenario() -> None:
+        world = queue()
+        execution, _, node = coordinator(world)
+        node.answers.clear()
+        calls = [asyncio.ensure_future(read(execution, world, number)) for number in range(3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        calls[0].cancel()
+        calls[1].cancel()
+        node.answers.set()
+        assert isinstance(await calls[2], ReadGrant)
+        assert node.version == 1
+        await execution.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_chain_that_zookeeper_was_set_back_to_is_told_from_another_one_of_the_same_version():
+    async def scenario() -> None:
+        world = queue()
+        _, store, node = coordinator(world)
+        assert await store.read_chain(QueueId(1)) == (world.document, ChainVersion(0))
+        other = queue(is_open=True).document
+        node.data = chain_json.encode(other)
+        assert await store.read_chain(QueueId(1)) == (other, ChainVersion(0))
+        node.is_there = False
+        store._await_node = lambda *_: asyncio.sleep(0, False)  # type: ignore[method-assign]
+        await store._read_seen(QueueId(1))
+        assert not store._held
+
+    asyncio.run(scenario())
