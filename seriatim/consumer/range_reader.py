@@ -180,11 +180,12 @@ class RangeReader:
 
     # ---- on the loop
 
-    async def _describe(self) -> ChainView:
-        return chain_view(await self._coordinators.call_within("DescribeQueue", QueueRequest(queue=self.queue)))
+    async def _describe(self, *, only_chain: bool = False) -> ChainView:
+        request = QueueRequest(queue=self.queue, only_chain=only_chain)
+        return chain_view(await self._coordinators.call_within("DescribeQueue", request))
 
     async def _begin(self, start: Offset, end: Offset, of: str = "") -> Fetcher:
-        view = await self._describe()
+        view = await self._describe(only_chain=True)
         Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, lambda: None, on_refused=self._fail)

@@ -392,8 +392,8 @@ class ReaderSession:
 
     # ---- the queue
 
-    async def _describe(self, within_s: float = CALL_TIMEOUT_S) -> ChainView:
-        request = pb.QueueRequest(queue=self.settings.queue)
+    async def _describe(self, within_s: float = CALL_TIMEOUT_S, *, only_chain: bool = True) -> ChainView:
+        request = pb.QueueRequest(queue=self.settings.queue, only_chain=only_chain)
         return chain_view(await self.coordinators.call_within("DescribeQueue", request, within_s))
 
     async def look(self) -> ChainView:
@@ -408,7 +408,7 @@ class ReaderSession:
 
         Raises Unreachable where no coordinator answers within `within_s`.
         """
-        view = await self._describe(within_s)
+        view = await self._describe(within_s, only_chain=False)
         if view.queue_id != self._queue_id or self._fetcher is None:
             return False
         self._see(view)

@@ -443,9 +443,8 @@ class Operations:
 
             return await self.change(queue_id, change, what, cause_id)
 
-        document, version = await _in_time(put)
-        view = await self._description.queue(document, version)
-        return next(one for one in view.subscriptions if one.subscription == subscription)
+        document, _ = await _in_time(put)
+        return await self._description.subscription(document, subscriptions.found(document, subscription))
 
     async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
         """The subscription goes, with its backlog. Who names its id may ask again, whoever has its name by then."""

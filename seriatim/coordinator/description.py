@@ -56,7 +56,11 @@ class Description:
         """The whole view."""
         registry = self._store.registry
         view = views.queue_view(document, version, registry)
-        answers, elected = await asyncio.gather(self._asked(document, document.links), self._elected(document))
+        lines = [None, *(one.subscription_id for one in document.subscriptions)]
+        answers, elected = await asyncio.gather(
+            self._asked(document, document.links), self._store.first_in_lines(document.queue_id, lines)
+        )
+        # The chain document has only who got the latest token, and that one may be gone.
         view.sender, *readers = elected
         for told, reader in zip(view.subscriptions, readers, strict=True):
             told.reader = reader
@@ -75,13 +79,16 @@ class Description:
             view.waits.append(pb.WaitReason(what="chain", reason=str(error)))
         return view
 
-    async def _elected(self, document: ChainDocument) -> list[str]:
-        """Who is first in line now as sender, and as reader of each subscription; empty where nobody stands.
-
-        The chain document has only who got the latest token, and that one may be gone.
-        """
-        lines = [None, *(one.subscription_id for one in document.subscriptions)]
-        return list(await asyncio.gather(*(self._store.first_in_line(document.queue_id, line) for line in lines)))
+    async def subscription(self, document: ChainDocument, subscription: Subscription) -> pb.SubscriptionView:
+        """What the whole view has of one subscription; nothing is asked for others."""
+        view = views.subscription_view(subscription)
+        links = [link for link in document.links if link.epoch in subscription.consume_list]
+        answers, view.reader = await asyncio.gather(
+            self._asked(document, links),
+            self._store.first_in_line(document.queue_id, subscription.subscription_id),
+        )
+        _describe_cursor(document, subscription, view, answers)
+        return view
 
     async def _asked(self, document: ChainDocument, links: Sequence[Link]) -> Answers:
         """One call for each member."""

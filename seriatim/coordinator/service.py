@@ -200,9 +200,14 @@ class CoordinatorService(CoordinatorServicer):
 
     @rpc.answers_errors
     async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
-        """The view, with what members know. None older than now: what is told to be a queue's end is not behind what was acknowledged."""
+        """The view, with what members know. None older than now: what is told to be a queue's end is not behind what was acknowledged.
+
+        Who wants only the chain is told no more: hundreds that start at the same moment ask for each other's elections else.
+        """
         del context
         document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
+        if request.only_chain:
+            return views.queue_view(document, version, self._store.registry)
         return await self._description.queue(document, version)
 
     # ---- members

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -336,10 +336,17 @@ class Store(Remembered):
 
     async def first_in_line(self, queue_id: QueueId, subscription_id: SubscriptionId | None) -> str:
         """The election node of the elected sender, or reader; empty where nobody stands."""
+        return (await self.first_in_lines(queue_id, [subscription_id]))[0]
+
+    async def first_in_lines(self, queue_id: QueueId, lines: Sequence[SubscriptionId | None]) -> list[str]:
+        """As `first_in_line`, of each of these; None: the senders' line. A queue may have hundreds, and one `sync` is enough for all."""
+        await self.catch_up()
+        return [first for _, first in await side_by_side(lines, lambda line: self._first_seen(queue_id, line))]
+
+    async def _first_seen(self, queue_id: QueueId, subscription_id: SubscriptionId | None) -> str:
         paths = self.paths
         path = paths.senders(queue_id) if subscription_id is None else paths.readers(queue_id, subscription_id)
         try:
-            await self.session.sync(path)
             return first_in_line(await self.session.children(path)) or ""
         except NoNode:
             return ""

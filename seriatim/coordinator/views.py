@@ -12,7 +12,7 @@ from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
 from seriatim.protocol.names import ChainVersion
 
 KNOWN_LINKS: Final = 4096
@@ -148,6 +148,20 @@ def _shown_group(name: str, registry: Registry) -> pb.GroupView:
     return view
 
 
+def subscription_view(subscription: Subscription) -> pb.SubscriptionView:
+    """A subscription as the chain document shows it: its reader is who was elected last."""
+    return pb.SubscriptionView(
+        subscription=subscription.name,
+        subscription_id=subscription.subscription_id,
+        generation=subscription.generation,
+        reader_token=subscription.reader_token,
+        reader=subscription.reader_node,
+        consume_list=subscription.consume_list,
+        position_epoch=subscription.position_epoch,
+        position_index=subscription.position_index,
+    )
+
+
 def queue_view(document: ChainDocument, version: ChainVersion, registry: Registry) -> pb.QueueView:
     """A queue as its chain document and the registry show it."""
     groups = dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
@@ -161,19 +175,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         sender=document.sender_node,
         send_list=document.send_list,
         links=[_links.of(link, point, registry) for link, point in points(document)],
-        subscriptions=[
-            pb.SubscriptionView(
-                subscription=one.name,
-                subscription_id=one.subscription_id,
-                generation=one.generation,
-                reader_token=one.reader_token,
-                reader=one.reader_node,
-                consume_list=one.consume_list,
-                position_epoch=one.position_epoch,
-                position_index=one.position_index,
-            )
-            for one in document.subscriptions
-        ],
+        subscriptions=map(subscription_view, document.subscriptions),
         waits=messages.reasons(status.waits(document, registry)),
         switches_left=status.switches_left(document, registry),
         abandoned=[pb.AbandonedView(epoch=one.epoch, what=one.what, at_ms=one.at_ms) for one in document.abandoned],

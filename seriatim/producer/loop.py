@@ -221,7 +221,8 @@ class SendingLoop:
         while True:
             try:
                 cluster = await self._coordinators.call("DescribeCluster", DescribeClusterRequest(), ACQUIRE_TIMEOUT_S)
-                asked = QueueRequest(queue=self._settings.queue, cause_id=log.new_cause_id("producer-start"))
+                cause_id = log.new_cause_id("producer-start")
+                asked = QueueRequest(queue=self._settings.queue, cause_id=cause_id, only_chain=True)
                 view = await self._coordinators.call("DescribeQueue", asked, ACQUIRE_TIMEOUT_S)
                 self._cluster = cluster.cluster
                 self._queue_id = QueueId(view.queue_id)

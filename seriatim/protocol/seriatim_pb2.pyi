@@ -1472,6 +1472,7 @@ class QueueRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     WANTS_BEATS_FIELD_NUMBER: _builtins.int
+    ONLY_CHAIN_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     cause_id: _builtins.str
     epoch: _builtins.int
@@ -1480,6 +1481,8 @@ class QueueRequest(_message.Message):
     """of DeleteQueue: the queue that is meant, which may have gone; 0: whichever has the name"""
     wants_beats: _builtins.bool
     """of WatchQueue"""
+    only_chain: _builtins.bool
+    """of DescribeQueue: as WatchQueue shows it, no member and no election is asked; earlier versions do"""
     def __init__(
         self,
         *,
@@ -1488,10 +1491,11 @@ class QueueRequest(_message.Message):
         epoch: _builtins.int = ...,
         queue_id: _builtins.int = ...,
         wants_beats: _builtins.bool = ...,
+        only_chain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "queue", b"queue", "queue_id", b"queue_id", "wants_beats", b"wants_beats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "only_chain", b"only_chain", "queue", b"queue", "queue_id", b"queue_id", "wants_beats", b"wants_beats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

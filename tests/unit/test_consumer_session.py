@@ -67,6 +67,29 @@ def reader(
     return session
 
 
+def test_a_reader_learns_its_queue_from_the_chain_and_asks_members_only_where_the_queue_ends() -> None:
+    """Hundreds that are rolled out at the same moment had members, and all elections of the queue, asked by each of them."""
+    asked: list[pb.QueueRequest] = []
+
+    async def told(_: str, request: object, *__: object) -> object:
+        if isinstance(request, pb.QueueRequest):
+            asked.append(request)
+            return pb.QueueView(queue_id=1, queue="q", chain_version=1)
+        return pb.DescribeClusterReply(cluster="c")
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        session.settings = ReaderSettings("q", "s", is_created=False)
+        session.coordinators.call_within = told
+        with pytest.raises(UnknownSubscription):
+            await session.connect()
+        await session.look()
+        await session.is_all_delivered(1.0)
+
+    asyncio.run(run())
+    assert [request.only_chain for request in asked] == [True, True, False]
+
+
 def test_a_coordinator_s_answer_does_not_renew_the_lease() -> None:
     leases: list[float] = []
     zookeeper = ZooKeeper()

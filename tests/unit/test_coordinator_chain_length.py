@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -205,8 +205,8 @@ def test_no_planned_switch_is_made_with_a_chain_in_which_failures_need_the_room(
     class OneStore:
         registry = world.registry()
 
-        async def first_in_line(self, *_: object) -> str:
-            return ""
+        async def first_in_lines(self, _: object, lines: Sequence[object]) -> list[str]:
+            return [""] * len(lines)
 
         async def queue_id(self, _: str) -> QueueId:
             return QueueId(1)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
-from seriatim.coordinator import administration
+from seriatim.coordinator import administration, views
 from seriatim.coordinator.administration import Operations
+from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.subscriptions import Committed
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.members import Members
+from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import LinkState
+from seriatim.protocol.chain import ChainDocument, LinkState
 from seriatim.protocol.errors import Unreachable, Waiting
-from seriatim.protocol.names import Epoch, Index, MemberName
+from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName, QueueId
+from seriatim.protocol.zookeeper import ZooKeeperSession
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 
@@ -24,8 +28,8 @@ def viewed(world: World, members: object) -> pb.QueueView:
     class OneStore:
         registry = world.registry()
 
-        async def first_in_line(self, *_: object) -> str:
-            return ""
+        async def first_in_lines(self, _: object, lines: Sequence[object]) -> list[str]:
+            return [""] * len(lines)
 
     description = Description(cast("Store", OneStore()), cast("Members", members))
     return asyncio.run(description.queue(world.document, world.version))
@@ -109,6 +113,7 @@ def test_what_a_blank_disk_has_of_a_lost_link_tells_nothing_of_that_link() -> No
 
 def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
+    with_subscription(world)
     now = world.document, world.version
     answers = [Waiting("not now"), Waiting("not now"), now]
 
@@ -123,8 +128,8 @@ def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytes
         async def committed(self, _: object) -> None:
             return None
 
-        async def queue(self, *_: object) -> pb.QueueView:
-            return pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s")])
+        async def subscription(self, *_: object) -> pb.SubscriptionView:
+            return pb.SubscriptionView(subscription="s")
 
     async def change(*_: object) -> object:
         answer = answers.pop(0)
@@ -142,3 +147,100 @@ def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytes
     with pytest.raises(Waiting):
         asyncio.run(operations.seek_subscription(request))
     assert len(answers) == 1
+
+
+class Lines:
+    """ZooKeeper: who stands for election where, and what it is asked."""
+
+    def __init__(self, **standing: str) -> None:
+        self._standing = standing
+        self.syncs = 0
+        self.looked_at: list[str] = []
+
+    def on_state(self, _: object) -> None: ...
+
+    async def sync(self, _: str) -> None:
+        self.syncs += 1
+
+    async def children(self, path: str) -> list[str]:
+        line = path.rpartition("/")[2]
+        assert self.syncs, "a line was looked at that may be an old one"
+        self.looked_at.append(line)
+        return [self._standing[line]] if line in self._standing else []
+
+
+class Asked:
+    """Members: of which links they are asked."""
+
+    def __init__(self) -> None:
+        self.epochs: set[Epoch] = set()
+
+    async def describe_links(self, _: object, epochs: list[Epoch], __: object) -> dict[Epoch, pb.HeldLink]:
+        self.epochs |= set(epochs)
+        return {epoch: pb.HeldLink(epoch=epoch, next_index=2, committed_index=2) for epoch in epochs}
+
+
+def of_two_links(names: list[str]) -> tuple[World, Lines, Store]:
+    """A queue of two links with these subscriptions, the last of which, sought to the end, has nothing to read in the first one."""
+    world = World()
+    for name in names:
+        with_subscription(world, name)
+    send_call(world).finish()
+    world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    at_the_end = subscriptions.located(world.document, subscriptions.LATEST, None)
+    world.document = subscriptions.sought(world.document, names[-1], at_the_end)
+    send_call(world).finish()
+    ids = {one.name: one.subscription_id for one in world.document.subscriptions}
+    zookeeper = Lines(senders="shop-0000000007", **{str(ids[names[-1]]): "host-0000000003"})
+    store = Store(cast("ZooKeeperSession", zookeeper), "c")
+    store.registry = world.registry()
+    return world, zookeeper, store
+
+
+def test_a_queue_s_lines_are_looked_at_behind_one_sync_however_many_they_are() -> None:
+    """Two calls each: of 200 readers of as many subscriptions that were started at the same moment 5 got to know their queue in 10 s."""
+    names = [f"s{number}" for number in range(200)]
+    world, zookeeper, store = of_two_links(names)
+    view = asyncio.run(Description(store, cast("Members", Asked())).queue(world.document, world.version))
+    assert (zookeeper.syncs, len(zookeeper.looked_at)) == (1, 201)
+    assert view.sender == "shop-0000000007"
+    assert {one.subscription: one.reader for one in view.subscriptions if one.reader} == {"s199": "host-0000000003"}
+
+
+def test_who_wants_a_queue_s_chain_only_is_told_that_and_nobody_is_asked() -> None:
+    world, zookeeper, store = of_two_links(["s", "t"])
+
+    class OneQueue(Store):
+        async def queue_id(self, *_: object) -> QueueId:
+            return world.document.queue_id
+
+        async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
+            return world.document, world.version
+
+    members, nothing = Asked(), cast("Any", None)
+    one_queue = OneQueue(cast("ZooKeeperSession", zookeeper), "c")
+    one_queue.registry = store.registry
+    description = Description(one_queue, cast("Members", members))
+    service = CoordinatorService(Parts(one_queue, nothing, nothing, description, nothing))
+    told = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q", only_chain=True), nothing))
+    assert told == views.queue_view(world.document, world.version, store.registry)
+    assert (zookeeper.syncs, zookeeper.looked_at, members.epochs) == (0, [], set())
+    whole = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q"), nothing))
+    assert whole.sender == "shop-0000000007"
+    assert members.epochs == {1, 2}
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("s", {1, 2}), ("t", {2})])
+def test_of_one_subscription_the_same_is_told_as_in_the_whole_view_and_nothing_is_asked_for_others(
+    name: str, epochs: set[int]
+) -> None:
+    world, zookeeper, store = of_two_links(["s", "t"])
+    members = Asked()
+    description = Description(store, cast("Members", members))
+    subscription = subscriptions.found(world.document, name)
+    told = asyncio.run(description.subscription(world.document, subscription))
+    assert (zookeeper.looked_at, members.epochs) == ([str(subscription.subscription_id)], epochs)
+    whole = asyncio.run(description.queue(world.document, world.version))
+    assert told == next(one for one in whole.subscriptions if one.subscription == name)
+    assert told.has_lag

@@ -23,7 +23,7 @@ from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors
+from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors, Subscription
 from seriatim.protocol.errors import (
     InvalidArgument,
     OlderVersion,
@@ -764,8 +764,8 @@ class Describing:
     async def committed(self, _: ChainDocument) -> None:
         return None
 
-    async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
-        return views.queue_view(document, version, Registry())
+    async def subscription(self, _: ChainDocument, subscription: Subscription) -> pb.SubscriptionView:
+        return views.subscription_view(subscription)
 
 
 def operated(store: UnheardStore, method: str, request: Any, *, is_unheard: bool = False) -> Any:
