@@ -174,12 +174,12 @@ def list_(*, coordinator: str, is_json: bool) -> None:
     from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
-    found = coordinators.call(coordinator, "ListQueues", pb.ListQueuesRequest()).queues
+    reply = coordinators.call(coordinator, "ListQueues", pb.ListQueuesRequest(groups_apart=True))
     if is_json:
-        for view in found:
-            click.echo(json.dumps(views.queue_object(view)))
-    elif found:
-        click.echo("\n".join(views.columns(views.queue_summary(found))))
+        for one in views.listed_objects(reply):
+            click.echo(json.dumps(one))
+    elif reply.queues:
+        click.echo("\n".join(views.columns(views.queue_summary(reply.queues))))
     else:
         click.echo("no queues; `seriatim queue create NAME` makes one", err=True)
 

@@ -79,16 +79,18 @@ def _queue_lines(view: pb.QueueView, is_json: bool) -> list[str]:
 
 async def _cluster(coordinators: Coordinators, is_json: bool) -> list[str]:
     from seriatim.cli import views
+    from seriatim.cli.coordinators import CALL_TIMEOUT_S
     from seriatim.protocol import seriatim_pb2 as pb
 
     cluster = await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
-    groups = (await coordinators.call("ListGroups", pb.ListGroupsRequest())).groups
-    queues = (await coordinators.call("ListQueues", pb.ListQueuesRequest())).queues
+    groups = (await coordinators.call("ListGroups", pb.ListGroupsRequest(), CALL_TIMEOUT_S)).groups
+    listed = await coordinators.call("ListQueues", pb.ListQueuesRequest(groups_apart=True), CALL_TIMEOUT_S)
+    queues = listed.queues
     if is_json:
         return [
             json.dumps({"kind": "cluster"} | views.cluster_object(cluster)),
             *(json.dumps({"kind": "group"} | views.group_object(group)) for group in groups),
-            *(json.dumps({"kind": "queue"} | views.queue_object(view)) for view in queues),
+            *(json.dumps({"kind": "queue"} | one) for one in views.listed_objects(listed)),
         ]
     lines = [
         f"cluster {cluster.cluster}, version {cluster.version}",

@@ -54,6 +54,17 @@ def queue_object(view: pb.QueueView) -> dict[str, object]:
     }
 
 
+def listed_objects(reply: pb.ListQueuesReply) -> Iterator[dict[str, object]]:
+    """The queues of a listing, each with its groups, which were told once for all, but by a coordinator of an earlier version."""
+    groups = {group.group: group_object(group) for group in reply.groups}
+    for view in reply.queues:
+        told = queue_object(view)
+        if groups:
+            named = dict.fromkeys([*view.send_list, *view.settings.groups, *(link.group for link in view.links)])
+            told["groups"] = [groups[name] for name in named if name in groups]
+        yield told
+
+
 def _one_copy_object(view: pb.QueueView) -> list[dict[str, object]] | None:
     """None: members weren't asked, or didn't answer, so that nothing is known of copies."""
     found: list[dict[str, object]] = [{"epoch": epoch, "records": records} for epoch, records in one_copy_links(view)]

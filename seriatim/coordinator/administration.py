@@ -55,6 +55,8 @@ POSITION_PATIENCE_S, POSITION_PAUSE_S = 1.0, 0.05
 """So long a position is looked for while it can't be told, and how often: longer than a switch takes, shorter than callers wait."""
 DRAINING_S = 5.0
 """So long links are closed by the call that drains their group: who asked is answered, however many there are."""
+SHOWN_AT_ONCE = 16
+"""So many queues are shown before other calls have their turn."""
 ANY_VERSION = ChainVersion(0)
 """A queue's first, in which it has no links yet."""
 _Put = TypeVar("_Put")
@@ -182,15 +184,29 @@ class Operations:
         document, version = await self.change(queue_id, altered, "settings altered", request.cause_id)
         return views.queue_view(document, version, registry)
 
-    async def list_queues(self) -> pb.ListQueuesReply:
-        """All queues that have a name, in its order. Raises Unreachable: cut off from ZooKeeper, nobody knows what was made since."""
+    async def list_queues(self, request: pb.ListQueuesRequest) -> pb.ListQueuesReply:
+        """All queues that have a name, in its order. Raises Unreachable: cut off from ZooKeeper, nobody knows what was made since.
+
+        Other calls have their turn amid it, for there may be thousands; what one of them deletes before it is shown is left out.
+        """
         await self._store.catch_up()
-        queues = [
-            views.queue_view(seen.document, seen.version, self._store.registry)
-            for seen in self._store.chains.values()
-            if self._store.names.get(seen.document.name) == seen.document.queue_id
-        ]
-        return pb.ListQueuesReply(queues=sorted(queues, key=lambda view: view.queue))
+        reply = pb.ListQueuesReply()
+        named: dict[str, None] = {}
+        for at, name in enumerate(sorted(self._store.names)):
+            if at % SHOWN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            queue_id = self._store.names.get(name)
+            seen = None if queue_id is None else self._store.chains.get(queue_id)
+            if seen is None or seen.document.name != name:
+                continue
+            registry = self._store.registry
+            reply.queues.append(
+                views.queue_view(seen.document, seen.version, registry, has_groups=not request.groups_apart)
+            )
+            named |= views.named_groups(seen.document)
+        if request.groups_apart:
+            reply.groups.extend(views.shown_group(name, self._store.registry) for name in sorted(named))
+        return reply
 
     async def delete_queue(self, request: pb.QueueRequest) -> None:
         """Mark it as deleted and free its name; the elected coordinator clears it away (H16).
@@ -277,7 +293,10 @@ class Operations:
     async def list_groups(self) -> pb.ListGroupsReply:
         """All groups, with the queues that send to them and those with unread links on them."""
         registry = await self._store.look_up_registry()
-        reply = pb.ListGroupsReply(groups=[self._group_view(name, self._queues()) for name in sorted(registry.groups)])
+        reply = pb.ListGroupsReply()
+        for name in sorted(registry.groups):
+            await asyncio.sleep(0)  # each looks at all queues, and other calls have their turn between two
+            reply.groups.append(self._group_view(name, self._queues()))
         away = [
             (MemberName(group.group, one.member), one)
             for group in reply.groups

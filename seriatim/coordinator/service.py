@@ -287,8 +287,8 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def ListQueues(self, request: pb.ListQueuesRequest, context: _Context) -> pb.ListQueuesReply:
         """All queues, by name."""
-        del request, context
-        return await self._operations.list_queues()
+        del context
+        return await self._operations.list_queues(request)
 
     @rpc.answers_errors
     async def DeleteQueue(self, request: pb.QueueRequest, context: _Context) -> pb.Done:

@@ -135,7 +135,7 @@ _links = _Links(KNOWN_LINKS)
 _groups: dict[str, tuple[GroupState, pb.GroupView]] = {}
 
 
-def _shown_group(name: str, registry: Registry) -> pb.GroupView:
+def shown_group(name: str, registry: Registry) -> pb.GroupView:
     """As `group_view`, made once for each state; for reading only: everybody who watches a queue is told of all, at each change."""
     state = registry.group(name)
     known = _groups.get(name)
@@ -162,9 +162,15 @@ def subscription_view(subscription: Subscription) -> pb.SubscriptionView:
     )
 
 
-def queue_view(document: ChainDocument, version: ChainVersion, registry: Registry) -> pb.QueueView:
-    """A queue as its chain document and the registry show it."""
-    groups = dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
+def named_groups(document: ChainDocument) -> dict[str, None]:
+    """The groups that a queue names, in the order in which they are shown."""
+    return dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
+
+
+def queue_view(
+    document: ChainDocument, version: ChainVersion, registry: Registry, *, has_groups: bool = True
+) -> pb.QueueView:
+    """A queue as its chain document and the registry show it. `has_groups`: with the groups that it names, most of it where they are many."""
     return pb.QueueView(
         queue_id=document.queue_id,
         queue=document.name,
@@ -179,7 +185,7 @@ def queue_view(document: ChainDocument, version: ChainVersion, registry: Registr
         waits=messages.reasons(status.waits(document, registry)),
         switches_left=status.switches_left(document, registry),
         abandoned=[pb.AbandonedView(epoch=one.epoch, what=one.what, at_ms=one.at_ms) for one in document.abandoned],
-        groups=[_shown_group(name, registry) for name in groups],
+        groups=[shown_group(name, registry) for name in named_groups(document)] if has_groups else [],
         created_at_ms=document.created_at_ms,
         is_deleted=document.is_deleted,
         first_offset=document.dropped.offset,

@@ -53,6 +53,8 @@ MISSED_S = 2.0
 _REPEATABLE = ("Describe", "List", "Acquire")
 """Calls that may be asked of another coordinator after a time-out: they read, or doing them twice changes nothing."""
 _ACQUIRE = "Acquire"
+_LIST = "List"
+"""Calls that show all queues. With thousands the second one asked would be as busy as the first, and no sooner done."""
 
 
 def addresses_of(coordinators: str | Iterable[str] | None) -> list[str]:
@@ -70,10 +72,10 @@ def addresses_of(coordinators: str | Iterable[str] | None) -> list[str]:
 
 
 def may_overlap(method: str, request: Any) -> bool:
-    """Whether a call may be under way at two coordinators: it only reads, or it names the token that it is made under."""
+    """Whether a call may be under way at two coordinators: it only reads, and little, or it names the token that it is made under."""
     if method.startswith(_ACQUIRE):
         return bool(request.token)
-    return method.startswith(_REPEATABLE)
+    return method.startswith(_REPEATABLE) and not method.startswith(_LIST)
 
 
 class Coordinators:
@@ -157,7 +159,7 @@ class Coordinators:
             request.cause_id = log.new_cause_id(method)
         if may_overlap(method, request):
             return await self._call_overlapping(method, request, timeout_s)
-        if method.startswith(_ACQUIRE) and len(self._addresses) > 1:
+        if method.startswith((_ACQUIRE, _LIST)) and len(self._addresses) > 1:
             await self._call_overlapping("DescribeCluster", DescribeClusterRequest(), timeout_s)
         return await self._call_one_by_one(method, request, timeout_s)
 

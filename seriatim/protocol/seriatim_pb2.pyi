@@ -2445,12 +2445,17 @@ Global___AlterQueueRequest: _TypeAlias = AlterQueueRequest  # noqa: Y015
 class ListQueuesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    GROUPS_APART_FIELD_NUMBER: _builtins.int
+    groups_apart: _builtins.bool
+    """each once, in the reply's `groups`, and in no queue's view; earlier versions don't know this"""
     def __init__(
         self,
+        *,
+        groups_apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups_apart", b"groups_apart"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2461,16 +2466,22 @@ class ListQueuesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueView]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupView]:
+        """those that the queues name, without what queues have on them"""
+
     def __init__(
         self,
         *,
         queues: _abc.Iterable[Global___QueueView] | None = ...,
+        groups: _abc.Iterable[Global___GroupView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "queues", b"queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

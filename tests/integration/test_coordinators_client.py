@@ -337,7 +337,8 @@ def test_a_refusal_of_the_second_is_final_too():
     ("method", "request_", "may"),
     [
         ("DescribeQueue", pb.QueueRequest(queue="q"), True),
-        ("ListQueues", pb.ListQueuesRequest(), True),
+        ("ListQueues", pb.ListQueuesRequest(), False),
+        ("ListGroups", pb.ListGroupsRequest(), False),
         ("AcquireSend", pb.AcquireSendRequest(token=1), True),
         ("AcquireSend", pb.AcquireSendRequest(), False),
         ("AcquireRead", pb.AcquireReadRequest(), False),
@@ -347,6 +348,30 @@ def test_a_refusal_of_the_second_is_final_too():
 )
 def test_only_what_changes_nothing_the_second_time_is_asked_of_two(method, request_, may):
     assert may_overlap(method, request_) is may
+
+
+@pytest.mark.parametrize("is_first_silent", [False, True])
+def test_a_list_of_all_queues_is_made_by_one_coordinator_however_long_it_takes(is_first_silent):
+    """With thousands of queues a second one was as busy with it as the first, and nobody did anything else meanwhile."""
+
+    class Listing(Coordinator):
+        async def ListQueues(self, request, context):  # noqa: N802 - gRPC's name
+            self.calls.append(request)
+            await asyncio.sleep(5 * SILENCE_S)
+            return pb.ListQueuesReply(queues=[pb.QueueView(chain_version=self.version)])
+
+    async def scenario():
+        servicers = Listing(1, is_silent=is_first_silent), Listing(2)
+        servers = [await start(one) for one in servicers]
+        async with Coordinators(",".join(address for _, address in servers)) as coordinators:
+            reply = await coordinators.call("ListQueues", pb.ListQueuesRequest(), DEADLINE_S)
+        for server, _ in servers:
+            await server.stop(None)
+        asked = [one.version for one in servicers if one.calls]
+        assert asked == [view.chain_version for view in reply.queues]
+        assert not is_first_silent or asked == [2]
+
+    asyncio.run(scenario())
 
 
 def test_nobody_there_names_all_that_were_asked():

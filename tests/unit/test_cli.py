@@ -37,6 +37,7 @@ from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.producer.sources.lines import chunks
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.errors import (
     BugError,
     DeadlineOver,
@@ -1162,6 +1163,19 @@ def test_a_queue_for_a_program_has_all_keys_and_null_for_what_nobody_told():
     assert content["subscriptions"][1]["cursor_epoch"] is None
     empty = views.queue_object(pb.QueueView())
     assert list(empty) == list(content)
+
+
+def test_status_waits_for_a_list_of_thousands_of_queues_as_long_as_queue_list_does():
+    """It gave up after 5 s and said that nobody answers."""
+    waited = {}
+
+    async def call(method, request, timeout_s=CALL_TIMEOUT_S):
+        waited[method] = timeout_s
+        return getattr(pb, f"{method}Reply")()
+
+    for is_json in (False, True):
+        assert asyncio.run(status_module._cluster(SimpleNamespace(call=call), is_json))
+        assert waited["ListGroups"] == waited["ListQueues"] == coordinators.CALL_TIMEOUT_S > CALL_TIMEOUT_S
 
 
 def test_many_links_are_not_all_shown_to_a_person():

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.cli.views import group_lines, group_object
+from seriatim.cli.views import group_lines, group_object, listed_objects, queue_object
 from seriatim.coordinator import administration, execution, remembered, views
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain
@@ -183,7 +183,69 @@ def test_who_is_cut_off_from_zookeeper_lists_no_queues() -> None:
 
     operations = Operations(cast("Store", CutOff()), *cast("tuple[Any, Any, Any]", (None, None, None)))
     with pytest.raises(Unreachable):
-        asyncio.run(operations.list_queues())
+        asyncio.run(operations.list_queues(pb.ListQueuesRequest()))
+
+
+class NamedStore:
+    """What a coordinator remembers of queues that have names."""
+
+    def __init__(self, world: World, *documents: ChainDocument) -> None:
+        self.registry = world.registry()
+        self.chains = {one.queue_id: SeenChain(one, ChainVersion(1), since_ms=0) for one in documents}
+        self.names = {one.name: one.queue_id for one in documents}
+
+    async def catch_up(self) -> None: ...
+
+    async def look_up_registry(self) -> Registry:
+        return self.registry
+
+    def listing(self) -> Operations:
+        return Operations(cast("Store", self), *cast("tuple[Any, Any, Any]", (None, None, None)))
+
+
+def test_other_calls_have_their_turn_while_thousands_of_queues_are_listed_also_those_that_delete_some() -> None:
+    """Both coordinators stood still for it, lost their sessions with ZooKeeper, and `status` said that nobody answers."""
+    world = World()
+    store = NamedStore(
+        world, *(replace(world.document, queue_id=QueueId(at), name=f"q{at:03}") for at in range(1, 101))
+    )
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 3:
+                store.names = {name: queue_id for name, queue_id in store.names.items() if name != "q099"}
+                del store.chains[QueueId(98)]
+            await asyncio.sleep(0)
+
+    async def both() -> tuple[pb.ListQueuesReply, int, pb.ListGroupsReply, int]:
+        others = asyncio.create_task(take_turns())
+        queues = await store.listing().list_queues(pb.ListQueuesRequest())
+        so_far = turns
+        groups = await store.listing().list_groups()
+        others.cancel()
+        return queues, so_far, groups, turns - so_far
+
+    queues, amid_queues, groups, amid_groups = asyncio.run(both())
+    assert [view.queue for view in queues.queues] == [f"q{at:03}" for at in range(1, 101) if at not in (98, 99)]
+    assert amid_queues >= 100 // 16
+    assert amid_groups >= len(groups.groups) == len(store.registry.groups)
+
+
+def test_a_listing_that_has_each_group_once_is_shown_as_one_that_has_them_in_each_queue() -> None:
+    """Of 2,000 queues in 64 groups the groups are nine tenths of what is sent."""
+    world = World()
+    send_call(world).finish()
+    used = replace(world.document, queue_id=QueueId(8), name="used", send_list=("g3", "g9"))
+    store = NamedStore(world, world.document, used)
+    whole = asyncio.run(store.listing().list_queues(pb.ListQueuesRequest()))
+    apart = asyncio.run(store.listing().list_queues(pb.ListQueuesRequest(groups_apart=True)))
+    assert not any(view.groups for view in apart.queues)
+    shown = list(listed_objects(whole))
+    assert list(listed_objects(apart)) == shown == [queue_object(view) for view in whole.queues]
+    assert [[one["group"] for one in each["groups"]] for each in cast("Any", shown)][1] == ["g3", "g9", "g1"]
 
 
 class Laggard:
