@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc.aio
@@ -53,6 +53,16 @@ class Parts:
     operations: administration.Operations
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A view, the chain that it is of, and of the registry what it shows. `registry`: the last one in which that was the same."""
+
+    seen: SeenChain
+    registry: Registry
+    shown: tuple[object, ...]
+    view: pb.QueueView
+
+
 class CoordinatorService(CoordinatorServicer):
     """Answers clients, members and operators. Every method is safe to call again, at any coordinator."""
 
@@ -63,7 +73,8 @@ class CoordinatorService(CoordinatorServicer):
         self._description = parts.description
         self._operations = parts.operations
         self._recovery = Recovery(parts.store, parts.members)
-        self._views: dict[QueueId, tuple[SeenChain, Registry, pb.QueueView]] = {}
+        self._views: dict[QueueId, _Made] = {}
+        self._turns = asyncio.Lock()
 
     @rpc.answers_errors
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: _Context) -> pb.DescribeClusterReply:
@@ -177,26 +188,41 @@ class CoordinatorService(CoordinatorServicer):
                     if await self._store.is_gone(queue_id):
                         raise UnknownQueue(f"queue {request.queue} was deleted", queue=request.queue)
                     continue
-                if seen.version < told.chain_version:
-                    continue
-                view = self._view(queue_id, seen)
-                if view != told:
+                view = await self._view(queue_id, seen)
+                if view.chain_version >= told.chain_version and view != told:
                     told = view
                     yield view
         finally:
             stop()
 
-    def _view(self, queue_id: QueueId, seen: SeenChain) -> pb.QueueView:
-        """What all watchers of a queue are told: made once."""
-        registry = self._store.registry
-        made = self._views.get(queue_id)
-        if made is not None and made[0] is seen and made[1] is registry:
-            return made[2]
-        if made is None:  # a queue that wasn't watched before: room is made by those that were deleted
-            self._views = {one: known for one, known in self._views.items() if one in self._store.chains}
-        view = views.queue_view(seen.document, seen.version, registry)
-        self._views[queue_id] = seen, registry, view
-        return view
+    async def _view(self, queue_id: QueueId, seen: SeenChain) -> pb.QueueView:
+        """What all watchers of a queue are told: made once, and again once something differs that it shows.
+
+        One at a time, with a turn for other calls before each: what a thousand queues show changes at once, as when a member dies.
+        """
+        if (known := self._made(queue_id, seen)) is not None:
+            return known
+        async with self._turns:
+            await asyncio.sleep(0)
+            seen = self._store.chains.get(queue_id, seen)
+            if (known := self._made(queue_id, seen)) is not None:
+                return known
+            if queue_id not in self._views:  # it wasn't watched before: room is made by those that were deleted
+                self._views = {one: made for one, made in self._views.items() if one in self._store.chains}
+            registry = self._store.registry
+            view = views.queue_view(seen.document, seen.version, registry)
+            self._views[queue_id] = _Made(seen, registry, views.shown_of(seen.document, registry), view)
+            return view
+
+    def _made(self, queue_id: QueueId, seen: SeenChain) -> pb.QueueView | None:
+        made, registry = self._views.get(queue_id), self._store.registry
+        if made is None or made.seen is not seen:
+            return None
+        if made.registry is not registry:
+            if made.shown != views.shown_of(seen.document, registry):
+                return None
+            self._views[queue_id] = replace(made, registry=registry)
+        return made.view
 
     @rpc.answers_errors
     async def DescribeQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import status
+from seriatim.coordinator.core import readmission, status
 from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
@@ -165,6 +165,12 @@ def subscription_view(subscription: Subscription) -> pb.SubscriptionView:
 def named_groups(document: ChainDocument) -> dict[str, None]:
     """The groups that a queue names, in the order in which they are shown."""
     return dict.fromkeys([*document.send_list, *document.settings.groups, *(link.group for link in document.links)])
+
+
+def shown_of(document: ChainDocument, registry: Registry) -> tuple[object, ...]:
+    """What of the registry a queue's view depends on: where that is equal, so is the view."""
+    names = named_groups(document) | dict.fromkeys(readmission.candidates(document, registry))
+    return (registry.standstill(document.queue_id), *names, *map(registry.groups.get, names))
 
 
 def queue_view(
