@@ -102,8 +102,8 @@ def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -
     class OneStore:
         registry = world.registry()
 
-        async def first_in_line(self, *_: object) -> str:
-            return ""
+        async def first_in_lines(self, _: QueueId, lines: list[object]) -> list[str]:
+            return [""] * len(lines)
 
         async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
             return world.document, world.version
