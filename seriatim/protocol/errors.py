@@ -11,10 +11,9 @@
     │   ├── SeqNotRising
     │   ├── TooManySources     of one queue
     │   ├── WrongCluster
-    │   ├── IncompatibleVersion
-    │   │   └── NoChainDocument    what a queue's node holds is none, of no version
-    │   └── Unauthorised
-    ├── RefusedError           the request was right once and no longer is: ask for the route again
+    │   └── IncompatibleVersion
+    │       └── NoChainDocument    what a queue's node holds is none, of no version
+    ├── RefusedError           the request was right once and no longer is
     │   ├── Fenced             somebody was elected after the caller
     │   ├── NotElected         the caller isn't first in line
     │   ├── OlderVersion       the caller read the chain before it changed
@@ -42,8 +41,8 @@
     └── BugError               Seriatim itself is wrong: the process stops
         └── InvariantBroken
 
-A class holds its stable `code`, whether a repeated request can help (`can_retry`) and whether the route must be asked for
-again first (`asks_route`). `to_wire` and `from_wire` carry an error over gRPC (see `rpc`).
+A class holds its stable `code` and whether a repeated request can help (`can_retry`). `to_wire` and `from_wire` carry an error
+over gRPC (see `rpc`).
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class SeriatimError(Exception):
 
     code: ClassVar[str] = "error"
     can_retry: ClassVar[bool] = False
-    asks_route: ClassVar[bool] = False
     grpc_status: ClassVar[str] = "UNKNOWN"
     next_step: ClassVar[str] = ""
 
@@ -81,7 +79,6 @@ class RefusedError(SeriatimError):
     """The request was right once and no longer is."""
 
     code = "refused"
-    asks_route = True
     can_retry = True
     grpc_status = "FAILED_PRECONDITION"
 
@@ -184,11 +181,6 @@ class NoChainDocument(IncompatibleVersion):
     next_step = "if Seriatim didn't write it, delete that node, then `seriatim queue recover NAME`"
 
 
-class Unauthorised(CallerError):
-    code = "unauthorised"
-    grpc_status = "PERMISSION_DENIED"
-
-
 class Fenced(RefusedError):
     """An instance with a newer token was elected. The caller stops."""
 
@@ -253,7 +245,6 @@ class BadChecksum(WorldError):
 
 class LeaseOver(WorldError):
     code = "lease-over"
-    asks_route = True
 
 
 class Waiting(WorldError):
@@ -282,14 +273,12 @@ class ChainTooLong(WorldError):
 
 class DiskFull(WorldError):
     code = "disk-full"
-    asks_route = True
     grpc_status = "RESOURCE_EXHAUSTED"
     next_step = "free space on the member's disk"
 
 
 class DiskFailed(WorldError):
     code = "disk-failed"
-    asks_route = True
     grpc_status = "DATA_LOSS"
     next_step = (
         "start the member whose disk it is again, on one that works; where files are damaged, with an empty directory, but only while its peer "
@@ -299,7 +288,6 @@ class DiskFailed(WorldError):
 
 class PeerLost(WorldError):
     code = "peer-lost"
-    asks_route = True
 
 
 class MemberBehind(WorldError):
@@ -317,7 +305,6 @@ class Unreachable(WorldError):
 
 class DeadlineOver(WorldError):
     code = "deadline-over"
-    asks_route = True
     grpc_status = "DEADLINE_EXCEEDED"
 
 
