@@ -8,15 +8,9 @@ from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import (
-    CoordinatorRegistration,
-    NoNode,
-    NotUnderstood,
-    Paths,
-    ZooKeeperSession,
-    read_as,
-)
+from seriatim.protocol.zookeeper import NoNode, NotUnderstood, Paths, ZooKeeperSession, read_as
 
 Reply = TypeVar("Reply")
 

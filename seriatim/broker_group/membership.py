@@ -31,12 +31,12 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
     NodeExists,
     NoNode,
     NotUnderstood,
     Paths,
-    Registration,
     SessionState,
     ZooKeeperSession,
     check_path,

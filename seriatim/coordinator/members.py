@@ -12,7 +12,7 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
 from seriatim.coordinator.core.reach import Reach, is_answer
 from seriatim.coordinator.core.recovery import Copy
-from seriatim.coordinator.core.registry import MemberState, Registry
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
 from seriatim.coordinator.store import Store
 from seriatim.coordinator.turns import Turns
@@ -23,6 +23,7 @@ from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import SeriatimError, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Members:
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
         return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))
 
-    def _state(self, member: MemberName) -> MemberState:
+    def _state(self, member: MemberName) -> Registration:
         registry: Registry = self._store.registry
         state = registry.member(member)
         if state is None:

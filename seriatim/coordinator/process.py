@@ -25,10 +25,10 @@ from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import check_served, checked_address, checked_name
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2_grpc import add_CoordinatorServicer_to_server
 from seriatim.protocol.zookeeper import (
     MILLISECONDS_MAX,
-    CoordinatorRegistration,
     NodeExists,
     NoNode,
     SessionState,

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from seriatim.coordinator.core.background import SeenChain
-from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol import chain_json, log
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import NoChainDocument, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
     NoNode,
     NotUnderstood,
     Paths,
-    Registration,
     SessionState,
     Watch,
     ZooKeeperSession,
@@ -260,14 +260,13 @@ class Remembered:
                 members[place] = await self._read_member(name, place, is_watching=is_watching)
         return replace(state, members=members)
 
-    async def _read_member(self, group: str, place: str, *, is_watching: bool) -> MemberState:
+    async def _read_member(self, group: str, place: str, *, is_watching: bool) -> Registration:
         """What one says of itself. By what it said to an earlier leader of ZooKeeper it may have compared its disk with newer chains."""
         session, path = self.session, self.paths.member(group, place)
         watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
         is_said_anew = not self.registry.is_new or await session.leader_of(path) >= session.leader
         registration, _ = await read_as(Registration.decode, session, path, watch)
-        state = _member_state(registration)
-        return state if is_said_anew else replace(state, has_compared=False)
+        return registration if is_said_anew else replace(registration, has_compared=False)
 
     async def _read_again(self, group: str, place: str) -> None:
         """A member that says something else of itself; one that is gone changes its group's list, which is watched too."""
@@ -413,18 +412,3 @@ class _Changed:
 
     def __call__(self) -> None:
         self.remembered.changed(self.what)
-
-
-def _member_state(registration: Registration) -> MemberState:
-    return MemberState(
-        registration.incarnation,
-        registration.address,
-        registration.peer,
-        registration.is_in_sync,
-        registration.is_accepting,
-        registration.problem,
-        registration.outside,
-        registration.has_compared,
-        registration.set_back,
-        registration.direct,
-    )

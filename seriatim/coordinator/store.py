@@ -29,9 +29,9 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.zookeeper import (
     BadVersion,
-    CoordinatorRegistration,
     NodeExists,
     NoNode,
     NotEmpty,

@@ -10,10 +10,11 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core import readmission, status
 from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
-from seriatim.coordinator.core.registry import MEMBERS, GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
 from seriatim.protocol.names import ChainVersion
+from seriatim.protocol.registration import Registration
 
 KNOWN_LINKS: Final = 4096
 FEW_SOURCES: Final = 100
@@ -97,8 +98,8 @@ class _Shown:
     link: Link
     marks: Mapping[str, int]
     are_marks_known: bool
-    master: MemberState | None
-    slave: MemberState | None
+    master: Registration | None
+    slave: Registration | None
     view: pb.LinkView
 
 

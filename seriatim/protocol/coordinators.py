@@ -28,9 +28,10 @@ from seriatim.protocol import log, rpc, streams
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
 from seriatim.protocol.names import is_host_and_port
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2 import DescribeClusterReply, DescribeClusterRequest, QueueRequest, QueueView
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import CoordinatorRegistration, NoNode
+from seriatim.protocol.zookeeper import NoNode
 
 _log = log.logger("coordinators")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import threading
 import time
@@ -25,7 +24,8 @@ from kazoo.retry import KazooRetry
 
 from seriatim.protocol.clock import monotonic_s
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, Unreachable, WorldError
-from seriatim.protocol.names import Epoch, Incarnation, QueueId, SubscriptionId, can_be_looked_up
+from seriatim.protocol.names import Epoch, QueueId, SubscriptionId, can_be_looked_up
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.zookeeper_threads import Connection, Handler
 
 _Result = TypeVar("_Result")
@@ -37,8 +37,6 @@ _CONNECT_S, _CONNECT_SHARE = 0.5, 1 / 8
 less than what it has left when a lease is over. Each round asks all of them, so that nothing is lost by a packet that is."""
 _TURNED_AWAY_S = 5.0
 """So long it is told that a server took a connection and gave no session: others of the ensemble may not even do that."""
-_PROBLEM_CHARACTERS = 100_000
-"""ZooKeeper breaks the connection of who sends it a node of 1 MiB; the names of queues that it lost may be that long."""
 _REQUEST_BYTES, _WRITE_BYTES = 1_020_000, 32
 """So long a transaction may be, also beside the longest node (`jute.maxbuffer` is 1 MiB), and what a write takes in it beside its path and data."""
 _MOST_WRITES = 100
@@ -208,80 +206,6 @@ async def read_as(
 def queue_id_from(data: bytes) -> QueueId:
     """What a name's node holds."""
     return QueueId(int(data))
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What a member says of itself in its ephemeral node.
-
-    `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
-    (protocol.md 7). `is_accepting`: its disk has room for records (H17). `outside`: the address that reaches it from
-    outside of the cluster's network; empty where `address` does. `has_compared`: its disk with the chains,
-    since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`: where it takes batches
-    without gRPC; empty: nowhere.
-    """
-
-    incarnation: Incarnation
-    address: str
-    peer: Incarnation | None
-    is_in_sync: bool
-    is_accepting: bool
-    problem: str = ""
-    outside: str = ""
-    has_compared: bool = True
-    set_back: tuple[QueueId, ...] = ()
-    direct: str = ""
-
-    def encode(self) -> bytes:
-        content = {
-            "disk_id": self.incarnation.disk_id,
-            "start": self.incarnation.start,
-            "address": self.address,
-            "peer": None if self.peer is None else [self.peer.disk_id, self.peer.start],
-            "is_in_sync": self.is_in_sync,
-            "is_accepting": self.is_accepting,
-            "problem": self.problem
-            if len(self.problem) <= _PROBLEM_CHARACTERS
-            else f"{self.problem[:_PROBLEM_CHARACTERS]}…",
-            "outside": self.outside,
-            "has_compared": self.has_compared,
-            "set_back": self.set_back,
-            "direct": self.direct,
-        }
-        return json.dumps(content).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Registration:
-        content = json.loads(data)
-        peer = content["peer"]
-        return cls(
-            Incarnation(content["disk_id"], content["start"]),
-            content["address"],
-            None if peer is None else Incarnation(*peer),
-            content["is_in_sync"],
-            content["is_accepting"],
-            content["problem"],
-            content.get("outside", ""),
-            content.get("has_compared", True),
-            tuple(map(QueueId, content.get("set_back", ()))),
-            content.get("direct", ""),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorRegistration:
-    """What a coordinator says of itself in its ephemeral node. `outside`: as in `Registration`."""
-
-    address: str
-    outside: str = ""
-
-    def encode(self) -> bytes:
-        return json.dumps({"address": self.address, "outside": self.outside}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> CoordinatorRegistration:
-        content = json.loads(data)
-        return cls(content["address"], content.get("outside", ""))
 
 
 async def read_coordinators(

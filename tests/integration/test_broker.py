@@ -42,9 +42,9 @@ from seriatim.protocol.errors import (
     WrongIndex,
 )
 from seriatim.protocol.names import Epoch, Incarnation, Index
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.rpc import call
 from seriatim.protocol.streams import each, read, write
-from seriatim.protocol.zookeeper import Registration
 from tests.files import sizes
 from tests.integration.broker_members import (
     CALL_S,

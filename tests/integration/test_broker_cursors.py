@@ -15,9 +15,9 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState, StaleCursors, Subscription
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, MemberBehind, StaleCursor, Unreachable
 from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId, Token
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.rpc import answers_errors, call
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
-from seriatim.protocol.zookeeper import CoordinatorRegistration
 from tests.faults.disks import Disk, Trouble, compile_library
 from tests.integration.broker_members import CALL_S, Member, Members, batches, members, until
 

@@ -76,16 +76,8 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import (
-    CoordinatorRegistration,
-    NodeExists,
-    NoNode,
-    NotUnderstood,
-    Paths,
-    Registration,
-    SessionState,
-    ZooKeeperSession,
-)
+from seriatim.protocol.registration import CoordinatorRegistration, Registration
+from seriatim.protocol.zookeeper import NodeExists, NoNode, NotUnderstood, Paths, SessionState, ZooKeeperSession
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill
 

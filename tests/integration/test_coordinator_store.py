@@ -53,8 +53,9 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import NotUnderstood, Paths, Registration, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NotUnderstood, Paths, SessionState, ZooKeeperSession
 from tests.property.chain_world import World, send_call
 
 CLUSTER = "c"

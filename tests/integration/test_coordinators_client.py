@@ -12,8 +12,8 @@ from seriatim.protocol import rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import COMPARED_EVERY, SILENCE_S, Coordinators, may_overlap
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, UnknownQueue, Unreachable, Waiting
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
-from seriatim.protocol.zookeeper import CoordinatorRegistration
 
 DEADLINE_S = 60
 

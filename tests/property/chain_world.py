@@ -36,7 +36,7 @@ from seriatim.coordinator.core.events import (
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, QueueSettings
 from seriatim.protocol.errors import (
@@ -50,6 +50,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
+from seriatim.protocol.registration import Registration
 
 GROUPS = ("g1", "g2", "g3")
 
@@ -122,12 +123,12 @@ class World:
     # ---- what the procedures see
 
     def registry(self) -> Registry:
-        groups: dict[str, dict[str, MemberState]] = {}
+        groups: dict[str, dict[str, Registration]] = {}
         for (group, place), member in self.members.items():
             states = groups.setdefault(group, {})
             if member.is_registered:
                 peer = self.members[group, "b" if place == "a" else "a"]
-                states[place] = MemberState(
+                states[place] = Registration(
                     member.incarnation, f"{member.name}:1", peer.incarnation if peer.is_up else None, is_in_sync=True
                 )
         return Registry({name: GroupState(name, members=states) for name, states in groups.items()})

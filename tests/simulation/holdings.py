@@ -14,7 +14,7 @@ from seriatim.broker_group.writer import Write
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState, Readmit
 from seriatim.protocol.names import Incarnation, QueueId
-from seriatim.protocol.zookeeper import Registration
+from seriatim.protocol.registration import Registration
 from tests.simulation.disk import Disk, Table
 from tests.simulation.loop import SimulatedLoop
 

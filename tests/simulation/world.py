@@ -37,7 +37,8 @@ from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
 from seriatim.protocol import batch_streams, chain_json, clock, coordinators, log, rpc, streams, values
 from seriatim.protocol.chain import ChainDocument, Link
-from seriatim.protocol.zookeeper import Paths, Registration
+from seriatim.protocol.registration import Registration
+from seriatim.protocol.zookeeper import Paths
 from tests.simulation import disk as disks
 from tests.simulation.calls import SimulatedChannel, SimulatedServer
 from tests.simulation.disk import Disk

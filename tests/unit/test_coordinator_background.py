@@ -25,10 +25,11 @@ from seriatim.coordinator.core.background import (
 )
 from seriatim.coordinator.core.chain_point import filled, point_before
 from seriatim.coordinator.core.events import Wait
-from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.protocol import chain_json
 from seriatim.protocol.chain import ChainDocument, LinkState, QueueSettings, StaleCursors
 from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, Index, QueueId, Token
+from seriatim.protocol.registration import Registration
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 LATER_MS = 10_000
@@ -554,7 +555,7 @@ def test_a_group_that_serves_and_can_take_no_other_link_is_no_switch_that_is_lef
 
 
 def test_a_member_without_room_takes_no_new_link_h17():
-    full = MemberState(World().members["g1", "a"].incarnation, "x:1", is_accepting=False, problem="disk full")
+    full = Registration(World().members["g1", "a"].incarnation, "x:1", is_accepting=False, problem="disk full")
     world = World()
     groups = world.registry().groups
     registry = Registry({**groups, "g1": GroupState("g1", members={**groups["g1"].members, "a": full})})

@@ -14,7 +14,7 @@ from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, chain_length, retention, seal, subscriptions
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import Refused, SendGrant
-from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer, Wholeness
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.members import Members
@@ -24,6 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, QueueSettings, Readmit
 from seriatim.protocol.errors import ChainTooLong, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId
+from seriatim.protocol.registration import Registration
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 NOW_MS = 1_764_300_000_000
@@ -54,7 +55,7 @@ class Growing:
         return GroupState(
             name,
             members={
-                place: MemberState(self._at[name, place], "h:1", self._at[name, other], is_in_sync=True)
+                place: Registration(self._at[name, place], "h:1", self._at[name, other], is_in_sync=True)
                 for place, other in (("a", "b"), ("b", "a"))
             },
         )

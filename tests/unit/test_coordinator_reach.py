@@ -12,7 +12,7 @@ import pytest
 from seriatim.coordinator import background
 from seriatim.coordinator.background import BackgroundWork
 from seriatim.coordinator.core.reach import Reach
-from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
@@ -20,6 +20,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import DeadlineOver, Fenced, SeriatimError, Unreachable
 from seriatim.protocol.names import Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import NoNode
 from tests.unit.test_election_names import SlowToCommit
 
@@ -69,7 +70,7 @@ class Brokers:
 def members(groups: tuple[str, ...] = ("g1", "g2")) -> tuple[Members, Brokers]:
     there = {
         group: GroupState(
-            group, members={place: MemberState(Incarnation(group + place, 1), f"{group}-{place}:1") for place in "ab"}
+            group, members={place: Registration(Incarnation(group + place, 1), f"{group}-{place}:1") for place in "ab"}
         )
         for group in groups
     }

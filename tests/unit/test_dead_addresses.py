@@ -16,8 +16,9 @@ from seriatim.coordinator.background import BackgroundWork
 from seriatim.producer.route import Route
 from seriatim.protocol import rpc
 from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2 import LinkMember, SendGrant
-from seriatim.protocol.zookeeper import CoordinatorRegistration, Paths
+from seriatim.protocol.zookeeper import Paths
 
 DEAD = "dead:1"
 

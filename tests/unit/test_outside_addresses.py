@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from seriatim.coordinator.outside import outside
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.zookeeper import CoordinatorRegistration, Registration
+from seriatim.protocol.registration import CoordinatorRegistration, Registration
 
 ADDRESSES = {"g1-a:7000": "host:7101", "c1:7000": "host:7001", "z1:2181,z2:2181": "host:2181,host:2182"}
 

@@ -22,7 +22,8 @@ from seriatim.protocol.names import (
     Token,
     automatic_seq,
 )
-from seriatim.protocol.zookeeper import Registration, SessionExpired
+from seriatim.protocol.registration import Registration
+from seriatim.protocol.zookeeper import SessionExpired
 
 
 def _classes(root: type[errors.SeriatimError]) -> list[type[errors.SeriatimError]]:

@@ -7,32 +7,11 @@ from dataclasses import dataclass, field
 
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link
 from seriatim.protocol.errors import ChainSetBack, UnknownGroup, Unreachable
-from seriatim.protocol.names import Incarnation, MemberName, QueueId
+from seriatim.protocol.names import MemberName, QueueId
+from seriatim.protocol.registration import Registration
 
 MEMBERS = ("a", "b")
 """The two places in a group; `a` is the master of new links."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberState:
-    """What a registered member says of itself.
-
-    `peer`: the incarnation of the other member it is connected to. `is_accepting`: it has room for new records (H17).
-    `problem`: for a person; empty where there is none. `outside`: its address for clients outside of the cluster's network.
-    `has_compared`: its disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than those.
-    `direct`: where it takes batches without gRPC; empty: nowhere.
-    """
-
-    incarnation: Incarnation
-    address: str
-    peer: Incarnation | None = None
-    is_in_sync: bool = False
-    is_accepting: bool = True
-    problem: str = ""
-    outside: str = ""
-    has_compared: bool = True
-    set_back: tuple[QueueId, ...] = ()
-    direct: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +20,7 @@ class GroupState:
 
     name: str
     is_draining: bool = False
-    members: Mapping[str, MemberState] = field(default_factory=dict)
+    members: Mapping[str, Registration] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -76,7 +55,7 @@ class Registry:
     groups: Mapping[str, GroupState] = field(default_factory=dict)
     is_new: bool = False
     outdated: Mapping[QueueId, str] = field(default_factory=dict)
-    registered: Mapping[MemberName, MemberState] = field(init=False, repr=False, compare=False)
+    registered: Mapping[MemberName, Registration] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         registered = {
@@ -89,7 +68,7 @@ class Registry:
     def group(self, name: str) -> GroupState:
         return self.groups.get(name) or GroupState(name)
 
-    def member(self, name: MemberName) -> MemberState | None:
+    def member(self, name: MemberName) -> Registration | None:
         return self.group(name.group).members.get(name.member)
 
     def is_present(self, side: ChainMember) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from seriatim.coordinator.core.events import (
     SendOpen,
 )
-from seriatim.coordinator.core.registry import GroupState, MemberState, Registry
+from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import Incarnation
+from seriatim.protocol.registration import Registration
 from tests.simulation.exhaustive.parts import NOBODY, PLACES, Group
 from tests.simulation.exhaustive.values import Value, shared
 
@@ -72,7 +73,7 @@ def registry_of(zoo: Zoo, groups: int) -> Registry:
         states[name] = GroupState(
             name,
             members={
-                place: MemberState(one, f"{name}-{place}:1", pair[1 - PLACES.index(place)])
+                place: Registration(one, f"{name}-{place}:1", pair[1 - PLACES.index(place)])
                 for place, one in zip(PLACES, pair, strict=True)
                 if one is not None
             },
