@@ -42,6 +42,7 @@ from seriatim.protocol.errors import (
     WrongIncarnation,
 )
 from seriatim.protocol.flag import is_set_within
+from seriatim.protocol.incarnations import from_message
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
 
 _log = log.logger("broker")
@@ -382,7 +383,7 @@ class Broker:
     def check_addressed(self, cluster: str, to: pb.Incarnation) -> None:
         """Raises WrongCluster, and WrongIncarnation where another process is meant (H25)."""
         self.check_cluster(cluster)
-        meant = Incarnation(to.disk_id, to.start)
+        meant = from_message(to)
         if meant != self.incarnation:
             raise WrongIncarnation(f"this is {self.incarnation}, not {meant}", incarnation=str(self.incarnation))
 
@@ -454,9 +455,9 @@ class Broker:
         """What this member is to be in the link, and its peer there; None where the link wasn't made for this process."""
         is_master = self.side_of(request.master)
         mine, other = (request.master, request.slave) if is_master else (request.slave, request.master)
-        if not self.side_of(mine) or _incarnation(mine) != self.incarnation:
+        if not self.side_of(mine) or from_message(mine.incarnation) != self.incarnation:
             return None
-        return Role.MASTER if is_master else Role.SLAVE, _incarnation(other)
+        return Role.MASTER if is_master else Role.SLAVE, from_message(other.incarnation)
 
     def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
         side = self._side(request)
@@ -599,10 +600,6 @@ def _is_kept(runner: LinkRunner, index: Index) -> bool:
     state = runner.state
     is_on_two = state.record.role is not Role.MASTER or state.confirmed >= index or not state.is_peer_ready
     return state.durable >= index and is_on_two
-
-
-def _incarnation(member: pb.LinkMember) -> Incarnation:
-    return Incarnation(member.incarnation.disk_id, member.incarnation.start)
 
 
 def _written(link: LinkRecord | LinkRunner) -> LinkRecord:

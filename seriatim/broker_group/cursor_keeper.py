@@ -42,6 +42,7 @@ from seriatim.protocol.errors import (
     copied,
 )
 from seriatim.protocol.flag import is_set_within
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import Generation, Index, QueueId, SubscriptionId, Token
 
 _log = log.logger("broker.cursors")
@@ -266,7 +267,6 @@ class CursorKeeper:
 
         `token`: of the reader for whose commit it is; where a newer one was elected, it raises Fenced.
         """
-        me = self._broker.incarnation
         note = pb.StaleCursorsNote(
             cluster=self._broker.cluster,
             queue_id=key[0],
@@ -278,7 +278,7 @@ class CursorKeeper:
             chain_version=version,
             token=token,
             cause_id=log.new_cause_id("stale-cursors"),
-            **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
+            **{"from": as_message(self._broker.incarnation)},
         )
         await self._coordinators.ask(lambda stub: rpc.call(stub.NoteStaleCursors, note, NOTE_TIMEOUT_S))
         _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=note.is_stale, cause_id=note.cause_id)
@@ -450,7 +450,6 @@ class CursorKeeper:
 
     async def _report(self, key: LinkKey, of: Mapping[Whose, Token], cause_id: str) -> frozenset[Whose]:
         """Those of whom nothing is left to say: an earlier coordinator hears of the first one only, and doesn't say."""
-        me = self._broker.incarnation
         first, *also = (
             pb.Drained(subscription_id=one, generation=generation, by=by) for (one, generation), by in of.items()
         )
@@ -464,7 +463,7 @@ class CursorKeeper:
             also=also,
             member=self._broker.name.member,  # else coordinators of before, which look for notes of it, take an earlier reader's end
             cause_id=cause_id,
-            **{"from": pb.Incarnation(disk_id=me.disk_id, start=me.start)},
+            **{"from": as_message(self._broker.incarnation)},
         )
         reply = await self._coordinators.ask(lambda stub: rpc.call(stub.ReportDrained, report, NOTE_TIMEOUT_S))
         noted = reply.noted or [first]

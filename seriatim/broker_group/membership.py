@@ -30,6 +30,7 @@ from seriatim.protocol.errors import (
     WorldError,
 )
 from seriatim.protocol.flag import is_set_within
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
@@ -451,5 +452,4 @@ class _ChainChanged:
 
 
 def _message(member: ChainMember) -> pb.LinkMember:
-    incarnation = pb.Incarnation(disk_id=member.incarnation.disk_id, start=member.incarnation.start)
-    return pb.LinkMember(group=member.name.group, member=member.name.member, incarnation=incarnation)
+    return pb.LinkMember(group=member.name.group, member=member.name.member, incarnation=as_message(member.incarnation))

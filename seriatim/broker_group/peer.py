@@ -16,6 +16,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import DeadlineOver, IncompatibleVersion, SeriatimError, Unreachable
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import Incarnation
 from seriatim.protocol.streams import read, write
 
@@ -56,7 +57,7 @@ class Peer:
 
     def __init__(self, cluster: str, me: Incarnation) -> None:
         self._cluster = cluster
-        self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
+        self._me = as_message(me)
         self._connections: rpc.Connections[Any] = rpc.Connections(BatchStub, has_batches=True)
         self._calls = DirectCalls()
         self._task: asyncio.Task[None] | None = None
@@ -128,8 +129,7 @@ class Peer:
             await asyncio.sleep(RETRY_S)
 
     async def _converse(self, incarnation: Incarnation, call: Any) -> None:
-        to = pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)
-        message = pb.ConnectRequest(cluster=self._cluster, to=to, **{"from": self._me})
+        message = pb.ConnectRequest(cluster=self._cluster, to=as_message(incarnation), **{"from": self._me})
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):

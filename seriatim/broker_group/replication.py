@@ -23,6 +23,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import Incarnation, Index
 from seriatim.protocol.streams import each, intact, read, send_now, write
 
@@ -55,7 +56,7 @@ class SlaveStream:
         self._stub = stub
         self._direct = direct
         self._name = link_name(runner, cluster, slave)
-        self._me = pb.Incarnation(disk_id=me.disk_id, start=me.start)
+        self._me = as_message(me)
         self._call: Any = None  # while both copies are equal
         self._outgoing: deque[EncodedBatch] = deque()
         self._committed = Index(0)
@@ -257,5 +258,5 @@ def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
         cluster=cluster,
         queue_id=record.queue_id,
         epoch=record.epoch,
-        to=pb.Incarnation(disk_id=to.disk_id, start=to.start),
+        to=as_message(to),
     )

@@ -29,6 +29,7 @@ from seriatim.protocol.errors import (
     UnknownLink,
     WrongIncarnation,
 )
+from seriatim.protocol.incarnations import as_message, from_message
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors
@@ -77,7 +78,7 @@ class BrokerService(BrokerServicer):
         if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
             raise MalformedFrame("a Replicate stream starts with what it is for")
         runner = await self._broker.until_opened(self._broker.check_name(message.open.link), OPENING_S)
-        record, master = runner.record, _incarnation(message.open.from_master)
+        record, master = runner.record, from_message(message.open.from_master)
         if runner.state.phase is not SealPhase.OPEN:
             raise Sealed("this link takes no more records", epoch=record.epoch)
         if record.role is not Role.SLAVE or record.opened_start == 0:
@@ -144,14 +145,14 @@ class BrokerService(BrokerServicer):
             return self._unknown(refused.message)
         if refused is not None:
             raise refused
-        unlike = self._unlike(runner.record, _incarnation(mine.incarnation))
+        unlike = self._unlike(runner.record, from_message(mine.incarnation))
         if unlike and runner.record.end is None:
             return self._unknown(unlike)
         is_whole = not unlike and runner.record.is_whole and not broker.is_damaged(key)
         _log.lasting("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
         return pb.SealReply(
             answer=pb.SealReply.WHOLE if is_whole else pb.SealReply.PARTIAL,
-            incarnation=_message(broker.incarnation),
+            incarnation=as_message(broker.incarnation),
             committed_index=runner.state.committed.index,
             positions=[position_message(runner, position) for position in sealed_positions(runner.state)],
             reason="" if is_whole else unlike or "this member may have lost records that it acknowledged",
@@ -174,7 +175,7 @@ class BrokerService(BrokerServicer):
         return ""
 
     def _unknown(self, reason: str) -> pb.SealReply:
-        incarnation, has_failed = _message(self._broker.incarnation), self._broker.store.failure is not None
+        incarnation, has_failed = as_message(self._broker.incarnation), self._broker.store.failure is not None
         return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=incarnation, reason=reason, has_failed=has_failed)
 
     @answers_errors
@@ -343,20 +344,12 @@ class BrokerService(BrokerServicer):
         broker = self._broker
         while (message := await read(context)) is not None:
             broker.check_cluster(message.cluster)
-            if _incarnation(message.to) != broker.incarnation:
+            if from_message(message.to) != broker.incarnation:
                 raise WrongIncarnation(f"this is {broker.incarnation}", incarnation=str(broker.incarnation))
-            await context.write(pb.ConnectReply(**{"from": _message(broker.incarnation)}))
+            await context.write(pb.ConnectReply(**{"from": as_message(broker.incarnation)}))
 
 
 def position_message(runner: LinkRunner, position: Position) -> pb.Position:
     """A position with all marks that this member knows up to there, those from before the link included."""
     marks = merged(runner.record.start_marks, position.marks)
     return pb.Position(index=position.index, hash=position.hash, marks=marks)
-
-
-def _incarnation(message: pb.Incarnation) -> Incarnation:
-    return Incarnation(message.disk_id, message.start)
-
-
-def _message(incarnation: Incarnation) -> pb.Incarnation:
-    return pb.Incarnation(disk_id=incarnation.disk_id, start=incarnation.start)

@@ -9,6 +9,7 @@ from seriatim.consumer.core.view import ChainView, LinkView, Side, SubscriptionV
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import IncompatibleVersion
+from seriatim.protocol.incarnations import as_message, from_message
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 
 KNOWN_LINKS: Final = 1024
@@ -79,7 +80,7 @@ def _read_link(link: pb.LinkView) -> LinkView:
 
 
 def _side(member: pb.LinkMember, now: pb.Incarnation) -> Side:
-    incarnation = Incarnation(now.disk_id, now.start) if now.disk_id else None
+    incarnation = from_message(now) if now.disk_id else None
     return Side(member.group, member.member, member.address, incarnation, member.direct)
 
 
@@ -100,5 +101,5 @@ def link_name(view: ChainView, epoch: Epoch, to: Incarnation | None) -> pb.LinkN
         cluster=view.cluster,
         queue_id=view.queue_id,
         epoch=epoch,
-        to=pb.Incarnation() if to is None else pb.Incarnation(disk_id=to.disk_id, start=to.start),
+        to=pb.Incarnation() if to is None else as_message(to),
     )

@@ -22,6 +22,7 @@ from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import SeriatimError, Unreachable
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
@@ -169,7 +170,7 @@ class Members:
         state = self._state(member)
         request = pb.DropLinksRequest(
             cluster=self._store.cluster,
-            to=messages.incarnation(state.incarnation),
+            to=as_message(state.incarnation),
             queue_id=queue.queue_id,
             below_epoch=below,
             cause_id=cause_id,
@@ -184,7 +185,7 @@ class Members:
         """What the member at the place now holds of these links; one that it doesn't know is left out."""
         state = self._state(member)
         request = pb.DescribeLinksRequest(
-            cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue_id=queue_id, epochs=epochs
+            cluster=self._store.cluster, to=as_message(state.incarnation), queue_id=queue_id, epochs=epochs
         )
         reply = await self._call(member, lambda stub: stub.DescribeLinks, request, self._describe_timeout_s)
         return {Epoch(one.epoch): one for one in reply.links}
@@ -196,7 +197,7 @@ class Members:
         state = self._state(member)
         request = pb.FindSealedRequest(
             cluster=self._store.cluster,
-            to=messages.incarnation(state.incarnation),
+            to=as_message(state.incarnation),
             links=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in links],
         )
         reply = await self._call(member, lambda stub: stub.FindSealed, request, self._describe_timeout_s)
@@ -205,9 +206,7 @@ class Members:
     async def kept_chains(self, queue: str, member: MemberName) -> tuple[list[Copy], QueueId]:
         """The copies that the member at the place now keeps of the chains of queues of this name; the last queue that it has one of."""
         state = self._state(member)
-        request = pb.ListKeptChainsRequest(
-            cluster=self._store.cluster, to=messages.incarnation(state.incarnation), queue=queue
-        )
+        request = pb.ListKeptChainsRequest(cluster=self._store.cluster, to=as_message(state.incarnation), queue=queue)
         reply = await self._call(member, lambda stub: stub.ListKeptChains, request, KEPT_TIMEOUT_S)
         copies = [Copy(chain_json.decode(one.document), ChainVersion(one.version), str(member)) for one in reply.chains]
         return copies, QueueId(reply.last_queue_id)
@@ -242,7 +241,7 @@ class Members:
         return reply
 
     def _name(self, queue_id: QueueId, epoch: Epoch, to: Incarnation) -> pb.LinkName:
-        return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=messages.incarnation(to))
+        return pb.LinkName(cluster=self._store.cluster, queue_id=queue_id, epoch=epoch, to=as_message(to))
 
     def _state(self, member: MemberName) -> Registration:
         registry: Registry = self._store.registry

@@ -12,7 +12,8 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import MAX_RECORD_BYTES
 from seriatim.protocol.chain import ChainMember, Durability, QueueSettings, Readmit
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.names import Incarnation, Index
+from seriatim.protocol.incarnations import as_message, from_message
+from seriatim.protocol.names import Index
 
 _DEFAULT = QueueSettings()
 MIN_ROTATE_MS = 1000
@@ -29,23 +30,13 @@ def kept_cause(cause_id: str) -> str:
     return cause_id[:CAUSE_CHARACTERS]
 
 
-def incarnation(value: Incarnation) -> pb.Incarnation:
-    """An incarnation as a message."""
-    return pb.Incarnation(disk_id=value.disk_id, start=value.start)
-
-
-def incarnation_from(message: pb.Incarnation) -> Incarnation:
-    """An incarnation from its message."""
-    return Incarnation(message.disk_id, message.start)
-
-
 def link_member(side: ChainMember, registry: Registry) -> pb.LinkMember:
     """One side of a link: who stood there when it was made, and where that place listens now (empty: nowhere)."""
     state = registry.member(side.name)
     return pb.LinkMember(
         group=side.name.group,
         member=side.name.member,
-        incarnation=incarnation(side.incarnation),
+        incarnation=as_message(side.incarnation),
         address="" if state is None else state.address,
         direct="" if state is None else state.direct,
     )
@@ -62,7 +53,7 @@ def seal_answer_from(reply: pb.SealReply) -> SealAnswer:
     """A seal answer from its message."""
     return SealAnswer(
         _WHOLENESS.get(reply.answer, Wholeness.UNKNOWN),
-        incarnation_from(reply.incarnation),
+        from_message(reply.incarnation),
         tuple(position_from(one) for one in reply.positions),
         reply.reason,
         has_failed=reply.has_failed,

@@ -13,6 +13,7 @@ from seriatim.coordinator.core.events import ReadGrant
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion
 from seriatim.protocol.registration import Registration
 
@@ -47,7 +48,7 @@ def group_view(name: str, registry: Registry) -> pb.GroupView:
             pb.MemberView(
                 member=place,
                 is_registered=True,
-                incarnation=messages.incarnation(state.incarnation),
+                incarnation=as_message(state.incarnation),
                 address=state.address,
                 is_in_sync=state.is_in_sync,
                 is_peer_connected=group.is_peer_connected(place),
@@ -76,7 +77,7 @@ def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
     for side, now in ((link.master, view.master_now), (link.slave, view.slave_now)):
         state = registry.member(side.name)
         if state is not None:
-            now.CopyFrom(messages.incarnation(state.incarnation))
+            now.CopyFrom(as_message(state.incarnation))
     certificate = link.certificate
     if certificate is not None:
         view.is_abandoned = certificate.is_abandoned

@@ -75,6 +75,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WrongIncarnation,
 )
+from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -458,7 +459,7 @@ def test_that_a_disk_failed_is_said_of_the_link_s_own_incarnation_only(world):
 def test_what_a_member_says_of_its_disk_beside_the_chain_counts_too(world):
     trace = sending(failed_epoch=1).tell(read(world), ChainWritten(ChainVersion(4)))
     trace.tell(SealFailed("a", DOWN), SealFailed("b", DOWN))
-    reply = pb.SealReply(incarnation=messages.incarnation(world.members["g1", "b"].incarnation), has_failed=True)
+    reply = pb.SealReply(incarnation=as_message(world.members["g1", "b"].incarnation), has_failed=True)
     kept = messages.seal_answer_from(pb.SealReply.FromString(reply.SerializeToString()))
     trace.tell(KeptSealsRead({"b": kept}), SessionsSeen(world.registry()))
     assert trace.document.links[0].state is LinkState.LOST
