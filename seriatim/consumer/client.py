@@ -156,9 +156,7 @@ class Consumer:
             on_end=self._hand_over.end,
             on_failure=self._hand_over.fail,
         )
-        fetcher = Fetcher(
-            session.members, self._prefetch_bytes, self._hand_over.put, lambda: None, on_refused=session.refused
-        )
+        fetcher = Fetcher(session.members, self._prefetch_bytes, self._hand_over.put, on_refused=session.refused)
         session.read_with(fetcher)
         try:
             await session.connect()

@@ -12,7 +12,6 @@ from seriatim.consumer.core.reading_events import (
     BatchesArrived,
     CloseFetch,
     Deliver,
-    Discard,
     EndReached,
     Event,
     FetchFailed,
@@ -49,9 +48,9 @@ class Identity:
 class Fetcher:
     """The reading core and its streams. To be used on one loop.
 
-    `on_delivery`, `on_discard`: where batches go. `on_refused`: a member refused the identity; the grant is to be
-    looked at again. `settled`: the last state of which everything is carried out; who looks from another thread goes by that, or he
-    would see that all is delivered before it is.
+    `on_delivery`: where batches go. `on_refused`: a member refused the identity; the grant is to be looked at again. `settled`: the
+    last state of which everything is carried out; who looks from another thread goes by that, or he would see that all is delivered
+    before it is.
     """
 
     def __init__(
@@ -59,14 +58,12 @@ class Fetcher:
         members: Members,
         limit_bytes: int,
         on_delivery: Callable[[Delivery], object],
-        on_discard: Callable[[], object],
         on_refused: Callable[[SeriatimError], object],
     ) -> None:
         self.state = self.settled = Reading(limit_bytes)
         self.identity = Identity()
         self._members = members
         self._on_delivery = on_delivery
-        self._on_discard = on_discard
         self._on_refused = on_refused
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -105,8 +102,6 @@ class Fetcher:
                         self._streams[fetch_id][0].give_credit(size_bytes)
                 case Deliver(delivery):
                     self._on_delivery(delivery)
-                case Discard():
-                    self._on_discard()
                 case WakeAt(at_s):
                     self._wake_at(at_s)
         self.settled = self.state

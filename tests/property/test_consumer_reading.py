@@ -15,7 +15,6 @@ from seriatim.consumer.core.reading_events import (
     BatchesArrived,
     CloseFetch,
     Deliver,
-    Discard,
     Drained,
     EndReached,
     Event,
@@ -146,7 +145,10 @@ class Reader:
     def happened(self, event: Event) -> None:
         before = self.state
         self.state, effects = reading.decide(before, event, self.now_s)
-        if not isinstance(event, ReadFrom):
+        if isinstance(event, ReadFrom):
+            self.handed.clear()
+            self.taken_bytes.clear()
+        else:
             invariants.check_reading(before, self.state, effects)
         for effect in effects:
             match effect:
@@ -162,9 +164,6 @@ class Reader:
                         (offset, columns.source_of(row), columns.seqs[row]) for row, offset in enumerate(rows.offsets)
                     ]
                     self.taken_bytes.append(delivery.size_bytes)
-                case Discard():
-                    self.handed.clear()
-                    self.taken_bytes.clear()
                 case WakeAt(at_s):
                     self.wake_at_s = at_s
                 case GiveCredit():

@@ -10,7 +10,6 @@ from seriatim.consumer.core.reading_events import (
     BatchesArrived,
     CloseFetch,
     Deliver,
-    Discard,
     EndReached,
     Event,
     FetchFailed,
@@ -43,8 +42,6 @@ def line(effect: reading_events.Effect) -> str:
         case Deliver(delivery):
             resends = "" if delivery.marks is None else " with re-sends"
             return f"deliver link {delivery.epoch} {delivery.start}..{delivery.stop}{resends}"
-        case Discard():
-            return "discard"
         case WakeAt(at_s):
             return f"wake at {at_s:g}"
 
@@ -91,7 +88,7 @@ START = Place(Epoch(1), Index(0))
 def test_from_one_link_to_the_next_with_a_resend() -> None:
     trace = Trace()
     opened = chain(link(1, LinkState.OPEN))
-    assert trace(ReadFrom(opened, START)) == ["discard", "open 1: link 1 at g1-b from 0"]
+    assert trace(ReadFrom(opened, START)) == ["open 1: link 1 at g1-b from 0"]
     assert trace(StartArrived(1, Index(0), {})) == []
     assert trace(batch(1, 0, [1, 2, 3])) == ["deliver link 1 0..3"]
     sealed = link(1, LinkState.SEALED, end=3)
@@ -132,7 +129,7 @@ def test_who_is_stopped_reads_nothing_more_and_keeps_nothing() -> None:
     trace(ReadFrom(opened, START))
     trace(StartArrived(1, Index(0), {}))
     trace(batch(1, 0, [1]))
-    assert trace(Stopped()) == ["close 1", "discard"]
+    assert trace(Stopped()) == ["close 1"]
     assert (trace.state.at, trace.state.room_bytes) == (None, 1_000_000)
     assert trace.state.waiting_for == "being elected"
     for event in (batch(1, 1, [2]), Tick(), ViewChanged(replace(opened, version=ChainVersion(2)))):
@@ -263,7 +260,7 @@ def test_a_member_that_left_or_came_back_changed_is_left() -> None:
 def test_a_lost_link_stops_the_reading_until_its_end_is_known() -> None:
     trace = Trace()
     lost = chain(link(1, LinkState.LOST), link(2, LinkState.OPEN, base=None))
-    assert trace(ReadFrom(lost, START)) == ["discard"]
+    assert trace(ReadFrom(lost, START)) == []
     assert "lost" in trace.state.waiting_for
     found = chain(link(1, LinkState.SEALED, end=0), link(2, LinkState.OPEN), version=2)
     assert trace(ViewChanged(found)) == ["open 1: link 2 at g1-b from 0"]
@@ -281,7 +278,7 @@ def test_h16_of_a_queue_that_was_deleted_or_made_again_nothing_more_is_read() ->
 def test_without_the_base_of_its_link_nothing_is_read() -> None:
     trace = Trace()
     lost = chain(link(1, LinkState.LOST), link(2, LinkState.OPEN, base=None))
-    assert trace(ReadFrom(lost, Place(Epoch(2), Index(0)))) == ["discard"]
+    assert trace(ReadFrom(lost, Place(Epoch(2), Index(0)))) == []
     assert "earlier link is lost" in trace.state.waiting_for
 
 
@@ -289,7 +286,7 @@ def test_a_cursor_beyond_the_end_counts_as_the_end() -> None:
     # H22
     trace = Trace()
     view = chain(link(1, LinkState.SEALED, end=3), link(2, LinkState.OPEN, base=3))
-    assert trace(ReadFrom(view, Place(Epoch(1), Index(9)))) == ["discard", "open 1: link 2 at g1-b from 0"]
+    assert trace(ReadFrom(view, Place(Epoch(1), Index(9)))) == ["open 1: link 2 at g1-b from 0"]
 
 
 def test_a_member_that_ends_early_or_leaves_a_gap_is_not_believed() -> None:
@@ -542,7 +539,7 @@ def test_a_member_that_didn_t_answer_the_seal_is_left_for_the_one_that_did() -> 
     assert trace(ViewChanged(chain(sealed, version=2)), 10.1) == opened
     # Who has come back since may be asked as well, but not first.
     trace = Trace()
-    assert trace(ReadFrom(chain(sealed), START), 10.0)[1] == "open 1: link 1 at g1-a from 0"
+    assert trace(ReadFrom(chain(sealed), START), 10.0)[0] == "open 1: link 1 at g1-a from 0"
     # Nor is it left, by whom the one that did has failed, or where that is gone, or where both answered.
     assert trace(FetchFailed(1, "gone"), 10.0)[0] == "open 2: link 1 at g1-b from 0"
     assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPENING, base=3), version=2)), 10.0) == ["wake at 11"]

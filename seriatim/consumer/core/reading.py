@@ -29,7 +29,6 @@ from seriatim.consumer.core.reading_events import (
     BatchesArrived,
     CloseFetch,
     Deliver,
-    Discard,
     Drained,
     Effect,
     EndReached,
@@ -171,7 +170,7 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
             state, effects = _restarted(state, event, now_s)
         case Stopped():
             state, effects = _closed(state)
-            return replace(state, at=None, buffered_bytes=0, waiting_for="being elected"), [*effects, Discard()]
+            return replace(state, at=None, buffered_bytes=0, waiting_for="being elected"), effects
         case ViewChanged(view):
             state, effects = _seen(state, view, now_s)
         case Drained(head):
@@ -258,7 +257,7 @@ def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
         progress_at_s=now_s,
         patience=state.patience,
     )
-    return state, [*effects, Discard()]
+    return state, effects
 
 
 def _closed(state: Reading) -> Step:

@@ -30,7 +30,7 @@ class ReadFrom:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Not to read any more: deposed, or closed."""
+    """Not to read any more: deposed, or closed. What was delivered and not yet taken is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +141,10 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
-    """Throw away what was delivered and not yet taken."""
-
-
-@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send a Tick then; takes the place of an earlier order."""
 
     at_s: float
 
 
-Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | Discard | WakeAt
+Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | WakeAt
