@@ -31,7 +31,7 @@ CORES = {
         "tests/unit/test_coordinator_*.py tests/property/test_chain_*.py",
     ),
     "seriatim.broker_group.core": (
-        "replica cursors link_record lease resync setback disk retention",
+        "replica cursors link_record lease resync setback disk",
         "tests/unit/test_replica.py tests/unit/test_broker_cores.py tests/property/test_replica_pair.py",
     ),
     "seriatim.producer.core": (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, retention, setback
+from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, setback
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
@@ -92,9 +92,8 @@ def document(*links: Link, **changes) -> ChainDocument:
 def test_only_what_lies_before_the_first_kept_link_is_dropped() -> None:
     kept = document(dropped=Dropped(Epoch(3), Offset(9), EMPTY_HASH, {}, {}))
     held = [Epoch(1), Epoch(2), Epoch(3), Epoch(9)]
-    assert retention.droppable(kept, held) == (1, 2)
-    assert retention.droppable(replace(kept, is_deleted=True), held) == tuple(held)
-    assert retention.droppable(None, held) == tuple(held)
+    assert resync.droppable(kept, held) == (1, 2)
+    assert resync.droppable(replace(kept, is_deleted=True), held) == tuple(held)
 
 
 # ---- cursors
@@ -407,7 +406,6 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     assert "isn't recorded yet" in unfinished(open_link, holding=(held(1, None, 9),))
     assert unfinished(open_link, holding=(held(1, None, 9, is_sealed=False),)) == ""
     assert unfinished(open_link, start=2, is_deleted=True) == ""
-    assert resync.unfinished(MemberName("g1", "a"), Incarnation("a", 1), {QUEUE: None}, ()) == ""
     assert unfinished(replace(open_link, state=LinkState.LOST), start=2) == ""
     assert unfinished(replace(open_link, group="g2"), start=2) == ""
     # Told of an end that the documents don't show yet.
@@ -426,7 +424,6 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
 
 def test_a_queue_that_was_not_read_is_left_alone() -> None:
     assert resync.plan(MemberName("g1", "a"), {}, [held(1, 9, 3, None)]) == ()
-    assert resync.plan(MemberName("g1", "a"), {QUEUE: None}, [held(1, 9, 3, None)]) == (Drop(QUEUE, Epoch(1)),)
 
 
 # ---- ZooKeeper was set back

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from seriatim.broker_group.core.link_record import LinkRecord
-from seriatim.broker_group.core.retention import droppable
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription, Whose
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
@@ -96,39 +95,37 @@ class TakeCursors:
 Action = Drop | Adopt | Cut | Copy | Lack | TakeCursors
 
 
-def plan(
-    name: MemberName, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
-) -> tuple[Action, ...]:
-    """What has to be done now, given the chain documents of all queues; empty: in sync, unless something is `unfinished`.
+def plan(name: MemberName, documents: Mapping[QueueId, ChainDocument], held: Iterable[Holding]) -> tuple[Action, ...]:
+    """What has to be done now, given the chain documents of queues; empty: in sync, unless something is `unfinished`.
 
-    None stands for a queue whose node is gone. Links whose end isn't recorded are left alone.
+    Of a queue without a document nothing is known. Links whose end isn't recorded are left alone.
     """
     by_queue: dict[QueueId, dict[Epoch, Holding]] = {}
     for holding in held:
         by_queue.setdefault(holding.record.queue_id, {})[holding.record.epoch] = holding
     actions: list[Action] = []
-    for queue_id in sorted(set(by_queue) | set(documents)):
-        if queue_id not in documents:
-            continue  # not read yet: nothing is known of it
-        document, of_queue = documents[queue_id], by_queue.get(queue_id, {})
-        gone = droppable(document, sorted(of_queue))
-        actions += [Drop(queue_id, epoch) for epoch in gone]
-        if document is not None and not document.is_deleted:
-            for link in document.links:
-                certificate = link.certificate
-                if link.group == name.group and certificate is not None:
-                    wanted = Adopt(
-                        queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned
-                    )
-                    here = of_queue.get(link.epoch)
-                    if here is not None and not here.is_readable:
-                        continue
-                    actions += [*_for_records(wanted, here), *_for_cursors(document, link, name, here)]
+    for queue_id, document in sorted(documents.items()):
+        of_queue = by_queue.get(queue_id, {})
+        actions += [Drop(queue_id, epoch) for epoch in droppable(document, sorted(of_queue))]
+        for link in () if document.is_deleted else document.links:
+            certificate, here = link.certificate, of_queue.get(link.epoch)
+            if link.group != name.group or certificate is None or (here is not None and not here.is_readable):
+                continue
+            wanted = Adopt(queue_id, link.epoch, certificate.end, certificate.link_hash, certificate.is_abandoned)
+            actions += [*_for_records(wanted, here), *_for_cursors(document, link, name, here)]
     return tuple(actions)
 
 
+def droppable(document: ChainDocument, held: Iterable[Epoch]) -> tuple[Epoch, ...]:
+    """Of the links held of a queue, those below the first kept one; all where the queue is deleted.
+
+    A link at or above it that the document doesn't name is not touched: the document may be older than the link.
+    """
+    return tuple(epoch for epoch in held if document.is_deleted or epoch < document.dropped.epoch)
+
+
 def unfinished(
-    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument | None], held: Collection[Holding]
+    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument], held: Collection[Holding]
 ) -> str:
     """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
 
@@ -144,7 +141,7 @@ def unfinished(
         if record.is_sealed:
             sealed.add(record.key)
     for queue_id, document in documents.items():
-        for link in () if document is None or document.is_deleted else document.links:
+        for link in () if document.is_deleted else document.links:
             if link.group != name.group or link.state in (LinkState.SEALED, LinkState.LOST):
                 continue
             side = link.side(name.member)
@@ -153,9 +150,7 @@ def unfinished(
     return _missing_cursors(name, documents, held)
 
 
-def _missing_cursors(
-    name: MemberName, documents: Mapping[QueueId, ChainDocument | None], held: Iterable[Holding]
-) -> str:
+def _missing_cursors(name: MemberName, documents: Mapping[QueueId, ChainDocument], held: Iterable[Holding]) -> str:
     """Cursors that are lost here and stale on the other member, of a link that somebody has yet to read."""
     for holding in held:
         record = holding.record
