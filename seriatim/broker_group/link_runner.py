@@ -263,8 +263,8 @@ class LinkRunner:
                 self._tell_slave(effect)
             case replica_events.LetPeerGo():
                 self._let_slave_go()
-            case replica_events.AnswerSeal() | replica_events.Refuse():
-                pass  # whoever waits looks at the state, which has changed; a refusal is returned
+            case replica_events.Refuse():
+                pass  # it is returned
             case _:
                 assert_never(effect)
 

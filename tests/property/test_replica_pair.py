@@ -98,7 +98,6 @@ class Pair:
                 case replica_events.WriteSeal():
                     side.disk.flushed = len(side.disk.written)
                     self.apply(side, replica_events.SealWritten())
-                case replica_events.AnswerSeal():
                     side.answer = replica.sealed_positions(side.state)[-1].index
                 case replica_events.Refuse() | replica_events.KeepRecord() | replica_events.PushCommitted():
                     pass

@@ -150,7 +150,7 @@ def test_a_batch_is_forwarded_before_it_is_stored_and_committed_when_both_have_i
         PeerConfirmed 2: Acknowledge 2, TellCommitted 2, PushCommitted 2
         PeerConfirmed 5: Acknowledge 5, TellCommitted 5, PushCommitted 5
     """)
-    assert state.marks_on_two == {"s": 4}
+    assert state.committed.marks == {"s": 4}
     assert state.flight == ()
 
 
@@ -190,8 +190,8 @@ def test_a_seal_waits_for_writes_begun_and_answers_the_same_for_ever() -> None:
         PeerConfirmed 2: -
         Flushed 2: WriteSeal token=2 version=6 sealed=True
         SealAsked 6: -
-        SealWritten: AnswerSeal
-        SealAsked 7: AnswerSeal
+        SealWritten: -
+        SealAsked 7: -
     """)
     assert [position.index for position in sealed_positions(state)] == [1, 2]
     assert refusal(state, arrived(2)) == "sealed"
@@ -217,7 +217,7 @@ def test_nothing_is_acknowledged_behind_a_seal_also_where_both_have_it() -> None
     assert text == golden("""
         WriteFailed: EndStreams disk-failed, WriteSeal token=2 version=6 sealed=True
         Flushed 2: -
-        SealWritten: AnswerSeal
+        SealWritten: -
     """)
     assert not state.record.is_whole
     _, text = trace(state, PeerReady(Index(2), hash_of(one, two)))
@@ -423,7 +423,7 @@ def test_a_failed_disk_takes_nothing_more_and_is_not_whole() -> None:
         batch 0..1: Forward, store 0..1 committed=0
         WriteFailed: EndStreams disk-failed
         SealAsked 6: EndStreams sealed, WriteSeal token=2 version=6 sealed=True
-        SealWritten: AnswerSeal
+        SealWritten: -
     """)
     assert not state.record.is_whole
     assert [position.index for position in sealed_positions(state)] == [0]

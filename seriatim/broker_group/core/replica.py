@@ -25,7 +25,6 @@ from typing import Final
 from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
 from seriatim.broker_group.core.replica_events import (
     Acknowledge,
-    AnswerSeal,
     BatchArrived,
     BatchCopied,
     CommittedLearnt,
@@ -76,7 +75,6 @@ from seriatim.protocol.marks import (
     SOURCES_ROOM_BYTES,
     SourceSpan,
     is_resend,
-    merged,
     overlaps,
     raised,
     room_bytes,
@@ -116,11 +114,6 @@ class Replica:
     is_peer_ready: bool = False
     phase: SealPhase = SealPhase.OPEN
     failure: str = ""
-
-    @property
-    def marks_on_two(self) -> dict[str, int]:
-        """Up to which two members hold every record (H2)."""
-        return merged(self.record.start_marks, self.committed.marks)
 
 
 Step = tuple[Replica, tuple[Effect, ...]]
@@ -397,8 +390,6 @@ def _seal_asked(state: Replica, event: SealAsked) -> Step:
     if event.chain_version < state.record.chain_version:
         older = OlderVersion("the chain has changed", chain_version=state.record.chain_version)
         return state, (Refuse(older),)
-    if state.phase is SealPhase.SEALED:
-        return state, (AnswerSeal(),)
     if state.phase is not SealPhase.OPEN:
         return state, ()
     record = replace(state.record, chain_version=event.chain_version)
@@ -418,7 +409,7 @@ def _write_seal_when_quiet(state: Replica) -> Step:
 def _seal_written(state: Replica) -> Step:
     if state.phase is not SealPhase.WRITING:
         raise InvariantBroken(f"a seal was written in phase {state.phase}")
-    return replace(state, phase=SealPhase.SEALED), (AnswerSeal(),)
+    return replace(state, phase=SealPhase.SEALED), ()
 
 
 def _write_failed(state: Replica, event: WriteFailed) -> Step:

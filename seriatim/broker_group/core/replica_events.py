@@ -211,11 +211,6 @@ class WriteSeal:
     record: LinkRecord
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSeal:
-    """Whoever waits for the seal may be answered."""
-
-
 Effect = (
     Forward
     | Store
@@ -229,5 +224,4 @@ Effect = (
     | LetPeerGo
     | KeepRecord
     | WriteSeal
-    | AnswerSeal
 )

@@ -30,7 +30,7 @@ def _answered_at_once(right: Any, state: Any) -> Any:
     del right
     record = replace(state.record, is_sealed=True)
     sealed = replace(state, record=record, phase=SealPhase.SEALED)
-    return sealed, (replica_events.WriteSeal(record), replica_events.AnswerSeal())
+    return sealed, (replica_events.WriteSeal(record),)
 
 
 def _answered_from_memory(right: Any, state: Any) -> Any:
