@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
-from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import NoNode, NotUnderstood, Paths, ZooKeeperSession, read_as
+from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, read_coordinators
 
 Reply = TypeVar("Reply")
 
@@ -28,13 +26,8 @@ class Coordinators:
             names = await self._session.children(self._paths.coordinators)
         except NoNode:
             return []
-        addresses = []
-        for name in sorted(names):
-            path = f"{self._paths.coordinators}/{name}"
-            with contextlib.suppress(NoNode, NotUnderstood):
-                registration, _ = await read_as(CoordinatorRegistration.decode, self._session, path)
-                addresses.append(registration.address)
-        return addresses
+        found = await read_coordinators(self._session, self._paths, sorted(names))
+        return [one.address for one in found.values()]
 
     async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
