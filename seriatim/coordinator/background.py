@@ -194,8 +194,6 @@ class BackgroundWork:
             _log.lasting(
                 "not done", action=type(action).__name__, code=error.code, reason=error.message, cause_id=cause_id
             )
-        except asyncio.CancelledError:
-            raise
         except Exception:
             is_done = False
             _log.exception("not done", action=type(action).__name__, cause_id=cause_id)
@@ -243,7 +241,6 @@ class BackgroundWork:
                 await self._store.clear_queue(queue_id)
                 _log.info("queue cleared away", queue=name, queue_id=queue_id, cause_id=cause_id)
                 return True
-
             case SweepQueue(queue_id):
                 return await self._store.sweep_queue(queue_id)
 
