@@ -1,6 +1,6 @@
 """The Coordinator service: each call read from its message, decided by the core, answered as a message."""
 
-# ruff: noqa: N802 - the methods' names are those of the .proto file
+# ruff: noqa: N802, ARG002 - the methods' names and parameters are those of the .proto file
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: _Context) -> pb.DescribeClusterReply:
         """Where elections are held, and who coordinates."""
-        del request, context
         coordinators = await self._store.coordinators()
         elected = await self._store.elected_coordinator()
         return pb.DescribeClusterReply(
@@ -100,7 +99,6 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def AcquireSend(self, request: pb.AcquireSendRequest, context: _Context) -> pb.AcquireSendReply:
         """protocol.md 4."""
-        del context
         await self._check_reach()
         queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-send")
@@ -135,7 +133,6 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def AcquireRead(self, request: pb.AcquireReadRequest, context: _Context) -> pb.AcquireReadReply:
         """protocol.md 6."""
-        del context
         await self._check_reach()
         queue_id = await self._store.queue_id(request.queue, request.queue_id)
         cause_id = request.cause_id or log.new_cause_id("acquire-read")
@@ -165,7 +162,6 @@ class CoordinatorService(CoordinatorServicer):
 
         Who asks for beats is told every BEAT_S that nothing has changed: this loop goes on, and follows ZooKeeper.
         """
-        del context
         queue_id = await self._store.queue_id(request.queue)
         changed = asyncio.Event()
         stop = self._store.on_change(changed.set)
@@ -230,7 +226,6 @@ class CoordinatorService(CoordinatorServicer):
 
         Who wants only the chain is told no more: hundreds that start at the same moment ask for each other's elections else.
         """
-        del context
         document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
         if request.only_chain:
             return views.queue_view(document, version, self._store.registry)
@@ -241,7 +236,6 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def ReportDrained(self, request: pb.DrainedReport, context: _Context) -> pb.DrainedNoted:
         """Subscriptions have read a link to its end: it leaves the heads of their consume lists, all in one."""
-        del context
         self._check_cluster(request.cluster)
         epoch = Epoch(request.epoch)
         ends: list[pb.DrainedReport | pb.Drained] = [request, *request.also]
@@ -271,7 +265,6 @@ class CoordinatorService(CoordinatorServicer):
         A note that stands already is written again, and one is taken back only while the chain is as whoever asks has read
         it: what takes back an earlier note, and is late, can't take back this one.
         """
-        del context
         self._check_cluster(request.cluster)
         if request.member not in ("a", "b"):
             raise InvalidArgument(f"{request.member!r} is no member: a or b")
@@ -301,87 +294,73 @@ class CoordinatorService(CoordinatorServicer):
     @rpc.answers_errors
     async def CreateQueue(self, request: pb.CreateQueueRequest, context: _Context) -> pb.QueueView:
         """A new queue."""
-        del context
         return await self._operations.create_queue(request)
 
     @rpc.answers_errors
     async def AlterQueue(self, request: pb.AlterQueueRequest, context: _Context) -> pb.QueueView:
         """Other settings for a queue."""
-        del context
         return await self._operations.alter_queue(request)
 
     @rpc.answers_errors
     async def ListQueues(self, request: pb.ListQueuesRequest, context: _Context) -> pb.ListQueuesReply:
         """All queues, by name."""
-        del context
         return await self._operations.list_queues(request)
 
     @rpc.answers_errors
     async def DeleteQueue(self, request: pb.QueueRequest, context: _Context) -> pb.Done:
         """The queue goes, with all its records; its name is free at once."""
-        del context
         await self._operations.delete_queue(request)
         return pb.Done()
 
     @rpc.answers_errors
     async def RotateQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
         """A planned switch to the next group."""
-        del context
         return await self._operations.rotate_queue(request)
 
     @rpc.answers_errors
     async def AbandonLink(self, request: pb.AbandonLinkRequest, context: _Context) -> pb.AbandonLinkReply:
         """Give up what is gone for good (protocol.md 5.7)."""
-        del context
         return await self._operations.abandon_link(request)
 
     @rpc.answers_errors
     async def RecoverQueue(self, request: pb.RecoverQueueRequest, context: _Context) -> pb.RecoverQueueReply:
         """Make a chain again that ZooKeeper lost (protocol.md 7)."""
-        del context
         return await self._recovery.recover_queue(request)
 
     @rpc.answers_errors
     async def ListGroups(self, request: pb.ListGroupsRequest, context: _Context) -> pb.ListGroupsReply:
         """All groups, by name."""
-        del request, context
         return await self._operations.list_groups()
 
     @rpc.answers_errors
     async def DrainGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
         """Take a healthy group out of service."""
-        del context
         return await self._operations.drain_group(request, is_draining=True)
 
     @rpc.answers_errors
     async def ResumeGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
         """Put a drained group back into service."""
-        del context
         return await self._operations.drain_group(request, is_draining=False)
 
     @rpc.answers_errors
     async def RemoveGroup(self, request: pb.GroupRequest, context: _Context) -> pb.Done:
         """Forget a group that was switched off for good."""
-        del context
         await self._operations.remove_group(request)
         return pb.Done()
 
     @rpc.answers_errors
     async def CreateSubscription(self, request: pb.CreateSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
         """A new subscription at a position."""
-        del context
         return await self._operations.create_subscription(request)
 
     @rpc.answers_errors
     async def SeekSubscription(self, request: pb.SeekSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
         """A new position for a subscription."""
-        del context
         return await self._operations.seek_subscription(request)
 
     @rpc.answers_errors
     async def DeleteSubscription(self, request: pb.SubscriptionRequest, context: _Context) -> pb.Done:
         """The subscription goes."""
-        del context
         await self._operations.delete_subscription(request)
         return pb.Done()
 

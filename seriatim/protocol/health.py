@@ -5,6 +5,8 @@ A server answers for several service names: the empty one and its own say whethe
 process that stands for election adds `elected`.
 """
 
+# ruff: noqa: N802, ARG002 - the methods' names and parameters are the protocol's
+
 from __future__ import annotations
 
 import asyncio
@@ -62,17 +64,15 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # g
     def __init__(self, answers: _Answers) -> None:
         self._answers = answers
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+    async def Check(self, request: Any, context: Any) -> Any:
         if not self._answers.is_known(request.service):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
         return self._answers.answer(request.service)
 
-    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        del request, context
+    async def List(self, request: Any, context: Any) -> Any:
         return self._answers.all()
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802 - the protocol's name
-        del context
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         told = None
         while True:
             status = self._answers.status(request.service)
@@ -89,16 +89,15 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
         self._answers = answers
         self._room = threading.Semaphore(_WATCHERS)
 
-    def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+    def Check(self, request: Any, context: Any) -> Any:
         if not self._answers.is_known(request.service):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
         return self._answers.answer(request.service)
 
-    def List(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        del request, context
+    def List(self, request: Any, context: Any) -> Any:
         return self._answers.all()
 
-    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 - the protocol's name
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:
         if not self._room.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_WATCHERS} watch already; `Check` answers everybody")
         try:
