@@ -17,7 +17,7 @@ from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument, SeriatimError, copied
-from seriatim.protocol.flag import Waking, is_set_within
+from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.names import Index
 from seriatim.protocol.record import Record
 
@@ -159,7 +159,7 @@ class HandOver:
     async def wait_async(self, timeout_s: float) -> None:
         """As `wait`, but for any change, and on a loop of the application's: without one of the few threads that it has for all else."""
         woken = asyncio.Event()
-        wake = partial(_wake, asyncio.get_running_loop(), woken)
+        wake = partial(set_from_anywhere, woken, asyncio.get_running_loop())
         self._awaited.append(wake)
         try:
             if not self._is_ready():
@@ -206,8 +206,3 @@ class HandOver:
         self._first = delivery, chunk
         self.dropped += rows.dropped
         return chunk, delivery.size_bytes
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-        loop.call_soon_threadsafe(event.set)

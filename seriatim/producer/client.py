@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import time
@@ -24,7 +23,7 @@ from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
-from seriatim.protocol.flag import Waking, is_set_within
+from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
 _log = log.logger("producer")
@@ -164,7 +163,7 @@ class Producer:
         give_up_at_s = time.monotonic() + self._max_block_s
         while True:
             may_try = asyncio.Event()
-            waiter = partial(_set, loop, may_try)
+            waiter = partial(set_from_anywhere, may_try, loop)
             handle, term = self._buffer.try_send(record, term, waiter)
             if handle is not None:
                 return handle
@@ -226,7 +225,7 @@ class Producer:
         incomplete, told = self._buffer.flush()
         for shared in incomplete:
             is_done = asyncio.Event()
-            shared.when_done(partial(_set, loop, is_done))
+            shared.when_done(partial(set_from_anywhere, is_done, loop))
             await is_done.wait()
         self._raise_failure(told)
 
@@ -282,7 +281,7 @@ class Producer:
     async def wait_until_elected_async(self) -> Elected:
         """As `wait_until_elected`, without blocking the caller's loop."""
         may_look = asyncio.Event()
-        waiter = partial(_set, asyncio.get_running_loop(), may_look)
+        waiter = partial(set_from_anywhere, may_look, asyncio.get_running_loop())
         try:
             self._standing_waiters[waiter] = None
             while (elected := self._taken_up()) is None:
@@ -376,11 +375,6 @@ class Producer:
 
 _SEND = Producer.send
 """The method that producers have by themselves: not what somebody put in its place."""
-
-
-def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-        loop.call_soon_threadsafe(event.set)
 
 
 def _check(queue: object, name: object, batch_bytes: int, max_buffer_bytes: int, compression: str | None) -> None:

@@ -49,6 +49,12 @@ class Flag:
         return self._is_set
 
 
+def set_from_anywhere(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Set an event of that loop, from any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(event.set)
+
+
 async def is_set_within(event: asyncio.Event, within_s: float | None) -> bool:
     """Whether it is set; waits for that up to `within_s`, None: for ever."""
     try:

@@ -18,13 +18,13 @@ from kazoo.client import KazooClient
 
 from seriatim.producer import Acknowledged, Elected, Producer, loop
 from seriatim.producer import client as client_module
-from seriatim.producer.client import _set
 from seriatim.producer.core import sequencing
 from seriatim.producer.handle import _set_from_thread
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
+from seriatim.protocol.flag import set_from_anywhere
 from seriatim.protocol.health import ELECTED, LIVE, READY, HealthServer, ask
 from seriatim.protocol.marks import is_resend, overlaps, raised
 from seriatim.protocol.names import COUNTER_BITS
@@ -844,7 +844,7 @@ def test_whoever_waits_on_a_loop_that_is_closed_meanwhile_harms_nobody(
         cluster.silent_epochs = {*range(100)}
         handle = producer.send(b"1")
         handle.batch.when_done(partial(_set_from_thread, closed, closed))
-        producer._buffer._waiters = {partial(_set, closed, asyncio.Event()): None}
+        producer._buffer._waiters = {partial(set_from_anywhere, asyncio.Event(), closed): None}
         cluster.silent_epochs = set()
         cluster.break_streams()
         assert handle.result(WAIT_S).seq
