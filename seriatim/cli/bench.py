@@ -14,7 +14,7 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.foreground import interruptible
-from seriatim.cli.options import Finite, coordinator_option, json_option
+from seriatim.cli.options import Finite, coordinator_option, json_option, session_timeout_option
 
 if TYPE_CHECKING:
     from seriatim.consumer import Consumer
@@ -232,13 +232,7 @@ def latency(*, queue: str, size: int, count: int, durability: str, coordinator: 
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="DIR/pids.json of `seriatim up`, which starts again what is killed. Faults of members need it.",
 )
-@click.option(
-    "--session-timeout-ms",
-    type=click.IntRange(500, 2**31 - 1),
-    default=4000,
-    show_default=True,
-    help="Of sender and reader.",
-)
+@session_timeout_option
 @_durability
 @coordinator_option
 @json_option

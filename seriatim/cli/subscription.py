@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from seriatim.cli.options import coordinator_option, json_option
+
 if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
-
-_TIMEOUT_S = 10.0
 
 
 class _Position(click.ParamType[str]):
@@ -29,10 +28,6 @@ class _Position(click.ParamType[str]):
 POSITION = _Position()
 
 _queue = click.option("--queue", required=True, metavar="NAME", help="Queue of the subscription.")
-_coordinator = click.option(
-    "--coordinator", required=True, metavar="HOST:PORT[,…]", help="Any of the cluster's coordinators."
-)
-_json = click.option("--json", "is_json", is_flag=True, help="One JSON object a subscription.")
 
 
 @click.group(short_help="Make, list, move and delete subscriptions.")
@@ -46,25 +41,27 @@ def subscription() -> None:
 @click.option(
     "--from", "start", type=POSITION, default="earliest", show_default=True, help="earliest, latest or an offset."
 )
-@_coordinator
-@_json
+@coordinator_option
+@json_option
 def create(*, name: str, queue: str, start: str, coordinator: str, is_json: bool) -> None:
     """Make subscription NAME of a queue."""
+    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.CreateSubscriptionRequest(queue=queue, subscription=name, **{"from": start})
-    _show(queue, asyncio.run(_call(coordinator, "CreateSubscription", request)), is_json=is_json)
+    _show(queue, coordinators.call(coordinator, "CreateSubscription", request), is_json=is_json)
 
 
 @subscription.command("list", short_help="List a queue's subscriptions.")
 @_queue
-@_coordinator
-@_json
+@coordinator_option
+@json_option
 def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
     """List the subscriptions of a queue: cursor, lag, and who is elected to read."""
+    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
-    view = asyncio.run(_call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue)))
+    view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
     for one in view.subscriptions:
         _show(queue, one, is_json=is_json)
     if not view.subscriptions and not is_json:
@@ -78,30 +75,32 @@ def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
 @click.argument("name")
 @_queue
 @click.option("--to", "position", type=POSITION, required=True, help="earliest, latest or an offset.")
-@_coordinator
-@_json
+@coordinator_option
+@json_option
 def seek(*, name: str, queue: str, position: str, coordinator: str, is_json: bool) -> None:
     """Move subscription NAME; whoever reads it goes on from the new position."""
+    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
-    _show(queue, asyncio.run(_call(coordinator, "SeekSubscription", request)), is_json=is_json)
+    _show(queue, coordinators.call(coordinator, "SeekSubscription", request), is_json=is_json)
 
 
 @subscription.command(short_help="Delete a subscription.")
 @click.argument("name")
 @_queue
-@_coordinator
-@_json
+@coordinator_option
+@json_option
 def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
     """Delete subscription NAME and its cursor; records are kept as long as others need them, or retention says."""
+    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
-    view = asyncio.run(_call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue)))
+    view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
     # By its id: a coordinator that dies before it answers may have done it, and the next one is asked then.
     meant = next((one.subscription_id for one in view.subscriptions if one.subscription == name), 0)
     request = pb.SubscriptionRequest(queue=queue, subscription=name, subscription_id=meant)
-    asyncio.run(_call(coordinator, "DeleteSubscription", request))
+    coordinators.call(coordinator, "DeleteSubscription", request)
     click.echo(
         json.dumps({"queue": queue, "subscription": name, "is_deleted": True}) if is_json else f"{name} is deleted"
     )
@@ -109,6 +108,7 @@ def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
 
 async def seek_existing(coordinator: str, queue: str, name: str, position: str, within_s: float) -> bool:
     """Move a subscription that is there; False where it isn't. `within_s`: so long a coordinator is looked for."""
+    from seriatim.cli.coordinators import CALL_TIMEOUT_S
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.coordinators import Coordinators
     from seriatim.protocol.errors import UnknownSubscription
@@ -117,17 +117,10 @@ async def seek_existing(coordinator: str, queue: str, name: str, position: str, 
     async with Coordinators(coordinator) as coordinators:
         await coordinators.call_within("DescribeCluster", pb.DescribeClusterRequest(), within_s)
         try:
-            await coordinators.call("SeekSubscription", request, _TIMEOUT_S)
+            await coordinators.call("SeekSubscription", request, CALL_TIMEOUT_S)
         except UnknownSubscription:
             return False
     return True
-
-
-async def _call(coordinator: str, method: str, request: Any) -> Any:
-    from seriatim.protocol.coordinators import Coordinators
-
-    async with Coordinators(coordinator) as coordinators:
-        return await coordinators.call(method, request, _TIMEOUT_S)
 
 
 def _show(queue: str, view: pb.SubscriptionView, *, is_json: bool) -> None:

@@ -1014,16 +1014,11 @@ def test_a_group_that_a_call_removed_at_its_first_try_is_removed(asked):
 
 
 @pytest.mark.parametrize(("name", "meant"), [("s", 3), ("unknown", 0)])
-def test_a_subscription_is_deleted_by_its_id(monkeypatch, name, meant):
-    calls = []
-
-    async def call(coordinator, method, request):
-        calls.append((method, request))
-        return pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s", subscription_id=3)])
-
-    monkeypatch.setattr("seriatim.cli.subscription._call", call)
+def test_a_subscription_is_deleted_by_its_id(asked, name, meant):
+    view = pb.QueueView(subscriptions=[pb.SubscriptionView(subscription="s", subscription_id=3)])
+    asked.replies |= {"DescribeQueue": view, "DeleteSubscription": pb.Done()}
     assert invoke("subscription", "delete", name, "--queue", "orders").stdout == f"{name} is deleted\n"
-    assert calls[-1] == (
+    assert asked.calls[-1] == (
         "DeleteSubscription",
         pb.SubscriptionRequest(queue="orders", subscription=name, subscription_id=meant),
     )
@@ -1040,11 +1035,8 @@ def test_a_group_s_line_says_what_is_wrong():
     assert line == "g1     in service  in sync  disk full  q          -"
 
 
-def test_a_queue_without_subscriptions_says_so(monkeypatch):
-    async def no_subscriptions(*_):
-        return pb.QueueView(queue="orders")
-
-    monkeypatch.setattr("seriatim.cli.subscription._call", no_subscriptions)
+def test_a_queue_without_subscriptions_says_so(asked):
+    asked.replies["DescribeQueue"] = pb.QueueView(queue="orders")
     result = invoke("subscription", "list", "--queue", "orders")
     assert result.stdout == ""
     assert "queue orders has no subscriptions" in result.stderr
