@@ -131,20 +131,29 @@ class RecordColumns:
     def source_of(self, row: int) -> str:
         return self.sources if isinstance(self.sources, str) else self.sources[row]
 
+    def above(self, marks: Mapping[str, int], rows: range) -> list[int]:
+        """Of these rows, those above their source's mark: no re-sends."""
+        seqs, sources = self.seqs, self.sources
+        if isinstance(sources, str):
+            mark = marks.get(sources, -1)
+            return [row for row in rows if seqs[row] > mark]
+        return [row for row in rows if seqs[row] > marks.get(sources[row], -1)]
+
+    def taken(self, rows: Sequence[int]) -> RecordColumns:
+        """These rows' records."""
+        return RecordColumns(
+            [self.values[row] for row in rows],
+            [self.seqs[row] for row in rows],
+            self.sources if isinstance(self.sources, str) else [self.sources[row] for row in rows],
+            [self.timestamps_ms[row] for row in rows],
+            None if self.keys is None else [self.keys[row] for row in rows],
+            None if self.headers is None else [self.headers[row] for row in rows],
+        )
+
     def without_resends(self, marks: Mapping[str, int]) -> RecordColumns:
         """The records above their source's mark, in order; the same object where all of them are."""
-        sources = [self.sources] * len(self) if isinstance(self.sources, str) else self.sources
-        keep = [row for row, seq in enumerate(self.seqs) if seq > marks.get(sources[row], -1)]
-        if len(keep) == len(self):
-            return self
-        return RecordColumns(
-            [self.values[row] for row in keep],
-            [self.seqs[row] for row in keep],
-            self.sources if isinstance(self.sources, str) else [sources[row] for row in keep],
-            [self.timestamps_ms[row] for row in keep],
-            None if self.keys is None else [self.keys[row] for row in keep],
-            None if self.headers is None else [self.headers[row] for row in keep],
-        )
+        kept = self.above(marks, range(len(self)))
+        return self if len(kept) == len(self) else self.taken(kept)
 
 
 def _checksum(data: Payload) -> int:

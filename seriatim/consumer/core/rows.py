@@ -106,36 +106,14 @@ def decoded(delivery: Delivery) -> Rows:
     start, stop = delivery.start - first, delivery.stop - first
     if delivery.marks is None:
         if stop - start != len(columns):
-            columns = _taken(columns, range(start, stop))
+            columns = columns.taken(range(start, stop))
         return Rows(delivery.epoch, delivery.base, range(first + start, first + stop), columns, delivery.stop, 0)
-    kept = kept_rows(columns, delivery.marks, start, stop)
+    kept = columns.above(delivery.marks, range(start, stop))
     return Rows(
         delivery.epoch,
         delivery.base,
         [first + row for row in kept],
-        _taken(columns, kept),
+        columns.taken(kept),
         delivery.stop,
         stop - start - len(kept),
-    )
-
-
-def kept_rows(columns: RecordColumns, marks: Mapping[str, int], start: int, stop: int) -> list[int]:
-    """Of the rows from `start` to `stop`, those that are no re-sends."""
-    seqs = columns.seqs
-    sources = columns.sources
-    if isinstance(sources, str):
-        mark = marks.get(sources, -1)
-        return [row for row in range(start, stop) if seqs[row] > mark]
-    return [row for row in range(start, stop) if seqs[row] > marks.get(sources[row], -1)]
-
-
-def _taken(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
-    sources = columns.sources
-    return RecordColumns(
-        [columns.values[row] for row in rows],
-        [columns.seqs[row] for row in rows],
-        sources if isinstance(sources, str) else [sources[row] for row in rows],
-        [columns.timestamps_ms[row] for row in rows],
-        None if columns.keys is None else [columns.keys[row] for row in rows],
-        None if columns.headers is None else [columns.headers[row] for row in rows],
     )

@@ -13,17 +13,19 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.writer import Write
-from seriatim.consumer.core import cursor, reading, rows
+from seriatim.consumer import handover, range_reader
+from seriatim.consumer.core import cursor, reading
 from seriatim.consumer.core.reading_events import ReadFrom
+from seriatim.consumer.core.rows import Delivery, Rows
 from seriatim.consumer.core.view import LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
 from seriatim.coordinator import description
 from seriatim.coordinator.core import acquire_read, subscriptions
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.names import Index, SubscriptionId
-from tests.simulation.plants.plant import Maker, Plant, changed, instead
+from tests.simulation import applications
+from tests.simulation.plants.plant import Maker, Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 
 # ---- what is granted
@@ -61,8 +63,10 @@ def _side(name: str) -> Maker:
     return changed(reading, "_choice", choice)
 
 
-def _without_keys(right: Any, columns: RecordColumns, taken: Any) -> RecordColumns:
-    return replace(right(columns, taken), keys=None, headers=None)
+def _without_keys(right: Any, delivery: Delivery) -> Rows:
+    found: Rows = right(delivery)
+    is_whole = len(found.columns) == delivery.batch.header.count
+    return found if is_whole else replace(found, columns=replace(found.columns, keys=None, headers=None))
 
 
 # ---- where somebody is put
@@ -150,7 +154,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "without its key",
         "who is handed a part of a batch is handed it without keys and headers",
-        changed(rows, "_taken", _without_keys),
+        together(*(changed(one, "decoded", _without_keys) for one in (handover, range_reader, applications))),
         within=30,
         finds="(9|11): ",
     ),
