@@ -240,14 +240,7 @@ def emptied(document: ChainDocument, epoch: Epoch, now_ms: int) -> ChainDocument
         sealed_at_ms=now_ms,
     )
     changed = _with_link(document, replace(link, state=LinkState.SEALED, certificate=certificate))
-    changed = replace(
-        changed,
-        subscriptions=tuple(
-            replace(one, consume_list=tuple(listed for listed in one.consume_list if listed != epoch))
-            for one in changed.subscriptions
-        ),
-    )
-    return filled(without_group(changed, link.group))
+    return without_empty(filled(without_group(changed, link.group)))
 
 
 def sealed(document: ChainDocument, epoch: Epoch, certificate: Certificate) -> ChainDocument:
