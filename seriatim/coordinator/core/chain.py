@@ -188,8 +188,7 @@ def _is_on_two(certificate: Certificate | None) -> bool:
 def next_group(document: ChainDocument, registry: Registry) -> str:
     """Where a switch would lead now: the first group behind the one that serves on which a link can be opened; else empty."""
     now = serving(document)
-    able = (one for one in document.send_list if not registry.send_obstacle(one) and not registry.apart(one))
-    return next((one for one in able if one != now), "")
+    return next((one for one in document.send_list if one != now and not registry.link_obstacle(one)), "")
 
 
 def can_switch(document: ChainDocument, registry: Registry) -> bool:
@@ -202,7 +201,7 @@ def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, s
     """For each group that may serve the queue: why it can't take records now."""
     reasons = {}
     for group in readmission.candidates(document, registry) or ("any group",):
-        why = avoid.get(group) or registry.send_obstacle(group) or registry.apart(group)
+        why = avoid.get(group) or registry.link_obstacle(group)
         if not why and group not in document.send_list:
             unproven = _unproven(document, group)
             links = ", ".join(f"link {epoch}" for epoch in unproven)

@@ -125,7 +125,7 @@ class Registry:
         return self.set_back(queue_id) or ({"coordinator": not_ready(awaited).message} if awaited else {})
 
     def apart(self, name: str) -> str:
-        """Which member of a group doesn't reach the other one, or empty: no link can be opened there."""
+        """Which member of a group doesn't reach the other one, or empty."""
         group = self.group(name)
         return next(
             (f"{name}-{place} is not connected to its peer" for place in MEMBERS if not group.is_peer_connected(place)),
@@ -146,3 +146,7 @@ class Registry:
             if not state.is_accepting:
                 return f"{name}-{place} takes no records: {state.problem or 'its disk is full'}"
         return ""
+
+    def link_obstacle(self, name: str) -> str:
+        """Why no link can be opened on a group now, or empty."""
+        return self.send_obstacle(name) or self.apart(name)

@@ -46,5 +46,5 @@ def waits(document: ChainDocument, registry: Registry) -> dict[str, str]:
 
 def switches_left(document: ChainDocument, registry: Registry) -> int:
     """How often sending can go on with another group before it would wait (H14)."""
-    able = [group for group in document.send_list if not registry.send_obstacle(group) and not registry.apart(group)]
+    able = [group for group in document.send_list if not registry.link_obstacle(group)]
     return len(able) - 1 if chain.serving(document) in able else len(able)
