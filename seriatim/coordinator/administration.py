@@ -350,7 +350,7 @@ class Operations:
             if boottime_s() > until_s:
                 break
             last = document.last_link
-            if last is None or not views.is_serving(document, group):
+            if last is None or last.state is not LinkState.OPEN or last.group != group:
                 continue
             if not chain.can_switch(document, registry):
                 continue  # it goes on there until another group can take over

@@ -12,7 +12,7 @@ from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription
+from seriatim.protocol.chain import ChainDocument, Link, Subscription
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion
 from seriatim.protocol.registration import Registration
@@ -199,9 +199,3 @@ def queue_view(
         first_offset=document.dropped.offset,
         may_be_outdated=bool(registry.standstill(document.queue_id)),
     )
-
-
-def is_serving(document: ChainDocument, group: str) -> bool:
-    """Whether the queue's open link is on this group."""
-    last = document.last_link
-    return last is not None and last.state is LinkState.OPEN and last.group == group
