@@ -51,10 +51,25 @@ _NO_BUCKET: Final[tuple[int, Iterator[Texts]]] = (-1, iter(()))
 
 
 class _Side(NamedTuple):
-    """Where a table is read. `rows`: its own, without those of tables that inherit from it, which are compared by themselves."""
+    """Where a table is read, and what of it: the source's key, and the columns that both have.
+
+    `rows`: its own, without those of tables that inherit from it, which are compared by themselves.
+    """
 
     connection: Connection
     rows: Fragment
+    table: Table
+    columns: tuple[str, ...]
+
+    @property
+    def keys(self) -> Fragment:
+        """Values of the key, as text."""
+        return _texts(self.table, self.table.key_columns)
+
+    @property
+    def values(self) -> Fragment:
+        """Values of the columns, as text."""
+        return _texts(self.table, self.columns)
 
 
 @dataclass(slots=True)
@@ -89,14 +104,15 @@ def compare_table(
     `on_rows` is told how many rows are compared after each chunk. Raises what psycopg raises.
     """
     tally = _Tally(examples, on_rows)
-    sides = _Side(connections[0], _rows_of(source)), _Side(connections[1], _rows_of(target))
     columns = tuple(name for name in source.columns if name in target.columns)
+    ours = _Side(connections[0], _rows_of(source), source, columns)
+    sides = ours, _Side(connections[1], _rows_of(target), source, columns)
     if not source.key_order or source.key_order != target.key_order:
-        _compare_as_multiset(sides, source, columns, tally)
+        _compare_as_multiset(sides, tally)
     elif any(column.has_collation for column in source.key):
-        _compare_by_buckets(sides, source, columns, tally)
+        _compare_by_buckets(sides, tally)
     else:
-        _compare_by_key(sides, source, columns, chunk_rows, tally)
+        _compare_by_key(sides, chunk_rows, tally)
     return TableResult(
         ".".join(source.name), tally.rows, tally.missing, tally.extra, tally.different,
         schema_differences(source, target), tuple(tally.examples),
@@ -110,48 +126,42 @@ def _rows_of(table: Table) -> Fragment:
 # ------------------------------------------------------------------------------------------------------------ by key
 
 
-def _compare_by_key(
-    sides: tuple[_Side, _Side],
-    table: Table,
-    columns: tuple[str, ...],
-    chunk_rows: int,
-    tally: _Tally,
-) -> None:
-    for between in _chunks(sides[0], table, (None, None), chunk_rows):
-        sums = [_sum(side, table, columns, between) for side in sides]
-        tally.rows += sums[0][0]
-        if sums[0] != sums[1]:
-            for part in _chunks(sides[0], table, between, min(chunk_rows, _FETCHED)):
-                if _sum(sides[0], table, columns, part) != _sum(sides[1], table, columns, part):
-                    ours, theirs = (_rows(side, table, columns, part) for side in sides)
-                    _compare_rows(ours, theirs, table, columns, tally)
+def _compare_by_key(sides: tuple[_Side, _Side], chunk_rows: int, tally: _Tally) -> None:
+    source, target = sides
+    for between in _chunks(source, (None, None), chunk_rows):
+        found = _sum(source, between)
+        tally.rows += found[0]
+        if found != _sum(target, between):
+            for part in _chunks(source, between, min(chunk_rows, _FETCHED)):
+                if _sum(source, part) != _sum(target, part):
+                    _compare_rows(source, _rows(source, part), _rows(target, part), tally)
         tally.on_rows(tally.rows)
 
 
-def _chunks(side: _Side, table: Table, between: Between, chunk_rows: int) -> Iterator[Between]:
+def _chunks(side: _Side, between: Between, chunk_rows: int) -> Iterator[Between]:
     """Parts of what lies between two keys, each with so many rows of this side, the last one with what is left."""
     lower, last = between
-    while (upper := _end_of_chunk(side, table, (lower, last), chunk_rows)) is not None:
+    while (upper := _end_of_chunk(side, (lower, last), chunk_rows)) is not None:
         yield lower, upper
         lower = upper
     yield lower, last
 
 
-def _end_of_chunk(side: _Side, table: Table, between: Between, chunk_rows: int) -> Key | None:
+def _end_of_chunk(side: _Side, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
-        _texts(table, table.key_columns),
+        side.keys,
         side.rows,
-        _between(table, *between),
-        _keyed(table),
+        _between(side.table, *between),
+        _keyed(side.table),
         sql.Literal(chunk_rows - 1),
     )
     return cast("Key | None", side.connection.execute(query).fetchone())
 
 
-def _sum(side: _Side, table: Table, columns: tuple[str, ...], between: Between) -> tuple[int, int]:
+def _sum(side: _Side, between: Between) -> tuple[int, int]:
     query = sql.SQL("SELECT count(*), coalesce(sum({}), 0)::text FROM {}{}").format(
-        _hash(_texts(table, columns), 60), side.rows, _between(table, *between)
+        _hash(side.values, 60), side.rows, _between(side.table, *between)
     )
     row = side.connection.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
@@ -164,18 +174,12 @@ def _hash(texts: Fragment, bits: int) -> Fragment:
     )
 
 
-def _compare_rows(
-    ours: Iterable[Texts],
-    theirs: Iterable[Texts],
-    table: Table,
-    columns: tuple[str, ...],
-    tally: _Tally,
-) -> None:
+def _compare_rows(of: _Side, ours: Iterable[Texts], theirs: Iterable[Texts], tally: _Tally) -> None:
     """Hold the source's rows of a chunk, each behind its key, and stream the target's past them (the target may have any number more).
 
     A key that is there twice, where the index of the primary key is damaged, counts as often as it is there.
     """
-    size = len(table.key_columns)
+    size = len(of.table.key)
     held: defaultdict[Texts, list[Texts]] = defaultdict(list)
     for row in ours:
         held[row[:size]].append(row[size:])
@@ -187,20 +191,18 @@ def _compare_rows(
         elif values in others:
             others.remove(values)
         else:
-            names = (name for name, ours, theirs in zip(columns, others.pop(), values, strict=True) if ours != theirs)
+            names = (
+                name for name, ours, theirs in zip(of.columns, others.pop(), values, strict=True) if ours != theirs
+            )
             tally.note(Example("different", key, tuple(names)))
     for key, others in held.items():
         if others:
             tally.note(Example("missing", key), len(others))
 
 
-def _rows(side: _Side, table: Table, columns: tuple[str, ...], between: Between) -> Iterator[Texts]:
+def _rows(side: _Side, between: Between) -> Iterator[Texts]:
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
-        _texts(table, table.key_columns),
-        _texts(table, columns),
-        side.rows,
-        _between(table, *between),
-        _keyed(table),
+        side.keys, side.values, side.rows, _between(side.table, *between), _keyed(side.table)
     )
     return _streamed(side, query)
 
@@ -243,53 +245,39 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
 # -------------------------------------------------------------------------------------------------------- by buckets
 
 
-def _compare_by_buckets(
-    sides: tuple[_Side, _Side],
-    table: Table,
-    columns: tuple[str, ...],
-    tally: _Tally,
-) -> None:
+def _compare_by_buckets(sides: tuple[_Side, _Side], tally: _Tally) -> None:
     counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
     tally.rows = 0 if counted is None else counted[0]
     bucket = sql.SQL("({} % {})::integer").format(
-        _hash(_texts(table, table.key_columns), 32), sql.Literal(min(_MOST_BUCKETS, tally.rows // _FETCHED + 1))
+        _hash(sides[0].keys, 32), sql.Literal(min(_MOST_BUCKETS, tally.rows // _FETCHED + 1))
     )
-    ours, theirs = (_sums(side, table, columns, bucket) for side in sides)
+    ours, theirs = (_sums(side, bucket) for side in sides)
     unlike = sorted(one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one))
     tally.on_rows(tally.rows)
     if unlike:
-        _compare_buckets(sides, table, columns, bucket, unlike, tally)
+        _compare_buckets(sides, bucket, unlike, tally)
 
 
-def _sums(side: _Side, table: Table, columns: tuple[str, ...], bucket: Fragment) -> dict[int, tuple[int, str]]:
+def _sums(side: _Side, bucket: Fragment) -> dict[int, tuple[int, str]]:
     query = sql.SQL("SELECT {}, count(*), sum({})::text FROM {} GROUP BY 1").format(
-        bucket, _hash(_texts(table, columns), 60), side.rows
+        bucket, _hash(side.values, 60), side.rows
     )
     return {number: (rows, total) for number, rows, total in side.connection.execute(query)}
 
 
-def _compare_buckets(
-    sides: tuple[_Side, _Side],
-    table: Table,
-    columns: tuple[str, ...],
-    bucket: Fragment,
-    wanted: list[int],
-    tally: _Tally,
-) -> None:
-    of_both = [_buckets(side, table, columns, bucket, wanted) for side in sides]
+def _compare_buckets(sides: tuple[_Side, _Side], bucket: Fragment, wanted: list[int], tally: _Tally) -> None:
+    of_both = [_buckets(side, bucket, wanted) for side in sides]
     nexts = [next(buckets, _NO_BUCKET) for buckets in of_both]
     for number in wanted:
         ours, theirs = (rows if found == number else iter(()) for found, rows in nexts)
-        _compare_rows(ours, theirs, table, columns, tally)
+        _compare_rows(sides[0], ours, theirs, tally)
         nexts = [next(of_both[side], _NO_BUCKET) if nexts[side][0] == number else nexts[side] for side in (0, 1)]
 
 
-def _buckets(
-    side: _Side, table: Table, columns: tuple[str, ...], bucket: Fragment, wanted: list[int]
-) -> Iterator[tuple[int, Iterator[Texts]]]:
+def _buckets(side: _Side, bucket: Fragment, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
     """Those that have rows, in their order. Each one's rows are to be taken before the next one is."""
     query = sql.SQL("SELECT {0}, {1}, {2} FROM {3} WHERE {0} = ANY ({4}) ORDER BY 1").format(
-        bucket, _texts(table, table.key_columns), _texts(table, columns), side.rows, sql.Literal(wanted)
+        bucket, side.keys, side.values, side.rows, sql.Literal(wanted)
     )
     rows = cast("Iterator[tuple[Any, ...]]", _streamed(side, query))
     for number, found in groupby(rows, itemgetter(0)):
@@ -299,13 +287,8 @@ def _buckets(
 # ------------------------------------------------------------------------------------------------------- as multiset
 
 
-def _compare_as_multiset(
-    sides: tuple[_Side, _Side],
-    table: Table,
-    columns: tuple[str, ...],
-    tally: _Tally,
-) -> None:
-    ours, theirs = (_counted(side, table, columns) for side in sides)
+def _compare_as_multiset(sides: tuple[_Side, _Side], tally: _Tally) -> None:
+    ours, theirs = map(_counted, sides)
     left, right = next(ours, None), next(theirs, None)
     while left is not None or right is not None:
         if left is not None and (right is None or left[0] < right[0]):
@@ -326,11 +309,11 @@ def _compare_as_multiset(
     tally.on_rows(tally.rows)
 
 
-def _counted(side: _Side, table: Table, columns: tuple[str, ...]) -> Iterator[tuple[bytes, Texts, int]]:
+def _counted(side: _Side) -> Iterator[tuple[bytes, Texts, int]]:
     """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
-    ).format(_texts(table, columns), side.rows)
+    ).format(side.values, side.rows)
     for row, number, values in cast("Iterator[tuple[bytes, int, list[str | None]]]", _streamed(side, query)):
         yield row, tuple(values), number
 
