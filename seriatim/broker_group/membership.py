@@ -73,6 +73,8 @@ class Membership:
         self._broker = broker
         self._session = session
         self._paths = Paths(broker.cluster)
+        self._place = self._paths.member(broker.name.group, broker.name.member)
+        self._lease = self._paths.lease(broker.name.group, broker.name.member)
         self._address = address
         self._outside = outside
         self.direct = ""
@@ -142,13 +144,12 @@ class Membership:
     async def _wait_for_place(self, tries: int) -> None:
         """Another process is registered as this member: one on an earlier disk, whose session soon ends, or two were set up as one."""
         if tries % TAKEN_TOLD_EVERY == 0:
-            name, other = self._broker.name, None
+            other = None
             with contextlib.suppress(NoNode, WorldError):
-                path = self._paths.member(name.group, name.member)
-                other, _ = await read_as(Registration.decode, self._session, path)
+                other, _ = await read_as(Registration.decode, self._session, self._place)
             _log.warning(
                 "not registered: another broker is, as this member; if both are to run, give one another group or member",
-                member=name,
+                member=self._broker.name,
                 incarnation=self._broker.incarnation,
                 other=None if other is None else other.incarnation,
                 other_address=None if other is None else other.address,
@@ -201,14 +202,12 @@ class Membership:
         what is open is sealed before both come back (5.5).
         """
         self._broker.lease = lease.session_began(0)
-        name = self._broker.name
-        _log.warning("not registered until the disk goes on: it stands still", member=name)
-        path = self._paths.member(name.group, name.member)
+        _log.warning("not registered until the disk goes on: it stands still", member=self._broker.name)
         with contextlib.suppress(NoNode, NodeExists):
-            await self._own(self._paths.lease(name.group, name.member), STANDS_ASIDE.encode(), session_id)
+            await self._own(self._lease, STANDS_ASIDE.encode(), session_id)
         with contextlib.suppress(NoNode):
-            if await self._session.owner(path) == session_id:
-                await self._session.delete(path)
+            if await self._session.owner(self._place) == session_id:
+                await self._session.delete(self._place)
         while self._broker.store.stands_still:  # noqa: ASYNC110 - nobody tells of that
             await asyncio.sleep(RETRY_S)
         _log.info("the disk goes on")
@@ -228,12 +227,11 @@ class Membership:
         broker.store.make_room(is_short=not room.has_room, is_enough_to_copy=disk.has_room_to_copy(room))
 
     async def _renew(self, session_id: int, *, is_first: bool) -> None:
-        path = self._paths.lease(self._broker.name.group, self._broker.name.member)
         sent_at_s = boottime_s()
         if is_first:
-            await self._own(path, b"", session_id)
+            await self._own(self._lease, b"", session_id)
         else:
-            await self._session.set(path, b"")
+            await self._session.set(self._lease, b"")
         if self._session.session_id == session_id:
             timeout_s = self._session.session_timeout_s
             self._broker.lease = lease.renewed(self._broker.lease, session_id, sent_at_s, timeout_s)
@@ -263,10 +261,8 @@ class Membership:
         Such a process is dead, for this one has its lock on the directory; its node needn't wait for its session's end.
         The same start elsewhere is a copy of the disk: two such would take the place from each other without end.
         """
-        name = self._broker.name
-        path = self._paths.member(name.group, name.member)
         try:
-            there, _ = await read_as(Registration.decode, self._session, path)
+            there, _ = await read_as(Registration.decode, self._session, self._place)
         except NoNode:
             return True  # only the lease's node is left of a session that is ending
         mine = self._broker.incarnation
@@ -280,15 +276,14 @@ class Membership:
         What an earlier process of this place wrote, or deleted, just before it ended may come later than all that this one does:
         a write names no version, and a node that is made anew begins with the same ones.
         """
-        path = self._paths.member(self._broker.name.group, self._broker.name.member)
         while True:
             self._is_dirty.clear()
             said = self._registration().encode()
             with contextlib.suppress(NoNode):
-                found, _ = await self._session.get(path, self._said_otherwise)
+                found, _ = await self._session.get(self._place, self._said_otherwise)
                 if found == said and self._registered_in == session_id:
                     return
-            await self._own(path, said, session_id)
+            await self._own(self._place, said, session_id)
             self._registered_in = session_id
 
     def _said_otherwise(self) -> None:

@@ -35,8 +35,7 @@ async def _makes_in_any_session(self: Membership, path: str, data: bytes, _: int
 
 async def _believes_what_it_wrote(self: Membership, session_id: int) -> None:
     self._is_dirty.clear()
-    path = self._paths.member(self._broker.name.group, self._broker.name.member)
-    await self._own(path, self._registration().encode(), session_id)
+    await self._own(self._place, self._registration().encode(), session_id)
 
 
 # ---- a slave that says more than it has
