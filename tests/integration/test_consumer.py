@@ -22,6 +22,7 @@ from seriatim.protocol import rpc
 from seriatim.protocol.errors import IncompatibleVersion, InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
+from tests.waiting import wait_until
 
 WAIT_S = 60.0
 
@@ -30,13 +31,6 @@ WAIT_S = 60.0
 def cluster(zookeeper_server: EmbeddedZooKeeper, cluster_name: str) -> Iterator[FakeCluster]:
     with FakeCluster(zookeeper_server.address, cluster_name) as made:
         yield made
-
-
-def wait_until(claim: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline_s, "it didn't come true in time"
-        time.sleep(0.02)
 
 
 def new(cluster: FakeCluster, **settings: Any) -> Consumer:

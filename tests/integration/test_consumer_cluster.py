@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueView
 from tests.clusters import sound_cluster
 from tests.faults.trial import wait_until_whole
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -43,13 +44,6 @@ def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
 
 def describe(cluster: DevelopmentCluster, queue: str) -> QueueView:
     return ask(cluster, "DescribeQueue", QueueRequest(queue=queue))
-
-
-def wait_until(claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline_s, "it didn't come true in time"
-        time.sleep(0.05)
 
 
 def send(

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import psutil
@@ -19,6 +18,7 @@ from seriatim.cli import main
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.embedded.processes import Supervisor
+from tests.waiting import wait_until
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 NAMES = {"zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b", "g2-a", "g2-b"}
@@ -74,13 +74,6 @@ def produce(ready, log, first, last):
 
 def pids(directory):
     return json.loads((directory / "pids.json").read_text())
-
-
-def wait_until(holds, timeout_s=60):
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition didn't come true"
-        time.sleep(0.1)
 
 
 def master(ready):

@@ -14,6 +14,7 @@ import pytest
 from seriatim.cli.embedded.cluster import COMMAND
 from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+from tests.waiting import wait_until
 
 SLEEPER = (sys.executable, "-c", "import time; print('ready here'); time.sleep(600)")
 STUBBORN = (
@@ -21,13 +22,6 @@ STUBBORN = (
     "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)",
 )
-
-
-def wait_until(condition, timeout_s=60.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition didn't come true"
-        time.sleep(0.02)
 
 
 def written_pids(directory: Path) -> dict[str, int]:

@@ -8,7 +8,6 @@ import errno
 import socket
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, Self
@@ -37,18 +36,12 @@ from seriatim.protocol.seriatim_pb2_grpc import (
 from seriatim.protocol.zookeeper_threads import Handler
 from tests.forks import in_a_fork
 from tests.interruption import Interruption
+from tests.waiting import wait_until
 
 QUEUE_ID = 7
 WAIT_S = 60.0
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    give_up_at_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up_at_s, "the condition never held"
-        time.sleep(0.005)
 
 
 class SmallCluster(CoordinatorServicer, BrokerServicer):
@@ -295,7 +288,7 @@ def test_a_master_that_is_not_reached_is_named_until_one_is(cluster: SmallCluste
     with new(cluster, batch_bytes=100, max_buffer_bytes=100, max_block_s=0) as producer:
         producer.wait_until_elected(WAIT_S)
         producer.send(b"1")
-        until(lambda: len(cluster.acquired) > 2)
+        wait_until(lambda: len(cluster.acquired) > 2)
         with pytest.raises(errors.DeadlineOver, match=r"the master at 127\.0\.0\.1:1 failed"):
             producer.flush(0)
         with pytest.raises(errors.Unreachable, match=r"the master at 127\.0\.0\.1:1 failed"):
@@ -321,7 +314,7 @@ def test_waiting_for_a_group_holds_the_sender_back(cluster: SmallCluster) -> Non
     cluster.reply_with += [pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=50, reasons=reasons), token=1)] * 10_000
     cluster.token = 1
     with new(cluster, max_block_s=0.3) as producer:
-        until(lambda: len(cluster.acquired) > 1)  # who asks again knows the first answer
+        wait_until(lambda: len(cluster.acquired) > 1)  # who asks again knows the first answer
         with pytest.raises(errors.Waiting, match="g1: not registered"):
             producer.send(b"1")
         cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
@@ -383,7 +376,7 @@ def test_an_overtaken_sender_ends_its_records_as_unknown_and_never_sends_them_ag
         producer.send(b"0", seq=0).result(WAIT_S)
         cluster.silent_epochs = {1}
         lost = producer.send(b"1", seq=1)
-        until(lambda: cluster.end() == 2)
+        wait_until(lambda: cluster.end() == 2)
         cluster.token = 5
         cluster.refuse_with.append(errors.Fenced("token 5"))
         also_lost = producer.send(b"2", seq=2)
@@ -409,7 +402,7 @@ def test_two_instances_one_sends_the_other_takes_over(cluster: SmallCluster) -> 
     second = new(cluster, "second", max_block_s=0.2)
     with pytest.raises(errors.NotElected):
         second.send(b"2")
-    until(lambda: second.is_connected)
+    wait_until(lambda: second.is_connected)
     assert first.is_elected
     assert not second.is_elected
     first.close()
@@ -452,7 +445,7 @@ def test_a_producer_whose_loop_stands_still_says_neither_that_it_is_elected_nor_
         assert first.is_live
         first.wait_until_elected(WAIT_S)
         with HealthServer("127.0.0.1:0", claims) as server:
-            until(lambda: not first.is_live)
+            wait_until(lambda: not first.is_live)
             assert not first.is_connected
             assert not first.is_elected
             answers = [ask(f"127.0.0.1:{server.port}", service, WAIT_S) for service in claims]
@@ -461,7 +454,7 @@ def test_a_producer_whose_loop_stands_still_says_neither_that_it_is_elected_nor_
             second.wait_until_elected(WAIT_S)
             assert not first.is_elected
             goes_on.set()
-            until(lambda: first.is_live and first.is_connected)
+            wait_until(lambda: first.is_live and first.is_connected)
     finally:
         goes_on.set()
         first.close()
@@ -477,7 +470,7 @@ def test_an_election_node_that_is_gone_deposes_its_owner(cluster: SmallCluster, 
         path = f"/seriatim/test/queues/{QUEUE_ID}/senders"
         (node,) = client.get_children(path)
         client.delete(f"{path}/{node}")
-        until(lambda: cluster.token == 2)
+        wait_until(lambda: cluster.token == 2)
         assert producer.wait_until_elected(WAIT_S).token == 2
     client.stop()
     client.close()
@@ -493,12 +486,12 @@ def test_what_a_term_that_is_over_has_asked_for_fences_nobody(
     path = f"/seriatim/test/queues/{QUEUE_ID}/senders"
     cluster.held_up = asyncio.Event()
     with new(cluster) as producer:
-        until(lambda: len(cluster.acquired) == 1)
+        wait_until(lambda: len(cluster.acquired) == 1)
         cluster.held_up = None
         (node,) = client.get_children(path)
         client.delete(f"{path}/{node}")
         assert producer.wait_until_elected(WAIT_S).token == 1
-        until(lambda: cluster.answered == 2)  # and nobody has let the first one go on
+        wait_until(lambda: cluster.answered == 2)  # and nobody has let the first one go on
         assert cluster.token == 1
         producer.send(b"1").result(WAIT_S)
     client.stop()
@@ -558,7 +551,7 @@ def test_unknown_queues_and_dead_addresses_are_told_apart(cluster: SmallCluster)
             return isinstance(error, errors.Unreachable)
         return False
 
-    until(has_asked)
+    wait_until(has_asked)
     with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1"):
         producer.send(b"1")
     producer.abort()
@@ -612,7 +605,7 @@ def test_callbacks_that_exit_end_neither_the_producer_nor_its_records(cluster: S
         cluster.break_streams()
         handle.result(WAIT_S)
         producer.stand_again()
-        until(lambda: cluster.token == 2)
+        wait_until(lambda: cluster.token == 2)
         producer.wait_until_elected(WAIT_S)
         producer.send(b"2").result(WAIT_S)
     assert cluster.values() == [b"1", b"2"]
@@ -623,7 +616,7 @@ def test_an_exit_that_nobody_foresaw_ends_every_record_and_leaves_the_election(c
         producer.wait_until_elected(WAIT_S)
         cluster.silent_epochs = {*range(100)}
         handle = producer.send(b"1")
-        until(lambda: cluster.end() == 1)
+        wait_until(lambda: cluster.end() == 1)
         producer._loop._loop.call_soon_threadsafe(sys.exit, 1)
         with pytest.raises(errors.OutcomeUnknown, match="SystemExit"):
             handle.result(WAIT_S)
@@ -669,7 +662,7 @@ def test_whatever_would_wait_in_a_callback_is_refused_there(cluster: SmallCluste
         producer.wait_until_elected(WAIT_S)
         cluster.silent_epochs = {*range(100)}
         first, other = producer.send(b"1"), producer.send(b"2")
-        until(lambda: cluster.end() == 1)
+        wait_until(lambda: cluster.end() == 1)
         first.add_done_callback(lambda _: try_all(producer.flush, producer.close, other.result))
         first.add_done_callback(lambda _: producer.send(b"3"))  # there is room: it needn't wait
         cluster.silent_epochs = set()
@@ -686,7 +679,7 @@ def test_a_callback_may_abort(cluster: SmallCluster) -> None:
     handle = producer.send(b"1")
     handle.add_done_callback(lambda _: producer.abort())
     handle.result(WAIT_S)
-    until(lambda: not producer._loop._thread.is_alive())
+    wait_until(lambda: not producer._loop._thread.is_alive())
     with pytest.raises(errors.NotElected, match="closed"):
         producer.send(b"2")
 
@@ -706,7 +699,7 @@ def test_to_abort_ends_a_close_that_waits_for_who_never_answers(cluster: SmallCl
     handle = producer.send(b"1")
     closing = threading.Thread(target=close, daemon=True)
     closing.start()
-    until(lambda: len(handle.batch._waiting) == 1)
+    wait_until(lambda: len(handle.batch._waiting) == 1)
     producer.abort()
     closing.join(WAIT_S)
     assert [type(one) for one in ends] == [errors.OutcomeUnknown]
@@ -864,7 +857,7 @@ def test_why_a_sender_isn_t_connected_is_told_once(
     monkeypatch.setattr(Coordinators, "call", call)
     monkeypatch.setattr(loop, "_CONNECT_RETRY_S", 0.001)
     with Producer("127.0.0.1:1", "orders"):
-        until(lambda: len(tries) > 10)
+        wait_until(lambda: len(tries) > 10)
     assert caplog.text.count("not connected yet") == 1
 
 
@@ -911,7 +904,7 @@ def test_each_thread_that_flushes_hears_of_a_failure(cluster: SmallCluster) -> N
         threads = [threading.Thread(target=flush) for _ in range(2)]
         for thread in threads:
             thread.start()
-        until(lambda: len(handle.batch._waiting) == 2)
+        wait_until(lambda: len(handle.batch._waiting) == 2)
         producer.stand_again()
         for thread in threads:
             thread.join()

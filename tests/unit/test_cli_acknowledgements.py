@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,19 +15,13 @@ from seriatim.producer.handle import Ends, Handle, SharedBatch
 from seriatim.producer.sources.lines import Line
 from seriatim.protocol import errors
 from seriatim.protocol.names import Epoch
+from tests.waiting import wait_until
 
 
 def sent() -> SharedBatch:
     batch = SharedBatch(1, Ends())
     batch.source, batch.seqs, batch.epoch, batch.base = "s", 7, Epoch(1), 0
     return batch
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_at_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < give_up_at_s, "the condition never held"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("line", [Line(b"x" * 744, None, None), Line(b"x", b"k" * 743, None)])
@@ -45,7 +37,7 @@ def test_what_is_sent_and_not_followed_is_bounded_and_its_room_comes_back(
         assert added <= 20
     assert added == 20
     batch.finish()
-    until(lambda: acknowledgements.has_room(0.01))
+    wait_until(lambda: acknowledgements.has_room(0.01))
     acknowledgements.close()
     assert acknowledgements.acknowledged == added
 
@@ -73,7 +65,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_what_was_sent_is_followed
         acknowledgements = Acknowledgements(log, lambda: told.append(None))
         acknowledgements.add(Handle(batch, 0), Line(b"v", None, 7))
         batch.finish()
-        until(lambda: acknowledgements.failure is not None)
+        wait_until(lambda: acknowledgements.failure is not None)
         acknowledgements.add(Handle(lost, 0), Line(b"w", None, 8))
         lost.finish(errors.OutcomeUnknown("deposed"))
         acknowledgements.settling().wait(60)
