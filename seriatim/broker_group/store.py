@@ -296,10 +296,6 @@ class Store:
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
         return [cursors.decode(value) for _, value in self._scan(layout.key(b"C", link), layout.after(b"C", link))]
 
-    def cursor(self, link: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
-        value = self._get(layout.key(b"C", link, subscription_id))
-        return None if value is None else cursors.decode(value)
-
     def last_position(self, link: LinkKey) -> StoredPosition:
         """After the link's last batch; START for none."""
         return self.position_before(link, _LAST)

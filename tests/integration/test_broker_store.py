@@ -99,9 +99,6 @@ class MemoryStore:
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
         return [one for key, one in sorted(self._cursors.items()) if key[0] == link]
 
-    def cursor(self, link: LinkKey, subscription_id: SubscriptionId) -> CursorRecord | None:
-        return self._cursors.get((link, subscription_id))
-
     def last_position(self, link: LinkKey) -> StoredPosition:
         return self.position_before(link, Index(2**63))
 
@@ -266,8 +263,7 @@ def test_cursors_are_kept_by_link_and_subscription(on_store: Callable[..., None]
         await store.keep_cursor(RECORD.key, two)
         await store.keep_cursor(RECORD.key, one)
         assert store.cursors(RECORD.key) == [one, two]
-        assert store.cursor(RECORD.key, SubscriptionId(2)) == two
-        assert store.cursor(OTHER.key, SubscriptionId(2)) is None
+        assert store.cursors(OTHER.key) == []
         await store.keep_cursor(OTHER.key, one)
         await store.forget_cursors(RECORD.key, {SubscriptionId(1), SubscriptionId(3)})
         assert (store.cursors(RECORD.key), store.cursors(OTHER.key)) == ([two], [one])
