@@ -90,7 +90,7 @@ class Resyncer:
             began_s = boottime_s()
             try:
                 problem = await self._pass() or self._found
-            except (SeriatimError, grpc.aio.AioRpcError) as error:
+            except _FAILURES as error:
                 problem = str(error)
             if problem != self.problem or (not problem) != self.is_in_sync:
                 _log.info("in sync" if not problem else "not in sync", problem=problem or None)

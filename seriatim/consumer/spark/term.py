@@ -280,7 +280,7 @@ class ReplayTerm:
             if self._run.stopping.is_set():
                 return  # the signal that ends this process may have ended the JVM as well
             if has_ended(self._spark):
-                raise SparkGone(f"Spark has ended: {_last_line(str(error))}") from error
+                raise SparkGone(f"Spark has ended: {_last_line(error)}") from error
             if is_query_s:
                 raise
             raise _query_failed("the query failed", error) from error
@@ -485,7 +485,7 @@ class ReplayTerm:
         try:
             query.stop()
         except Exception as error:  # Spark's, of any kind
-            _log.debug("query not stopped", error=_last_line(str(error)))
+            _log.debug("query not stopped", error=_last_line(error))
         self._wait_until_done()
         if self._application is not None:
             self._run.offset = self._application.position
@@ -565,14 +565,14 @@ def _collected(records: DataFrame) -> list[ChangeRow]:
 
 def _query_failed(what: str, error: object) -> QueryFailed:
     """All that comes of a task's error through Spark is its text."""
-    line = _last_line(str(error))
+    line = _last_line(error)
     is_silent = line.startswith(tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (DeadlineOver, Unreachable)))
     return (QueueSilent if is_silent else QueryFailed)(f"{what}: {line}")
 
 
-def _last_line(text: str) -> str:
+def _last_line(error: object) -> str:
     """The line of a traceback that says what happened; Spark wraps it in many others, and puts what the query was at behind them."""
-    said = text.partition("=== Streaming Query ===")[0]
+    said = str(error).partition("=== Streaming Query ===")[0]
     lines = [line for each in said.splitlines() if (line := each.strip()) and not line.startswith("at ")]
     telling = [
         line

@@ -9,7 +9,7 @@ procedure is over when it gave an `Answer`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import Position, SealAnswer
@@ -257,7 +257,7 @@ class Wait:
 
     reasons: Mapping[str, str]
     retry_after_ms: int = 100
-    token: Token = field(default=Token(0))
+    token: Token = Token(0)
 
 
 @dataclass(frozen=True, slots=True)
