@@ -18,6 +18,7 @@ from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.broker_group.core.resync import Holding
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.store import Store
+from seriatim.broker_group.writer import settling
 from seriatim.protocol import log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink, copied
@@ -348,16 +349,8 @@ class LinkRunner:
 
     def keep(self, record: LinkRecord) -> None:
         """Write the link's record; `kept` waits for it. What the link takes after this is behind it on the disk."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(_: int, error: DiskFailed | None) -> None:
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self._kept = future
-        self._store.put_link(record, done)
+        self._kept = asyncio.get_running_loop().create_future()
+        self._store.put_link(record, settling(self._kept))
 
     def learn_committed(self, index: Index) -> None:
         """Slave: the master says what is committed; what isn't durable here yet counts when it is."""

@@ -37,7 +37,7 @@ from seriatim.broker_group.flush_mark import Flushed, FlushMark
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
-from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s
+from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s, settling
 from seriatim.protocol import batch, log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
@@ -265,16 +265,7 @@ class Store:
         empties: LinkKey | None = None,
     ) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(_: int, error: DiskFailed | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self._writer.submit(Write(puts, done, deletions=deletions, empties=empties))
+        self._writer.submit(Write(puts, settling(future), deletions=deletions, empties=empties))
         await future
 
     # ---- reading; each raises DiskFailed where the disk can't be read

@@ -232,6 +232,20 @@ class Writer:
             done(tag, None if error is None else copied(error))
 
 
+def settling(future: asyncio.Future[None]) -> Done:
+    """What settles it when a write is complete, unless nobody waits for that any more."""
+
+    def done(_: int, error: DiskFailed | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return done
+
+
 def is_the_disk_s(error: Exception) -> bool:
     """And no defect of ours. What RocksDB says comes as a plain Exception."""
     return isinstance(error, OSError) or type(error) is Exception
