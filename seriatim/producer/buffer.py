@@ -174,6 +174,11 @@ class Buffer:
                 self._waiters[waiter] = None
             return handle, term
 
+    @property
+    def term(self) -> int:
+        """The present one, or the last, which who tries later hands to `try_send`."""
+        return self._term
+
     def forget(self, waiter: Callable[[], None]) -> None:
         """Who waited for room, or for an election, doesn't any more."""
         with self._guard:

@@ -15,6 +15,7 @@ from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BATCH_BYTES, BatchLimits
 from seriatim.producer.core.sender_state import SenderSettings
 from seriatim.producer.handle import Handle, Handles
+from seriatim.producer.line import Lines
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
 from seriatim.protocol import forks, log, values
@@ -107,6 +108,7 @@ class Producer:
         if type(self).send is _SEND:
             self.send = self._buffer.send  # type: ignore[method-assign] # the same, one call less for each record
         self._max_block_s = max_block_s
+        self._lines = Lines()
         self._elected: Elected | None = None
         self._standing_waiters: dict[Callable[[], None], None] = {}  # and no lock, as in the consumer's HandOver
         self._buffer.when_stopped(lambda: self._set_standing(None))
@@ -156,22 +158,28 @@ class Producer:
         source: str | None = None,
         timestamp_ms: int | None = None,
     ) -> Handle:
-        """As `send`, but waits without blocking the caller's loop."""
+        """As `send`, but waits without blocking the caller's loop. What is sent on one loop is stored in the order of the calls."""
         record = checked(value, key, headers, seq, source, timestamp_ms)
-        loop = asyncio.get_running_loop()
-        term: int | None = None
-        give_up_at_s = time.monotonic() + self._max_block_s
-        while True:
-            may_try = asyncio.Event()
-            waiter = partial(set_from_anywhere, may_try, loop)
-            handle, term = self._buffer.try_send(record, term, waiter)
+        loop, buffer = asyncio.get_running_loop(), self._buffer
+        may_try = asyncio.Event()
+        waiter = partial(set_from_anywhere, may_try, loop)
+        if self._lines.is_anybody_before(loop):
+            term = buffer.term
+        else:
+            handle, term = buffer.try_send(record, None, waiter)
             if handle is not None:
                 return handle
+        give_up_at_s = time.monotonic() + self._max_block_s
+        with self._lines.standing(loop, may_try):
             try:
-                if not await is_set_within(may_try, max(0.0, give_up_at_s - time.monotonic())):
-                    raise self._buffer.reason_to_give_up()
+                while await is_set_within(may_try, max(0.0, give_up_at_s - time.monotonic())):
+                    may_try.clear()
+                    handle, term = buffer.try_send(record, term, waiter)
+                    if handle is not None:
+                        return handle
+                raise buffer.reason_to_give_up()
             finally:
-                self._buffer.forget(waiter)
+                buffer.forget(waiter)
 
     def send_many(
         self,
