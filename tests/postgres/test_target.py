@@ -994,6 +994,59 @@ def test_what_waits_for_a_server_that_hangs_is_told_and_can_be_given_up(
     assert target.position(QUEUE) == Position(0, 1)
 
 
+def until_at(dsn: str, applying: Future, event: str) -> None:
+    while not fetch(dsn, f"SELECT 1 FROM pg_stat_activity WHERE wait_event = '{event}' AND pid <> pg_backend_pid()"):
+        assert not applying.done()
+
+
+def test_a_statement_that_takes_long_is_told_where_it_waits_for_nobody(target, dsn, monkeypatch) -> None:
+    made = planned(target, inserts(1))
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(600); RETURN new; END $$"
+        )
+        connection.execute("CREATE TRIGGER slow BEFORE INSERT ON keyed FOR EACH ROW EXECUTE FUNCTION slow()")
+        connection.execute("ALTER TABLE keyed ENABLE ALWAYS TRIGGER slow")
+    assert target.hindrance() is None  # nothing is under way
+    with ThreadPoolExecutor(1) as thread:
+        applying = thread.submit(target.apply, QUEUE, made, 1)
+        try:
+            until_at(dsn, applying, "PgSleep")
+            monkeypatch.setattr(postgres, "_LONG_S", 3600.0)
+            assert target.hindrance() is None  # it may be one of many that are quick
+            monkeypatch.setattr(postgres, "_LONG_S", 0.0)
+            told = target.hindrance()
+        finally:
+            target.cancel()
+        assert told.startswith("since 2")
+        assert " the target has been at a statement, waiting for Timeout PgSleep: INSERT INTO" in told
+        with pytest.raises(TargetBusy):
+            applying.result(60)
+
+
+def test_a_commit_that_waits_for_a_stand_by_is_told(target, dsn, postgres_server, monkeypatch) -> None:
+    """Nobody's lock is in its way: it waited without a word."""
+    monkeypatch.setattr(postgres, "_LONG_S", 0.0)
+    made = planned(target, inserts(1))
+
+    def waits_for(names: str) -> None:
+        with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+            connection.execute("SELECT pg_reload_conf()")
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            waits_for("away")
+            while fetch(dsn, "SHOW synchronous_standby_names") != [("away",)]:
+                pass
+            applying = thread.submit(target.apply, QUEUE, made, 1)
+            until_at(dsn, applying, "SyncRep")
+            assert "waiting for a synchronous stand-by, which is away or behind" in target.hindrance()
+        finally:
+            waits_for("")
+        assert applying.result(60).position.offset == made.end
+
+
 @pytest.fixture
 def promoted(tmp_path) -> Iterator[str]:
     """The DSN of another server with the same tables, and a position at 0: a stand-by that was promoted."""

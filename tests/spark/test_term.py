@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -315,6 +316,68 @@ def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_pat
         term._slow_at_s = 1.0  # it has been at it for longer than that
         term._follow(SimpleNamespace(isActive=True))
     assert told == [Waiting("in the target process 7 has to end first")]
+
+
+def test_spark_that_does_not_hand_out_what_a_micro_batch_has_is_told(queue, reader, tmp_path, monkeypatch):
+    """As where a task's Python process stands still. What the target is at has nothing to do with it."""
+    go_on, told = threading.Event(), []
+
+    def collected(_records):
+        assert go_on.wait(60)
+        return [ChangeRow(5, "s", 5, ROW)]
+
+    monkeypatch.setattr(term_module, "_collected", collected)
+    monkeypatch.setattr(term_module, "SLOW_S", 0.0)
+    target = Claims(Position(5, 5))
+    target.hindrance = lambda: pytest.fail("the target isn't asked")
+    with replay_term(target, reader, tmp_path, []) as term, ThreadPoolExecutor(1) as spark_thread:
+        term._run.report = lambda event: (told.append(event), term._run.stopping.set())
+        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
+        applying = spark_thread.submit(term._apply_batch, None, 0)
+        try:
+            while term._reading_since_s is None:
+                time.sleep(0.001)
+            term._follow(ended())
+        finally:
+            term._run.stopping = Flag()
+            go_on.set()
+        assert [as_text(one).split(" for ")[0] for one in told] == ["waiting: Spark has been reading records"]
+        applying.result(60)
+        assert term._reading_since_s is None
+
+
+def test_spark_that_begins_no_micro_batch_for_what_the_queue_has_is_told(queue, reader, tmp_path, monkeypatch):
+    """As where the Python process that plans them stands still. What came since the last look may still be on its way."""
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, "s", 5, ROW)])
+    events: list[Event] = []
+    target = Claims(Position(5, 5))
+    target.position_beside = lambda _queue_id: target.stored
+
+    def looks(term, query) -> list[str]:
+        events.clear()
+        for _ in range(2):
+            term._slow_at_s = 0.0
+            term._run.stopping = Flag()
+            term._run.stopping.wait = lambda _s: term._run.stopping.set()
+            term._follow(query)
+        term._run.stopping = Flag()
+        return [as_text(event).split(" for ")[0] for event in events]
+
+    with replay_term(target, reader, tmp_path, events) as term:
+        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
+        queue.append_values([ROW] * 5, 0)
+        assert looks(term, ended()) == []  # all is in the target
+        queue.append_values([ROW] * 5, 5)
+        assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"]
+        assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"] * 2
+        for batch_id in range(2):  # one of many that are to bring all this
+            term._apply_batch(None, batch_id)
+            assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"]
+        unfinished = ended(10)
+        unfinished.lastProgress  # noqa: B018 - the second one has it
+        assert looks(term, unfinished) == []  # of a transaction
+        queue.tells_committed = False
+        assert looks(term, unfinished) == []
 
 
 @pytest.mark.parametrize("stored", [Position(35, 5), None])

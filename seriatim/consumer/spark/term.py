@@ -115,6 +115,9 @@ class ReplayTerm:
         self._applied_id: int | None = None  # of the last micro-batch of this query that was handed in whole
         self._passed_id: int | None = None
         self._slow_at_s = 0.0
+        self._reading_since_s: float | None = None
+        self._awaited = 0  # the queue's end at a look since which no micro-batch has begun; 0: at none
+        self._awaited_at_s = 0.0
         self._look_at_s = 0.0
         self._applying_at_s = 0.0
         self._batch_end = 0
@@ -213,6 +216,8 @@ class ReplayTerm:
         self._has_moved = False
         self._worked_at_s = boottime_s()
         self._look_at_s = boottime_s() + _LOOK_EVERY_S
+        self._slow_at_s = boottime_s() + SLOW_S
+        self._awaited = 0
         self._run.report(Started(settings.queue, self._term.token, start))
         created_at_ms = self._subscriber.queue_created_at_ms
         folder = query_folder(self._checkpoints, self._queue_id, created_at_ms, settings.subscription, self._term.fence)
@@ -315,13 +320,21 @@ class ReplayTerm:
             self._run.report(Applying(self._settings.queue, start, self._batch_end))
         source = self._source(self._spark.read)
         records: DataFrame = source.option("startingOffsets", start).option("endingOffsets", end).load()
-        return _collected(records.select(*COLUMNS))
+        return self._read(records.select(*COLUMNS))
+
+    def _read(self, records: DataFrame) -> list[ChangeRow]:
+        self._reading_since_s = boottime_s()
+        try:
+            return _collected(records)
+        finally:
+            self._reading_since_s = None
 
     # ---- a micro-batch, on a thread of Spark's
 
     def _apply_batch(self, records: DataFrame, batch_id: int) -> None:
         with self._turn:
             self._slow_at_s = boottime_s() + SLOW_S
+            self._awaited = 0
             self._is_busy.set()
             try:
                 self._take(records)
@@ -336,7 +349,7 @@ class ReplayTerm:
         began_s = boottime_s()
         self._applying_at_s = began_s + SLOW_S
         before = self._application.position if self._application is not None else 0
-        rows = _collected(records)
+        rows = self._read(records)
         if before == 0 and self._applied_id is None:
             self._check_beginning(rows)
         if not rows:
@@ -402,8 +415,10 @@ class ReplayTerm:
                 self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
             if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
                 self._slow_at_s = boottime_s() + SLOW_S
-                self._tell_if_without_executors()
-                self._tell_hindrance()
+                self._tell_hold_up()
+            if not self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
+                self._slow_at_s = boottime_s() + SLOW_S + self._settings.trigger_ms / 1000
+                self._tell_if_nothing_comes(query)
             if not self._is_busy.is_set() and boottime_s() >= self._look_at_s:
                 self._look_at_s = boottime_s() + _LOOK_EVERY_S
                 self._look_at_target()
@@ -441,12 +456,29 @@ class ReplayTerm:
         finally:
             self._turn.release()
 
-    def _tell_if_without_executors(self) -> None:
-        if lacks_executors(self._spark):
+    def _tell_hold_up(self) -> None:
+        """What a micro-batch is at that takes long: Spark's tasks, or the target."""
+        began_s = self._reading_since_s
+        if began_s is None:
+            self._tell_hindrance()
+        elif lacks_executors(self._spark):
             master = self._settings.master
             self._run.report(
                 Waiting(f"Spark has no executors at {master}: has it a worker with a core and memory to spare?")
             )
+        elif (reading_s := boottime_s() - began_s) >= SLOW_S / 2:  # what took less may be one of many parts
+            self._run.report(Waiting(f"Spark has been reading records for {reading_s:.0f} s"))
+
+    def _tell_if_nothing_comes(self, query: StreamingQuery) -> None:
+        """A micro-batch is to have begun by now with what the queue had at a look before this one."""
+        if self._awaited and not self._has_handed_in(query, self._awaited):
+            waited_s = boottime_s() - self._awaited_at_s
+            self._run.report(Waiting(f"Spark has begun no micro-batch for {waited_s:.0f} s, with records in the queue"))
+            return
+        with contextlib.suppress(WorldError):
+            positions = self._reader.positions()
+            self._awaited = positions.end if positions.is_end_known else 0
+            self._awaited_at_s = boottime_s()
 
     def _tell_hindrance(self) -> None:
         hindrance = self._target.hindrance()
@@ -459,12 +491,15 @@ class ReplayTerm:
             positions = self._reader.positions()
             if not positions.is_end_known:
                 return False
-            end = positions.end
-            if self._application is not None and self._application.position >= end:
-                return True
-            progress = query.lastProgress
-            return progress is not None and _handed_in(progress) >= end
+            return self._has_handed_in(query, positions.end)
         return False
+
+    def _has_handed_in(self, query: StreamingQuery, end: int) -> bool:
+        """Whether all before `end` is in the target, or was in a micro-batch, as the unfinished transaction that the target waits to have whole."""
+        if self._application is not None and self._application.position >= end:
+            return True
+        progress = query.lastProgress
+        return progress is not None and _handed_in(progress) >= end
 
     def _query_failure(self, query: StreamingQuery) -> Exception:
         failure = self._failure

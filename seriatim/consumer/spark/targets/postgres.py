@@ -52,6 +52,8 @@ _LOG = logging.getLogger(__name__)
 ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
 CANCEL_S = 5.0
+_LONG_S = 5.0
+"""A statement that has taken less may be one of many that are quick."""
 _ASK_S = 2
 _SET_UP_S = 10.0
 BACKOFF_S = 0.05
@@ -59,8 +61,15 @@ BACKOFF_S = 0.05
 
 _STARTED = b"(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
 """When a server was, in µs: it tells servers that have one database apart, to whatever role, and in every DateStyle."""
-_SEEN = b"SELECT pg_is_in_recovery(), " + _STARTED + b", EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
-"""Of a server process, by the server to which the DSN leads."""
+_SEEN = (
+    b"SELECT pg_is_in_recovery(), "
+    + _STARTED
+    + b""", a.pid IS NOT NULL,
+       CASE WHEN state = 'active' AND clock_timestamp() - query_start >= %s * interval '1s'
+            THEN ARRAY[date_trunc('second', query_start)::text, left(query, 80), wait_event_type, wait_event] END
+  FROM (SELECT) one LEFT JOIN pg_stat_activity a ON a.pid = %s"""
+)
+"""Of a server process, by the server to which the DSN leads; in the end what it is at, if that is a statement that takes so long."""
 
 _NO_REPLICA_ROLE = (
     "the target's role may not set session_replication_role: triggers of the target fire, and ON DELETE and ON UPDATE of its foreign "
@@ -140,7 +149,7 @@ class PostgresTarget:
             time.sleep(0.02)
 
     def hindrance(self) -> str | None:
-        """From any thread: what makes the statement under way take so long, in a sentence; None for nobody that anybody knows of.
+        """From any thread: what makes the statement under way take so long, in a sentence; None where that isn't known, or nothing takes long.
 
         Where the DSN leads to another server by now, as behind a failover, what the old one has begun may never end: the connection
         is closed, so that its call raises TargetLost.
@@ -151,14 +160,17 @@ class PostgresTarget:
         try:
             pid = connection.info.backend_pid
             with self._beside() as own:
-                ((is_standby, started, is_there),) = own.execute(_SEEN, (pid,)).fetchall()
+                ((is_standby, started, is_there, doing),) = own.execute(_SEEN, (_LONG_S, pid)).fetchall()
                 holder = told_holder(own.execute(HOLDER, ([pid],)).fetchone())
         except psycopg.Error as error:
             return f"the target doesn't answer: {in_a_line(error)}"
-        if self._server_started is not None and not (is_there and started == self._server_started):
+        is_known = self._server_started is not None
+        if is_known and not (is_there and started == self._server_started):
             return "the target's address leads to a stand-by" if is_standby else self._left(connection)
         self._missed = 0
-        return None if holder is None else f"in the target {holder}"
+        if holder is not None:
+            return f"in the target {holder}"
+        return _told_doing(*doing) if is_known and doing is not None else None
 
     def _left(self, connection: psycopg.Connection[Any]) -> str:
         """Close it, at once the first time, and until something is applied only where ever more looks in a row miss its session.
@@ -478,6 +490,16 @@ def _server_started(connection: psycopg.Connection[Any]) -> int | None:
     """As `_STARTED`. None where another process serves than was told, as by a pool."""
     ((started, pid),) = connection.execute(b"SELECT " + _STARTED + b", pg_backend_pid()").fetchall()
     return started if pid == connection.info.backend_pid else None
+
+
+def _told_doing(since: str, statement: str, kind: str | None, event: str | None) -> str | None:
+    """What a session is at that waits for no other one, in a sentence; None where it waits for the replay."""
+    if event == "SyncRep":
+        return f"since {since} the target has been waiting for a synchronous stand-by, which is away or behind, to have what it commits"
+    if kind == "Client":
+        return None
+    waits = f", waiting for {kind} {event}" if event else ""
+    return f"since {since} the target has been at a statement{waits}: {in_a_line(statement)}"
 
 
 def _may_be_another(error: psycopg.Error) -> bool:
