@@ -20,6 +20,7 @@ from seriatim.consumer.spark import engine
 from seriatim.consumer.spark import term as term_module
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
+from seriatim.consumer.spark.batch_size import FIRST_S
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory
@@ -681,8 +682,8 @@ class Failing:
 
     def _stream(self) -> None:
         term = self._term
-        term._has_moved = term._max_records <= self._passing
-        self.sizes.append(term._max_records)
+        term._has_moved = term._size.records <= self._passing
+        self.sizes.append(term._size.records)
         if len(self.sizes) == 4:
             term._run.stopping.set()
             return
@@ -712,6 +713,34 @@ def test_micro_batches_have_a_record_at_least(queue, reader, tmp_path, max_recor
         failing = Failing(term, 0, error)
         term.run()
         assert failing.sizes == sizes
+
+
+def test_micro_batches_that_were_halved_grow_again_while_they_pass(queue, reader, tmp_path, monkeypatch):
+    """A trouble of Spark's that passes, as a worker that is away, left a replay with a few records at a time until it was elected anew."""
+    sizes: list[int] = []
+
+    def started(self, offset, checkpoint):
+        sizes.append(self._size.records)
+        self._applied_id, self._application.position = 0, 10
+        for now_s in (0.0, FIRST_S):
+            monkeypatch.setattr(term_module, "boottime_s", lambda now_s=now_s: now_s)
+            self._came_to(Outcome(10, 1), 5, 0.0)
+        monkeypatch.undo()
+        monkeypatch.setattr(ReplayTerm, "_started", started)
+        if len(sizes) == 3:
+            self._run.stopping.set()
+        return SimpleNamespace(isActive=True, stop=lambda: None)
+
+    monkeypatch.setattr(ReplayTerm, "_started", started)
+    queue.append_values([ROW] * 20, 0)
+    events: list[Event] = []
+    with replay_term(Claims(Position(10, 4)), reader, tmp_path, events) as term:
+        term._size.halve()
+        term._size.halve()
+        term.run()
+        assert sizes == [5_000, 10_000, 20_000]
+    told = [event.reason for event in events if isinstance(event, Waiting)]
+    assert told == [f"the next query is with at most {size} records at a time" for size in ("10,000", "20,000")]
 
 
 class Ending:
@@ -744,7 +773,7 @@ def test_the_last_try_is_made_with_one_record_at_a_time(queue, reader, tmp_path)
     with replay_term(Claims(), reader, tmp_path, []) as term:
         Ending(term, *[QueryFailed("larger than spark.driver.maxResultSize")] * 14)
         term.run()
-        assert term._max_records == 1
+        assert term._size.records == 1
         Ending(term, QueryFailed("a task failed"))
         with pytest.raises(QueryFailed):
             term.run()
@@ -760,7 +789,7 @@ def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behin
         term._apply_batch(None, 0)
         Ending(term, QueryFailed("larger than spark.driver.maxResultSize"))
         term.run()
-        assert term._max_records == size
+        assert term._size.records == size
 
 
 def test_records_that_are_read_anew_within_their_transaction_are_counted_once(queue, reader, tmp_path, monkeypatch):
@@ -782,7 +811,7 @@ def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smalle
         failed = term._query_failure(SimpleNamespace(exception=lambda: f"Caused by: PythonException: {traced}"))
         Ending(term, *[failed] * 30)
         term.run()
-        assert term._max_records == 20_000
+        assert term._size.records == 20_000
     assert [event.reason for event in events] == [str(failed)] * 30
     assert "waiting for" in str(failed)
 

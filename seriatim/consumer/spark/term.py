@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.application import COLUMNS, Application, Outcome, change_rows
 from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.batch_size import BatchSize
 from seriatim.consumer.spark.beginning import RecordsGone, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.cursor import CursorKeeper
@@ -107,7 +108,7 @@ class ReplayTerm:
         self._failure: BaseException | None = None
         self._failures = 0
         self._queries_failed = 0
-        self._max_records = self._settings.max_records
+        self._size = BatchSize(self._settings.max_records)
         self._has_moved = False  # the target, by a micro-batch of the query that runs
         self._began_at = 0
         self._is_busy = threading.Event()
@@ -159,12 +160,12 @@ class ReplayTerm:
             return ""
         if self._is_over or not self._does_queue_answer():
             return ""
-        self._max_records //= 2
-        return f"; the next try is with at most {self._max_records:,} records at a time"
+        self._size.halve()
+        return f"; the next try is with at most {self._size.records:,} records at a time"
 
     @property
     def _may_take_less(self) -> bool:
-        return self._max_records > 1 and not self._has_moved
+        return self._size.records > 1 and not self._has_moved
 
     def _judge(self, error: SeriatimError) -> None:
         """Count a failure; raise what can't be mended by waiting."""
@@ -214,6 +215,7 @@ class ReplayTerm:
         self._began_at = start
         self._applied_id = self._passed_id = None
         self._has_moved = False
+        self._size.begin()
         self._worked_at_s = boottime_s()
         self._look_at_s = boottime_s() + _LOOK_EVERY_S
         self._slow_at_s = boottime_s() + SLOW_S
@@ -305,7 +307,7 @@ class ReplayTerm:
     def _started(self, offset: int, checkpoint: str) -> StreamingQuery:
         settings = self._settings
         source = self._source(self._spark.readStream)
-        records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", self._max_records).load()
+        records = source.option("startingOffsets", offset).option("maxRecordsPerTrigger", self._size.records).load()
         writer = records.select(*COLUMNS).writeStream.foreachBatch(self._apply_batch)
         writer = writer.option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(processingTime=f"{settings.trigger_ms} milliseconds").start()
@@ -363,6 +365,7 @@ class ReplayTerm:
     def _came_to(self, outcome: Outcome, before: int, took_s: float) -> None:
         if outcome.position > before:
             self._has_moved = True
+            self._size.moved(boottime_s())
             self._failures = self._queries_failed = 0
         self._cursor.want(outcome.position)
         self._tell(outcome, took_s)
@@ -403,11 +406,15 @@ class ReplayTerm:
     # ---- beside it
 
     def _follow(self, query: StreamingQuery) -> bool:
-        """Until the query fails, the term is over, or nothing comes any more, which is then True. Raises PositionMoved."""
+        """Until the query fails, the term is over, one with more records is to begin, or nothing comes any more, which is then True. Raises PositionMoved."""
         idle_s = self._settings.until_idle_s
         while not self._is_over:
             if not query.isActive:
                 raise self._query_failure(query)
+            if self._size.may_grow and not self._is_busy.is_set():
+                self._size.grow()
+                self._run.report(Waiting(f"the next query is with at most {self._size.records:,} records at a time"))
+                return False
             if idle_s is not None and not self._is_busy.is_set() and boottime_s() - self._worked_at_s >= idle_s:
                 if self._is_all_read(query):
                     self._pass_dropped(query)
