@@ -332,6 +332,39 @@ def test_a_table_whose_key_has_a_text_is_read_a_few_times_however_many_rows_it_h
         assert scans[0] < 20, "of which some were this test's"
 
 
+def test_rows_of_many_buckets_that_differ_are_found_by_a_hash_not_by_a_list(pair, monkeypatch) -> None:
+    """A list of 32,000 was gone through for each row."""
+    plans: list[str] = []
+    streamed = chunks._streamed
+
+    def planned(side, query):
+        plans.extend(line for (line,) in side.connection.execute(chunks.sql.SQL("EXPLAIN ") + query))
+        return streamed(side, query)
+
+    monkeypatch.setattr(chunks, "_FETCHED", 1)
+    monkeypatch.setattr(chunks, "_streamed", planned)
+    for dsn in pair:
+        run(dsn, "CREATE TABLE named (name text PRIMARY KEY, n integer)")
+        run(dsn, "INSERT INTO named SELECT i, 1 FROM generate_series(1, 2000) i; ANALYZE named")
+    run(pair[1], "UPDATE named SET n = 2")
+    [table] = compare(*pair, ["named"]).tables
+    assert (table.rows, table.different) == (2000, 2000)
+    assert sum("Hash Cond" in line for line in plans) == 2, plans
+
+
+@pytest.mark.parametrize("kind", ["integer", "text"])
+@pytest.mark.parametrize(("encoding", "letter"), [("SQL_ASCII", r"\351"), ("UTF8", r"\303\251")])
+def test_rows_of_a_database_without_an_encoding_are_compared_by_their_bytes(
+    new_database, kind, encoding, letter
+) -> None:
+    pair = [new_database(f"TEMPLATE template0 ENCODING '{one}' LOCALE 'C'") for one in ("SQL_ASCII", encoding)]
+    for dsn in pair:
+        run(dsn, f"CREATE TABLE cafes (id {kind} PRIMARY KEY, name text)")
+        run(dsn, f"INSERT INTO cafes VALUES (1, E'caf{letter}'), (2, 'pub')")
+    [table] = compare(*pair).tables
+    assert (table.is_identical, table.rows) == (True, 2)
+
+
 def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:
     for dsn in pair:
         run(dsn, "CREATE SCHEMA shop; CREATE TYPE shop.mood AS ENUM ('glad', 'sad')")

@@ -161,16 +161,20 @@ def _end_of_chunk(side: _Side, between: Between, chunk_rows: int) -> Key | None:
 
 def _sum(side: _Side, between: Between) -> tuple[int, int]:
     query = sql.SQL("SELECT count(*), coalesce(sum({}), 0)::text FROM {}{}").format(
-        _hash(side.values, 60), side.rows, _between(side.table, *between)
+        _hash(side, side.values, 60), side.rows, _between(side.table, *between)
     )
     row = side.connection.execute(query).fetchone()
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
-def _hash(texts: Fragment, bits: int) -> Fragment:
-    """The first bits of a row's md5, in whatever encoding the server has it."""
-    return sql.SQL("('x' || left(md5(convert_to(ROW({})::text, 'UTF8')), {}))::bit({})::bigint::numeric").format(
-        texts, sql.Literal(bits // 4), sql.Literal(bits)
+def _hash(side: _Side, texts: Fragment, bits: int) -> Fragment:
+    """The first bits of a row's md5, in whatever encoding the server has it.
+
+    A database without one (SQL_ASCII) may hold what is no UTF-8, and refuses to make that of it: its bytes are taken as they are.
+    """
+    has_encoding = side.connection.info.parameter_status("server_encoding") != "SQL_ASCII"
+    return sql.SQL("('x' || left(md5(convert_to(ROW({})::text, {})), {}))::bit({})::bigint::numeric").format(
+        texts, sql.Literal("UTF8" if has_encoding else "SQL_ASCII"), sql.Literal(bits // 4), sql.Literal(bits)
     )
 
 
@@ -248,36 +252,41 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
 def _compare_by_buckets(sides: tuple[_Side, _Side], tally: _Tally) -> None:
     counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
     tally.rows = 0 if counted is None else counted[0]
-    bucket = sql.SQL("({} % {})::integer").format(
-        _hash(sides[0].keys, 32), sql.Literal(min(_MOST_BUCKETS, tally.rows // _FETCHED + 1))
-    )
-    ours, theirs = (_sums(side, bucket) for side in sides)
+    buckets = min(_MOST_BUCKETS, tally.rows // _FETCHED + 1)
+    ours, theirs = (_sums(side, buckets) for side in sides)
     unlike = sorted(one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one))
     tally.on_rows(tally.rows)
     if unlike:
-        _compare_buckets(sides, bucket, unlike, tally)
+        _compare_buckets(sides, buckets, unlike, tally)
 
 
-def _sums(side: _Side, bucket: Fragment) -> dict[int, tuple[int, str]]:
+def _bucket(side: _Side, buckets: int) -> Fragment:
+    return sql.SQL("({} % {})::integer").format(_hash(side, side.keys, 32), sql.Literal(buckets))
+
+
+def _sums(side: _Side, buckets: int) -> dict[int, tuple[int, str]]:
     query = sql.SQL("SELECT {}, count(*), sum({})::text FROM {} GROUP BY 1").format(
-        bucket, _hash(side.values, 60), side.rows
+        _bucket(side, buckets), _hash(side, side.values, 60), side.rows
     )
     return {number: (rows, total) for number, rows, total in side.connection.execute(query)}
 
 
-def _compare_buckets(sides: tuple[_Side, _Side], bucket: Fragment, wanted: list[int], tally: _Tally) -> None:
-    of_both = [_buckets(side, bucket, wanted) for side in sides]
-    nexts = [next(buckets, _NO_BUCKET) for buckets in of_both]
+def _compare_buckets(sides: tuple[_Side, _Side], buckets: int, wanted: list[int], tally: _Tally) -> None:
+    of_both = [_buckets(side, buckets, wanted) for side in sides]
+    nexts = [next(found, _NO_BUCKET) for found in of_both]
     for number in wanted:
         ours, theirs = (rows if found == number else iter(()) for found, rows in nexts)
         _compare_rows(sides[0], ours, theirs, tally)
         nexts = [next(of_both[side], _NO_BUCKET) if nexts[side][0] == number else nexts[side] for side in (0, 1)]
 
 
-def _buckets(side: _Side, bucket: Fragment, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
-    """Those that have rows, in their order. Each one's rows are to be taken before the next one is."""
-    query = sql.SQL("SELECT {0}, {1}, {2} FROM {3} WHERE {0} = ANY ({4}) ORDER BY 1").format(
-        bucket, side.keys, side.values, side.rows, sql.Literal(wanted)
+def _buckets(side: _Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
+    """Those that have rows, in their order. Each one's rows are to be taken before the next one is.
+
+    By a join: PostgreSQL before 14 goes through a list for each row, and later ones go through what isn't a list of the column's very type.
+    """
+    query = sql.SQL("SELECT {0}, {1}, {2} FROM {3} WHERE {0} IN (SELECT unnest({4}::integer[])) ORDER BY 1").format(
+        _bucket(side, buckets), side.keys, side.values, side.rows, sql.Literal(wanted)
     )
     rows = cast("Iterator[tuple[Any, ...]]", _streamed(side, query))
     for number, found in groupby(rows, itemgetter(0)):
