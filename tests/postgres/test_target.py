@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from struct import pack, unpack
 from types import SimpleNamespace
 
 import psycopg
@@ -19,10 +21,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
-from seriatim.consumer.spark.apply.errors import GeneratedKey, MissingColumns, MissingKey, MissingTables, UnloggedTable
+from seriatim.consumer.spark.apply.digits import rounding_columns
+from seriatim.consumer.spark.apply.errors import (
+    GeneratedKey,
+    MissingColumns,
+    MissingKey,
+    MissingTables,
+    NarrowColumn,
+    UnloggedTable,
+)
 from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Snapshot
 from seriatim.consumer.spark.apply.planner import plan, plan_part
-from seriatim.consumer.spark.apply.shape import TableName
+from seriatim.consumer.spark.apply.shape import TableName, TableShape
 from seriatim.consumer.spark.apply.spelling import spelled
 from seriatim.consumer.spark.targets import catalogue, execution, positions, postgres, statements
 from seriatim.consumer.spark.targets import parts as target_parts
@@ -865,6 +875,35 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
         connection.execute(str(refused.value).split("mend it with: ")[1].encode())
     applied(target, 0, ("c", None, {"id": 1}), table="forgetful")
     assert fetch(dsn, "SELECT id FROM forgetful") == [(1,)]
+
+
+def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn) -> None:
+    """1.001 and 1.004 were one row."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE widened (id numeric(9,2) PRIMARY KEY)")
+    changes = [("c", None, {"id": "1.001"}), ("c", None, {"id": "1.004"})]
+    with pytest.raises(NarrowColumn) as refused:
+        applied(target, 0, *changes, table="widened")
+    with psycopg.connect(dsn) as connection:
+        statement = str(refused.value).split("mend it with: ")[1]
+        connection.execute(statement.replace("TYPE_AS_IN_THE_SOURCE", "numeric(9,4)").encode())
+    applied(target, 0, *changes, table="widened")
+    assert fetch(dsn, "SELECT id::text FROM widened ORDER BY id") == [("1.0010",), ("1.0040",)]
+
+
+def test_a_real_holds_each_of_its_own_values(dsn) -> None:
+    """As PostgreSQL writes them; and those of others that it would write the same."""
+    ((_, holds),) = rounding_columns(TableShape(TableName("public", "a"), {"n": "real"}))
+    chance = Random(1)
+    values = [unpack("f", pack("I", chance.getrandbits(32)))[0] for _ in range(20_000)]
+    values += [chance.randrange(10**8) / 10 ** chance.randrange(9) for _ in range(20_000)]
+    values += [2.0**exponent * factor for exponent in range(-149, 127) for factor in (1, -1, 1.5, 0.75)]
+    usual = [value for value in values if value == 0 or 1.5e-45 < abs(value) < 3.4e38]
+    query = "SELECT v::text, v::real::text FROM unnest(%s::float8[]) v"
+    with psycopg.connect(dsn, options="-c extra_float_digits=3") as connection:
+        found = connection.execute(query, (usual,)).fetchall()
+    assert [text for _, text in found if not holds(text)] == []
+    assert [wide for wide, text in found if not holds(wide) and float(wide) == float(text)] == []
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

@@ -7,6 +7,7 @@ SeriatimError
 │       ├── MissingColumns
 │       ├── MissingKey
 │       ├── GeneratedKey
+│       ├── NarrowColumn
 │       └── UnloggedTable
 ├── RefusedError
 │   └── GivenUp               a transaction of which a part was planned was never finished
@@ -93,6 +94,22 @@ class GeneratedKey(UnfitTarget):
             f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} {alters}",
             table=str(table),
             columns=names,
+            offset=offset,
+        )
+
+
+class NarrowColumn(UnfitTarget):
+    """The target would round a value, and two keys might become one. `details` holds table, column, type and offset."""
+
+    code = "narrow-column"
+
+    def __init__(self, table: TableName, column: str, type_name: str, offset: int) -> None:
+        super().__init__(
+            f"column {column} of the target's table {table} is {type_name}, which holds fewer digits than the change at offset {offset} has; "
+            f"mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} ALTER COLUMN {quote(column)} TYPE TYPE_AS_IN_THE_SOURCE",
+            table=str(table),
+            column=column,
+            type=type_name,
             offset=offset,
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from seriatim.consumer.spark.apply.collapse import Entry, collapse
+from seriatim.consumer.spark.apply.digits import Holds, rounding_columns
 from seriatim.consumer.spark.apply.errors import (
     BrokenStream,
     GeneratedKey,
@@ -25,6 +26,7 @@ from seriatim.consumer.spark.apply.errors import (
     MissingColumns,
     MissingKey,
     MissingTables,
+    NarrowColumn,
     UnloggedTable,
 )
 from seriatim.consumer.spark.apply.plan import (
@@ -40,7 +42,7 @@ from seriatim.consumer.spark.apply.plan import (
 from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
 from seriatim.consumer.spark.apply.sharing import share_a_key, untangled
 from seriatim.consumer.spark.apply.steps import step
-from seriatim.protocol.change import Change, MalformedChange, decode
+from seriatim.protocol.change import Change, MalformedChange, Row, decode
 from seriatim.protocol.postgres import OWN_SCHEMA
 
 _ROW_OPERATIONS = frozenset({"c", "u", "d"})
@@ -66,7 +68,7 @@ def plan(rows: Sequence[ChangeRow], start: int, shapes: Shapes, snapshot: Snapsh
 
     Raises:
         BrokenStream: the rows are no run of whole transactions and snapshots, or one is no change envelope.
-        MissingTables, MissingColumns, MissingKey, GeneratedKey, UnloggedTable: the target's tables don't fit.
+        MissingTables, MissingColumns, MissingKey, GeneratedKey, NarrowColumn, UnloggedTable: the target's tables don't fit.
     """
     reading = _read(rows, start, None, snapshot)
     return _plan(
@@ -340,12 +342,15 @@ def _segment(
 
 
 def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
-    """Each set of columns once, not each row: tables rarely change their columns."""
+    """Each set of columns once, not each row: tables rarely change their columns. Of columns that round, each value."""
     if shape.unlogged:
         raise UnloggedTable(shape.name, shape.unlogged, entries[0][0])
     seen: set[tuple[object, ...]] = set()
+    rounding = rounding_columns(shape)
     for offset, change in entries:
         image = change.after if change.after is not None else change.before
+        if rounding and image is not None:
+            _check_digits(shape, rounding, image, offset)
         key = change.source.key
         look = (key, *(image or ()))
         if look in seen:
@@ -358,3 +363,10 @@ def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
             raise MissingKey(shape.name, key, offset)
         if generated := shape.generated.intersection(key):
             raise GeneratedKey(shape.name, generated, offset)
+
+
+def _check_digits(shape: TableShape, rounding: Sequence[tuple[str, Holds]], image: Row, offset: int) -> None:
+    for name, holds in rounding:
+        value = image.get(name)
+        if type(value) is str and not holds(value):
+            raise NarrowColumn(shape.name, name, shape.columns[name], offset)
