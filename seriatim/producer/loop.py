@@ -52,13 +52,14 @@ class Elected:
     `resume_point` is None where nobody can tell, because an earlier link is lost. `held`: up to where the queue has records,
     at or above the resume point; what lies between may be on one disk only, and is sent again by whoever still has it. Who
     hasn't, because it was acknowledged, knows by `held` that none is missing. `given_up_from`: the first seq of a source that
-    an operator may have given up.
+    an operator may have given up. `queue`: which one this is, as no other of any cluster.
     """
 
     token: Token
     resume_point: Mapping[str, int] | None
     held: Mapping[str, int] = field(default_factory=dict)
     given_up_from: Mapping[str, int] = field(default_factory=dict)
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +366,8 @@ class SendingLoop:
             case events.TellElected():
                 self._buffer.elect(effect.token, effect.resume_point, effect.held)
                 _log.info("elected", queue=self._settings.queue, token=effect.token)
-                self._on_elected(Elected(effect.token, effect.resume_point, effect.held, effect.given_up_from))
+                queue = f"{self._cluster}/{self._queue_id}"
+                self._on_elected(Elected(effect.token, effect.resume_point, effect.held, effect.given_up_from, queue))
             case events.TellDeposed():
                 _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
                 self._on_deposed(effect.reason)

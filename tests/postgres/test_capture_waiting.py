@@ -17,6 +17,7 @@ from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.producer.sources.postgres import attendant, catalog, replication
 from seriatim.producer.sources.postgres import capture as module
 from seriatim.producer.sources.postgres.capture import PostgresCapture
+from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import SourceLost, SourceSilent
 from seriatim.producer.sources.postgres.replication import Data, Keepalive, ReplicationConnection
 from seriatim.protocol.errors import RecordTooLarge
@@ -389,3 +390,56 @@ def test_a_record_that_no_queue_takes_is_told_so(dsn: str, monkeypatch: pytest.M
     with told(dsn, Small) as capture:
         wait_for(lambda: capture.reasons)
     assert "no queue has a higher one" in capture.reasons[0]
+
+
+class Named(Sender):
+    """Of a queue that knows which one it is."""
+
+    cluster = "production"
+    looks = 0
+
+    def kept(self) -> Kept:
+        self.looks += 1
+        return Kept(dict(self.queue.marks), dict(self.queue.marks), {}, f"{self.cluster}/7")
+
+
+class Staging(Named):
+    cluster = "staging"
+
+
+def test_the_slot_of_another_clusters_queue_of_the_same_name_is_left_alone_also_while_its_capture_restarts(
+    dsn: str,
+) -> None:
+    production = Queue()
+    with running(dsn, Named(production)) as run:
+        wait_for(lambda: streaming(production), run)
+        staging = Told(dsn, Staging)
+        staging.thread.start()
+        try:
+            wait_for(lambda: staging.reasons, run)
+            assert "slot cap is of another queue's capture" in staging.reasons[0]
+            run.end()
+            wait_for(lambda: is_free(dsn))
+            looks = staging.sender.looks
+            wait_for(lambda: staging.sender.looks > looks + 3)
+            sql(dsn, "INSERT INTO a VALUES (1, 1)")
+            with running(dsn, Named(production)) as again:
+                wait_for(lambda: last_commit_of(production, 1), again)
+            # It is told what to run, and goes on once that is done.
+            wait_for(lambda: is_free(dsn))
+            sql(dsn, "SELECT pg_drop_replication_slot('cap')")
+            wait_for(lambda: streaming(staging.queue))
+        finally:
+            staging.capture.stop()
+            staging.thread.join(60)
+    assert len(staging.reasons) == 1
+    assert len(production.marks) == 1
+
+
+def test_a_slot_that_this_queues_own_capture_made_before_its_first_record_is_taken_over(dsn: str) -> None:
+    queue = Queue()
+    first = Named(queue, 0)
+    with running(dsn, first) as run:
+        wait_for(lambda: first.is_over, run)
+    with running(dsn, Named(queue)) as run:
+        wait_for(lambda: streaming(queue), run)

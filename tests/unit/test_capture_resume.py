@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from seriatim.producer.sources.postgres.core.identity import Source, base_seq, parse_source, source_name
-from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
+from seriatim.producer.sources.postgres.core.naming import CAPTURE, NAME_BYTES, application_name, default_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Kept, Slot, Stream, TakeSnapshot, plan
-from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
 
 START = 0x10_0000
 SOURCE = source_name("77", 3, "cap", START)
@@ -30,7 +30,7 @@ def planned(
         "log_end": 1 << 40,
         **other,
     }
-    kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}))
+    kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}), settings.pop("queue", ""))
     return plan(slot=slot, kept=kept, **settings)
 
 
@@ -76,6 +76,28 @@ def test_a_busy_slot_is_waited_for_whatever_the_queue_holds() -> None:
     for marks in ({}, {SOURCE: WHOLE}):
         with pytest.raises(SlotBusy):
             planned(replace(FREE, is_active=True), marks)
+
+
+@pytest.mark.parametrize("user", [application_name("b/7"), "pg_recvlogical"])
+def test_a_slot_that_another_queues_capture_uses_is_never_dropped(user: str) -> None:
+    """Two clusters may have a queue of one name: the other one's capture that restarts would come back to a gap."""
+    used = replace(FREE, is_active=True, user=user)
+    with pytest.raises(SlotForeign, match="pg_drop_replication_slot"):
+        planned(used, {}, queue="a/7")
+    with pytest.raises(SlotForeign):
+        planned(FREE, {}, queue="a/7", was_foreign=True)
+    assert planned(None, {}, queue="a/7") == TakeSnapshot(drops_slot=False)
+    # Of what this queue has, it is the slot, whoever reads along.
+    with pytest.raises(SlotBusy):
+        planned(used, {SOURCE: WHOLE}, queue="a/7")
+
+
+@pytest.mark.parametrize("user", [application_name("a/7"), CAPTURE, ""])
+def test_a_slot_that_this_queues_own_capture_still_holds_is_waited_for(user: str) -> None:
+    """It was elected before, and made the slot; its first record isn't in the queue yet."""
+    with pytest.raises(SlotBusy):
+        planned(replace(FREE, is_active=True, user=user), {}, queue="a/7")
+    assert planned(FREE, {}, queue="a/7") == TakeSnapshot(drops_slot=True)
 
 
 @pytest.mark.parametrize("slot", [replace(FREE, plugin="test_decoding"), replace(FREE, db="elsewhere"), replace(FREE, plugin=None, db=None, confirmed_lsn=None)])  # fmt: skip

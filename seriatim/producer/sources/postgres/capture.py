@@ -21,7 +21,7 @@ from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
-from seriatim.producer.sources.postgres.core.naming import check_slot
+from seriatim.producer.sources.postgres.core.naming import application_name, check_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
 from seriatim.producer.sources.postgres.errors import (
@@ -31,6 +31,7 @@ from seriatim.producer.sources.postgres.errors import (
     LogUnreadable,
     ResumePointUnknown,
     SlotBusy,
+    SlotForeign,
     SlotGivenUp,
     SourceLost,
     SourceSilent,
@@ -110,6 +111,7 @@ class PostgresCapture:
         self._unread = ""  # what the server could not read at the last try
         self._unread_tries = 0
         self._silence_s = SILENCE_S
+        self._was_foreign = False  # another queue's capture was seen to use the slot that is there
         self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
@@ -147,7 +149,8 @@ class PostgresCapture:
                 _log.info("capture deposed slot=%s", self._slot)
             except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
-            except (SlotBusy, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
+            except (SlotBusy, SlotForeign, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
+                self._was_foreign = self._was_foreign or isinstance(error, SlotForeign)
                 self._judge(error)
                 self._wait_for(in_a_line(error))
                 self._stopped.wait(self._retry_s)
@@ -231,14 +234,19 @@ class PostgresCapture:
         exists = self._check(connection)
         system_id, timeline, db = replication.identify()
         self._check_timeline(system_id, timeline)
+        kept = self._sender.kept()
+        replication.name(application_name(kept.queue))
+        slot = catalog.find_slot(connection, self._slot)
+        self._was_foreign = self._was_foreign and slot is not None
         step = plan(
             system_id=system_id,
             timeline=timeline,
             db=db,
             slot_name=self._slot,
-            slot=catalog.find_slot(connection, self._slot),
-            kept=self._sender.kept(),
+            slot=slot,
+            kept=kept,
             log_end=catalog.log_end(connection),
+            was_foreign=self._was_foreign,
         )
         if isinstance(step, GiveUpSlot):
             self._give_up_slot(replication, step)

@@ -45,7 +45,8 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, grea
  WHERE p.pubname = %s ORDER BY n.nspname, c.relname"""  # noqa: S608 - a constant
 
 _SLOT = """
-SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason'
+SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason',
+       coalesce((SELECT application_name FROM pg_stat_activity WHERE pid = s.active_pid), '')
   FROM pg_replication_slots s WHERE slot_name = %s"""
 
 _IS_PUBLISHED = """
@@ -468,8 +469,8 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
     row = connection.execute(_SLOT, (slot,)).fetchone()
     if row is None:
         return None
-    plugin, db, is_active, confirmed, wal_status, invalidation = row
-    return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation)
+    plugin, db, is_active, confirmed, wal_status, invalidation, user = row
+    return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation, user)
 
 
 def holder(connection: Connection, pids: Sequence[int]) -> str | None:

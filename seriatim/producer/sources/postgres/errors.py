@@ -111,6 +111,19 @@ class SlotBusy(WorldError):
     code = "slot-busy"
 
 
+class SlotForeign(WorldError):
+    """Another queue's capture streams from the slot, or did just now: it is left alone. `details`: slot."""
+
+    code = "slot-foreign"
+
+    def __init__(self, slot: str) -> None:
+        super().__init__(
+            f"slot {slot} is of another queue's capture, which streams from it, or did: capture with another --slot; "
+            f"or, if that one won't come back, run: SELECT pg_drop_replication_slot('{slot}')",
+            slot=slot,
+        )
+
+
 class SourceTablesChanged(WorldError):
     """A table was written anew, changed or dropped between the slot's making and the snapshot's first row. A retry, with a new slot, helps."""
 

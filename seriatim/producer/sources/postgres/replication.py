@@ -20,6 +20,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from seriatim.producer.sources.postgres.core.identity import format_lsn, parse_lsn
+from seriatim.producer.sources.postgres.core.naming import CAPTURE
 from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
 from seriatim.producer.sources.postgres.errors import (
@@ -131,7 +132,7 @@ class ReplicationConnection:
         Raises:
             SourceLost: the server can't be reached, or refuses.
         """
-        info = conninfo(dsn, PLAIN_NAMES, replication="database", application_name="seriatim-capture")
+        info = conninfo(dsn, PLAIN_NAMES, replication="database", application_name=CAPTURE)
         try:
             self.session = session(info)
         except psycopg.Error as error:
@@ -154,6 +155,10 @@ class ReplicationConnection:
         """System identifier, timeline and database."""
         row = self._query(b"IDENTIFY_SYSTEM")
         return row[0], int(row[1]), row[3]
+
+    def name(self, application_name: str) -> None:
+        """What others see who looks who streams."""
+        self._query(f"SET application_name = {quote_name(application_name)}".encode())
 
     def create_slot(self, slot: str) -> tuple[int, str]:
         """Make the slot; its consistent point, and the name of the snapshot exported there.

@@ -11,6 +11,8 @@ from typing import Final
 
 from seriatim.protocol.errors import InvalidArgument
 
+CAPTURE: Final = "seriatim-capture"
+"""What a connection of a capture calls itself; one that streams, with which queue it is for."""
 NAME_BYTES: Final = 63
 """Longest name of a slot or publication (NAMEDATALEN - 1)."""
 _PREFIX: Final = "seriatim_"
@@ -29,6 +31,11 @@ def default_slot(queue: str) -> str:
         return _PREFIX + plain
     digest = sha256(queue.encode()).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{(_PREFIX + plain)[: NAME_BYTES - _DIGEST_CHARACTERS - 1]}_{digest}"
+
+
+def application_name(queue: str) -> str:
+    """What the connection that streams for this queue calls itself: in `pg_stat_activity`, by which others tell whose the slot is."""
+    return f"{CAPTURE} {sha256(queue.encode()).hexdigest()[:16]}" if queue else CAPTURE
 
 
 def check_slot(name: str) -> None:

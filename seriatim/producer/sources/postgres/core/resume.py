@@ -26,7 +26,8 @@ from seriatim.producer.sources.postgres.core.identity import (
     latest_source,
     parse_source,
 )
-from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy
+from seriatim.producer.sources.postgres.core.naming import CAPTURE, application_name
+from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,13 @@ class Kept:
         resume_point: highest seq up to which the queue is known to hold all on two disks: what lies above is sent again.
         held: highest seq that the queue holds, be it on one disk. Invariant: at or above the resume point.
         given_up_from: first seq that may have been in what an operator gave up; sources of which nothing was are left out.
+        queue: which queue it is, as no other of any cluster; empty where that isn't known.
     """
 
     resume_point: Mapping[str, int]
     held: Mapping[str, int]
     given_up_from: Mapping[str, int] = field(default_factory=dict)
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Slot:
         confirmed_lsn: position confirmed; None for a physical slot.
         wal_status: reserved, extended, unreserved or lost.
         invalidation: why it can't be used any more; None if it can.
+        user: application name of who streams from it; empty for nobody.
     """
 
     plugin: str | None
@@ -63,6 +67,7 @@ class Slot:
     confirmed_lsn: int | None
     wal_status: str | None
     invalidation: str | None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +101,38 @@ Plan: TypeAlias = TakeSnapshot | Stream | GiveUpSlot
 
 
 def plan(
-    *, system_id: str, timeline: int, db: str, slot_name: str, slot: Slot | None, kept: Kept, log_end: int
+    *,
+    system_id: str,
+    timeline: int,
+    db: str,
+    slot_name: str,
+    slot: Slot | None,
+    kept: Kept,
+    log_end: int,
+    was_foreign: bool = False,
 ) -> Plan:
     """Decide how a term starts.
 
     The chain tells how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone on with;
     a snapshot that isn't known to be kept whole is taken again, with a new slot, and therefore under a new source.
 
+    `was_foreign`: another queue's capture was seen to stream from this slot. The queues of two clusters may have one name, and so one slot: that
+    one may be away for a moment only, and a slot dropped meanwhile would be its gap.
+
     Raises:
+        SlotForeign: as that, and this queue has nothing of the slot.
         SlotBusy: another process streams from the slot.
         CaptureRefused: the slot's name is taken by something that isn't a slot of this capture.
         CaptureGap: the slot can't give all that follows on the marks.
     """
-    if slot is not None and slot.is_active:
-        raise SlotBusy(f"another process streams from slot {slot_name}", slot=slot_name)
+    found = latest_source(kept.held, system_id, slot_name)
+    if slot is not None:
+        _refuse_used(slot_name, slot, is_foreign=found is None and (was_foreign or _is_foreign(slot, kept)))
     if slot is not None and (slot.plugin != "pgoutput" or slot.db != db):
         raise CaptureRefused(
             f"slot {slot_name} exists and is no pgoutput slot of database {db}; choose another slot name",
             slot=slot_name,
         )
-    found = latest_source(kept.held, system_id, slot_name)
     if found is None:
         _refuse_moved(kept.held, system_id, slot_name)
         return TakeSnapshot(drops_slot=slot is not None)
@@ -152,6 +169,18 @@ def plan(
             f"the database's log ends at {format_lsn(log_end)}, before what the queue holds: it was set back"
         )
     return Stream(source, mark, slot.confirmed_lsn)
+
+
+def _refuse_used(slot_name: str, slot: Slot, *, is_foreign: bool) -> None:
+    if is_foreign:
+        raise SlotForeign(slot_name)
+    if slot.is_active:
+        raise SlotBusy(f"another process streams from slot {slot_name}", slot=slot_name)
+
+
+def _is_foreign(slot: Slot, kept: Kept) -> bool:
+    """One of this queue's own, elected before, may be there for a moment, and be of a version that told no queue."""
+    return bool(kept.queue and slot.user) and slot.user not in {CAPTURE, application_name(kept.queue)}
 
 
 def _is_snapshot_kept(consistent_point: int, mark: int, held: int, slot: Slot | None) -> bool:
