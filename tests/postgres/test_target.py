@@ -34,7 +34,7 @@ from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Sna
 from seriatim.consumer.spark.apply.planner import plan, plan_part
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 from seriatim.consumer.spark.apply.spelling import spelled
-from seriatim.consumer.spark.targets import catalogue, execution, positions, postgres, statements
+from seriatim.consumer.spark.targets import catalogue, execution, positions, postgres, sessions, statements
 from seriatim.consumer.spark.targets import parts as target_parts
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
@@ -42,6 +42,7 @@ from seriatim.consumer.spark.targets.errors import (
     NotClaimed,
     OtherJob,
     OtherQueue,
+    PooledTarget,
     PositionMoved,
     RivalJob,
     TablesChanged,
@@ -1180,6 +1181,50 @@ def test_what_a_role_may_is_found_out_without_a_trace_in_others_sessions(dsn) ->
         with psycopg.connect(pool.dsn, autocommit=True, prepare_threshold=None) as pooled:
             assert postgres._may_replicate(pooled)
         assert pool.found("session_replication_role") == ["origin", "origin"]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_pool_that_changes_sessions_is_refused_before_anything_is_set_in_one(dsn, in_turn) -> None:
+    with Pool(dsn, in_turn=in_turn) as pool:
+        with PostgresTarget(pool.dsn, "job") as target, pytest.raises(PooledTarget, match="transaction mode"):
+            target.claim(QUEUE, "q", 1)
+        assert target._connection is None
+        for setting in ("row_security", "idle_in_transaction_session_timeout", "tcp_keepalives_idle"):
+            assert pool.found(setting) == [fetch(dsn, f"SELECT current_setting('{setting}')")[0][0]] * 2
+
+
+def test_a_pool_that_does_not_show_at_first_is_refused_when_it_changes_the_session(dsn, monkeypatch) -> None:
+    """As amid the traffic of others. Nothing is applied then."""
+    with Pool(dsn) as pool, PostgresTarget(pool.dsn, "job") as target:
+        monkeypatch.setattr(postgres, "own_process", lambda connection, _beside: sessions._process(connection))
+        target.claim(QUEUE, "q", 1)
+        made = planned(target, inserts(2))
+        with psycopg.connect(pool.dsn, autocommit=True) as other, other.transaction():
+            other.execute("SELECT")  # in the session that was the target's
+            with pytest.raises(PooledTarget):
+                target.apply(QUEUE, made, 1)
+        assert fetch(dsn, "SELECT count(*) FROM keyed") == [(0,)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pool_in_session_mode_is_as_good_as_none(dsn, size) -> None:
+    """Also where it has no second session to look by."""
+    with Pool(dsn, size, is_session_mode=True) as pool, PostgresTarget(pool.dsn, "job") as target:
+        assert target.claim(QUEUE, "q", 1) == Position(0, 1)
+        assert target.apply(QUEUE, planned(target, inserts(2)), 1).changes == 2
+
+
+def test_a_connection_that_could_not_be_set_up_is_closed_and_its_dsn_is_not_blamed(dsn, monkeypatch) -> None:
+    opened: list[psycopg.Connection] = []
+
+    def fail(_self, connection) -> None:
+        opened.append(connection)
+        connection.execute("SELECT no_such_thing")
+
+    monkeypatch.setattr(PostgresTarget, "_set_up", fail)
+    with PostgresTarget(dsn, "job") as target, pytest.raises(ApplyFailed, match=r"session needs: .*no_such_thing"):
+        target.limits()
+    assert opened[0].closed
 
 
 def test_where_it_stands_is_told_beside_what_is_under_way_but_by_no_stand_by(target, dsn, monkeypatch) -> None:

@@ -15,6 +15,7 @@ SeriatimError
     │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
     ├── OtherJob              a replay with another subscription has written what the target has of the queue
     ├── OtherQueue            the position that the target holds is that of another queue
+    ├── PooledTarget          the target's DSN leads to a pool that gives each transaction another session
     └── UnfitTarget …         see seriatim.consumer.spark.apply.errors
         └── TablesChanged     a plan was made for tables that aren't as they were then
 """
@@ -93,6 +94,18 @@ class OtherQueue(CallerError):
         "if both are meant for this target, start this one with another --subscription NAME; if the other one is no more, "
         "delete that row: the target is then filled anew from this queue's snapshot"
     )
+
+
+class PooledTarget(CallerError):
+    """A replay needs a session of the server for itself, and its settings would stay in those that others have next."""
+
+    code = "pooled-target"
+    next_step = "have it lead to the server itself, or to a pool in session mode"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the target's DSN leads to a pool that changes sessions between transactions (transaction mode)"
+        )
 
 
 class TablesChanged(UnfitTarget):

@@ -91,6 +91,7 @@ SELECT queue, to_timestamp(queue_created_at_ms / 1000.0)::text, to_timestamp(%s 
 _ADVANCE = b"""
 UPDATE seriatim_replay.positions SET next_offset = %s, token = %s, updated_at = now(), snapshot = %s::bigint[]
  WHERE queue_id = %s AND job = %s AND next_offset = %s AND token <= %s
+RETURNING pg_backend_pid()
 """
 _MARK = b"SELECT pg_advisory_lock_shared(hashtext('seriatim_replay'), hashtext(%s))"
 _IS_MARK = b"""
@@ -200,9 +201,10 @@ def _check_same(connection: Connection, queue_id: int, job: str, queue: str, cre
 
 def advance(
     connection: Connection, queue_id: int, job: str, token: int, start: int, end: int, snapshot: Snapshot | None
-) -> None:
+) -> int:
     """Compare and set. The row stays locked until the end, so a second replay waits here, and then finds it moved.
 
+    Returns the id of the server's process that does it.
     Raises NotClaimed, Fenced, PositionMoved.
     """
     told = None if snapshot is None else [end, snapshot.point, snapshot.number]
@@ -210,8 +212,8 @@ def advance(
         done = connection.execute(_ADVANCE, (end, token, told, queue_id, job, start, token))
     except (sql.UndefinedTable, sql.UndefinedColumn) as error:  # or one of an earlier version, put back beneath it
         raise _not_claimed(queue_id, job) from error
-    if done.rowcount == 1:
-        return
+    for (process,) in done:
+        return int(process)
     found = stored(connection, queue_id, job)
     if found is None:
         raise _not_claimed(queue_id, job)

@@ -42,6 +42,7 @@ from seriatim.consumer.spark.targets.errors import (
 from seriatim.consumer.spark.targets.execution import Execution, Place, Stages
 from seriatim.consumer.spark.targets.parts import read_awake
 from seriatim.consumer.spark.targets.positions import Position
+from seriatim.consumer.spark.targets.sessions import check_process, own_process
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument, SeriatimError
@@ -111,6 +112,7 @@ class PostgresTarget:
         self._stages = Stages()
         self._told: Shapes = {}
         self._marked_for: int | None = None
+        self._process = 0
         self._may_replicate = False
         self._server_started: int | None = None  # the server of the connection; None where a pool stands before it
         self._missed = 0  # looks in a row that found the connection's session nowhere
@@ -271,7 +273,7 @@ class PostgresTarget:
             Fenced: a newer token is stored. NotClaimed: no position is stored.
             TablesChanged: a table isn't any more as `tables` told. ApplyFailed, Diverged: the target refused a change; table, key and offset say which.
             TargetBusy: deadlocks or serialization failures, `ATTEMPTS` times; or the target lacks space, memory or time. RivalJob.
-            OtherJob: as in `claim`.
+            OtherJob: as in `claim`. PooledTarget: the connection has no session for itself.
             TargetLost: the connection broke, or the server isn't the primary any more.
         In all cases but TargetLost nothing was done; after TargetLost, `position` tells.
         """
@@ -327,7 +329,8 @@ class PostgresTarget:
                 positions.mark(connection, queue_id, self._job)
                 self._marked_for = queue_id
             with connection.transaction():
-                positions.advance(connection, queue_id, self._job, token, start, end, snapshot)
+                process = positions.advance(connection, queue_id, self._job, token, start, end, snapshot)
+                check_process(process, self._process)
                 self._on_step("position moved")
                 for plan in read_awake(connection, parts()):
                     if plan.segments:
@@ -436,19 +439,30 @@ class PostgresTarget:
         self._stages.forget()
         self._marked_for = None
         try:
+            self._connection = self._opened()
+        except psycopg.OperationalError as error:
+            raise TargetLost(f"the target's connection failed: {in_a_line(error)}") from error
+        except psycopg.Error as error:
+            raise ApplyFailed(f"the target refused what a replay's session needs: {in_a_line(error)}") from error
+        return self._connection
+
+    def _opened(self) -> psycopg.Connection[Any]:
+        try:
             defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(self._dsn))
             connection = psycopg.connect(self._dsn, autocommit=True, **defaults)
+        except psycopg.ProgrammingError as error:
+            raise InvalidArgument(f"the target's DSN can't be read: {in_a_line(error)}") from error
+        try:
             with _within(_SET_UP_S, connection):
                 self._set_up(connection)
                 self._server_started = _server_started(connection)
-        except psycopg.OperationalError as error:
-            raise TargetLost(f"the target's connection failed: {in_a_line(error)}") from error
-        except psycopg.ProgrammingError as error:
-            raise InvalidArgument(f"the target's DSN can't be read: {in_a_line(error)}") from error
-        self._connection = connection
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _set_up(self, connection: psycopg.Connection[Any]) -> None:
+        self._process = own_process(connection, self._beside)
         for name, value in (*TEXT_SETTINGS.items(), *TARGET_SETTINGS.items()):
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         # A row that policies hide is refused; it would be left as it is.
