@@ -48,7 +48,7 @@ class Member:
 
 async def settle() -> None:
     """All that can go on without an answer has."""
-    for _ in range(10 * LINE):
+    for _ in range(4 * LINE):
         await asyncio.sleep(0)
 
 
