@@ -13,12 +13,13 @@ import pytest
 
 from seriatim.coordinator import views
 from seriatim.coordinator.core.background import SeenChain
-from seriatim.coordinator.core.registry import MemberState, Registry
+from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import SessionState
 from tests.property.chain_world import World, send_call
 
@@ -34,7 +35,7 @@ def of_some_groups(document: ChainDocument) -> ChainDocument:
 def with_member(registry: Registry, group: str, **said: Any) -> Registry:
     """The registry once a member of the group says something else of itself; all other groups are the same objects."""
     state = registry.groups[group]
-    member: MemberState = replace(state.members["a"], **said)
+    member: Registration = replace(state.members["a"], **said)
     changed = replace(state, members={**state.members, "a": member})
     return replace(registry, groups={**registry.groups, group: changed})
 
