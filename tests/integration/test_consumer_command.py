@@ -20,7 +20,7 @@ from seriatim.consumer import Consumer
 from seriatim.protocol.names import Epoch, Index, Offset
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
-from tests.integration.test_producer_client import until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -136,7 +136,7 @@ def test_a_signal_in_the_midst_of_a_write_loses_nothing(cluster: FakeCluster) ->
     process = subprocess.Popen(command, stdout=writing, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     os.close(writing)
     try:
-        until(lambda: _unread_bytes(reading) > 50_000)  # some of the 300,000, for which a pipe has no room
+        wait_until(lambda: _unread_bytes(reading) > 50_000)  # some of the 300,000, for which a pipe has no room
     finally:
         process.terminate()
     with os.fdopen(reading, "rb") as output:

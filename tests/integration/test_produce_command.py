@@ -20,7 +20,8 @@ import pytest
 from seriatim.cli import acknowledgements, exits, main, produce
 from seriatim.protocol import errors
 from seriatim.protocol import seriatim_pb2 as pb
-from tests.integration.test_producer_client import SmallCluster, new, until
+from tests.integration.test_producer_client import SmallCluster, new
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,7 +44,7 @@ def stored(cluster: SmallCluster, process: subprocess.Popen[str], line: str) -> 
     assert process.stdin is not None
     process.stdin.write(line)
     process.stdin.flush()
-    until(lambda: cluster.end() == 1)
+    wait_until(lambda: cluster.end() == 1)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -79,7 +80,7 @@ def test_nothing_is_written_over_what_somebody_types(cluster: SmallCluster) -> N
     process = subprocess.Popen([*COMMAND, "--coordinator", cluster.address], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     os.write(ours, b"a line\n")
-    until(lambda: cluster.end() == 1)
+    wait_until(lambda: cluster.end() == 1)
     os.write(ours, b"\x04")  # Ctrl-D
     assert process.wait(100) == 0
     seen = os.read(ours, 65536).decode().replace("\r", "")
@@ -188,7 +189,7 @@ def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallClus
     process.stdin.close()
     said = "waiting: no group can take records (g1: it is at [fd00::1]:7000)\n"
     assert any(line == said for line in process.stderr)
-    until(lambda: len(cluster.reply_with) < 9_960)  # some seconds
+    wait_until(lambda: len(cluster.reply_with) < 9_960)  # some seconds
     cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
     process.stdin = None
     code, _, rest = ended(process)
@@ -245,7 +246,7 @@ def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -
         assert process.stdin is not None
         process.stdin.write("2\tw\n")
         process.stdin.flush()
-        until(lambda: len(cluster.values()) == 2)
+        wait_until(lambda: len(cluster.values()) == 2)
         process.send_signal(signal.SIGTERM)
         code, output, said = ended(process)
     assert json.loads(output)["acknowledged"] == 2, said
@@ -262,7 +263,7 @@ def test_who_interrupts_the_last_acknowledgements_is_told_how_many_came(cluster:
         cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
         process.stdin.write("2\n3\n")
         process.stdin.flush()
-        until(lambda: cluster.end() >= 3)
+        wait_until(lambda: cluster.end() >= 3)
         process.send_signal(number)
         assert any(line == "stopping: waiting up to 10 s for 2 records\n" for line in process.stderr)
         process.send_signal(number)
@@ -289,11 +290,11 @@ def test_what_the_next_line_waits_for_is_told_once(cluster: SmallCluster, tmp_pa
     file.write_text(f"{'x' * 900}\n" * 40_000)  # more than waits in the buffer
     reasons = [pb.WaitReason(what="g1", reason="not there")]
     with start(cluster, str(file)) as process:
-        until(lambda: cluster.end() > 0)
+        wait_until(lambda: cluster.end() > 0)
         asked = len(cluster.acquired)
         cluster.reply_with += [pb.AcquireSendReply(wait=pb.Wait(retry_after_ms=10, reasons=reasons), token=1)] * 10_000
         cluster.break_streams()
-        until(lambda: len(cluster.acquired) > asked + 100)
+        wait_until(lambda: len(cluster.acquired) > asked + 100)
         cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
         cluster.silent_epochs = set()
         code, _, said = ended(process)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from tests.integration.test_producer_client import QUEUE_ID, SmallCluster, until
+from tests.integration.test_producer_client import QUEUE_ID, SmallCluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,7 +50,7 @@ def left_by_itself(cluster: SmallCluster, zookeeper: str) -> bool:
     client = KazooClient(zookeeper)
     client.start(timeout=60)
     try:
-        until(lambda: not client.get_children(f"/seriatim/test/queues/{QUEUE_ID}/senders"), 15)
+        wait_until(lambda: not client.get_children(f"/seriatim/test/queues/{QUEUE_ID}/senders"), 15)
     finally:
         client.stop()
         client.close()

@@ -233,6 +233,9 @@ print(before, is_there())
 def test_a_fork_waits_until_grpc_has_ended() -> None:
     """Where it came within the ten milliseconds that this takes, a lock was held for ever in the new process, once in a hundred times."""
     command = (sys.executable, "-c", ENDING)
-    said = [subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout for _ in range(3)]
-    assert "True False\n" in said
-    assert set(said) <= {"True False\n", "False False\n"}
+    said = set[str]()
+    for _ in range(30):  # on a busy machine it has often ended before it is looked for
+        said.add(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
+        if "True False\n" in said:
+            break
+    assert said - {"False False\n"} == {"True False\n"}

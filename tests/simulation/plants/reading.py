@@ -313,7 +313,7 @@ PLANTS: tuple[Plant, ...] = (
         "drained, by nobody",
         "where a reader starts is an earlier one's cursor, as long as it has committed nothing itself, and it waits for ever for its link to leave",
         together(instead(acquire_read, "_has_start", _has_cursor), instead(cursor, "_at_end", _left_to_members)),
-        within=300,
+        within=1500,
         shape=Shape(kinds=("disk full", "kill an application", "divide and kill"), faults=(7, 10), paces=(2,)),
         finds="12: not within 120 s",
     ),
