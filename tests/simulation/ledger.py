@@ -70,6 +70,8 @@ class Ledger:
         self.told: dict[int, tuple[str, int]] = {}
         self.progress: dict[str, Progress] = defaultdict(Progress)
         self.given_up: dict[int, int] = {}
+        self.lost: set[tuple[str, int]] = set()
+        """Identities that were told to be kept, in a link's part that is gone."""
         self.idle: set[str] = set()
         """Subscriptions that nobody reads."""
         self.deleted: set[str] = set()
@@ -81,7 +83,7 @@ class Ledger:
 
     def begin_again(self) -> None:
         """The queue was deleted: what is made under its name from now on has nothing to do with it."""
-        for kept in (self.sent, self.records, self.places, self.told, self.progress, self.given_up):
+        for kept in (self.sent, self.records, self.places, self.told, self.progress, self.given_up, self.lost):
             kept.clear()
 
     # ---- senders
@@ -208,6 +210,8 @@ class Ledger:
         for identity, sent in self.sent.items():
             is_there = sent.place is not None and sent.place[0] == link.epoch and sent.place[1] >= end
             if is_there or (sent.place is None and identity not in self.places):
+                if sent.acknowledged_at_s is not None:
+                    self.lost.add(identity)
                 sent.acknowledged_at_s = sent.offset = sent.place = None
         gone = {offset for offset, one in self.records.items() if one.epoch == link.epoch and one.index >= end}
         gone |= {offset for offset, (source, seq) in self.told.items() if self.sent[source, seq].offset is None}
@@ -235,6 +239,13 @@ class Ledger:
                 progress.committed = min(progress.committed, (link.epoch, end))
             if progress.start is not None and link.base is not None and progress.start_epoch in (0, link.epoch):
                 progress.start = min(progress.start, link.base + end)
+
+    def is_passed_over(self, identity: tuple[str, int]) -> bool:
+        """Whether it was lost, and sent again only behind later ones of its source that had been kept: readers take it for a re-send."""
+        if identity not in self.lost or (offset := self.sent[identity].offset) is None:
+            return False
+        source, seq = identity
+        return any(one.source == source and one.seq > seq and one.offset < offset for one in self.records.values())
 
     def is_given_up(self, epoch: int, index: int) -> bool:
         return index >= self.given_up.get(epoch, index + 1)

@@ -22,7 +22,11 @@ class Verdict:
         ledger = self._ledger
         found = [identity for identity, sent in ledger.sent.items() if sent.acknowledged_at_s is not None]
         given_up = {identity for progress in ledger.progress.values() for identity in progress.given_up}
-        return [identity for identity in found if identity not in ledger.places and identity not in given_up]
+        return [
+            identity
+            for identity in found
+            if identity not in ledger.places and identity not in given_up and not ledger.is_passed_over(identity)
+        ]
 
     def lacking(self, subscription: str) -> set[int]:
         """Offsets that it should have been handed since it was sought last, and wasn't."""
@@ -109,5 +113,7 @@ class Verdict:
                 )
         elif any((source, seq) in progress.given_up for progress in self._ledger.progress.values()):
             return  # it was handed out where it was before that was given up
+        elif self._ledger.is_passed_over((source, seq)):
+            return
         elif self._ledger.places.get((source, seq), offset) >= offset:
             raise Violation(f"11: {source}:{seq} at {offset} was handed to nobody, and is no re-send")
