@@ -196,7 +196,7 @@ class _Line:
         try:
             return reply_type.FromString(body)
         except DecodeError as error:
-            raise DeadlineOver(f"the answer was damaged on its way{f' from {peer}' if peer else ''}") from error
+            raise rpc.damaged_answer(peer) from error
 
     def close(self) -> list[asyncio.Task[Any]]:
         """End it; what is still to be waited for."""
@@ -329,6 +329,6 @@ class CallServer:
         try:
             request = parse(body)
         except MalformedFrame as error:
-            raise Unreachable("the request was damaged on its way, and nothing was done") from error
+            raise rpc.damaged_request() from error
         reply: bytes = (await method(request, _Context())).SerializeToString()
         return reply

@@ -224,7 +224,7 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
         # A write that met the end of its stream hides the status with which the other side ended it.
         return Unreachable(f"the stream was ended{where}")
     if error.code() is grpc.StatusCode.UNKNOWN and _NO_MESSAGE in details:
-        return Unreachable(f"the request was damaged on its way, and nothing was done{where}")
+        return damaged_request(peer)
     return BugError(f"{error.code().name}{where}: {details}")
 
 
@@ -257,8 +257,18 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
         check_cancelled(peer)
         raise
     if reply is None:  # so grpc.aio hands on bytes that are no message
-        raise DeadlineOver(f"the answer was damaged on its way{f' from {peer}' if peer else ''}")
+        raise damaged_answer(peer)
     return reply
+
+
+def damaged_request(peer: str = "") -> Unreachable:
+    """What was asked is no message, and so nobody was called."""
+    return Unreachable(f"the request was damaged on its way, and nothing was done{f' at {peer}' if peer else ''}")
+
+
+def damaged_answer(peer: str = "") -> DeadlineOver:
+    """What was answered is no message: what was asked for may have been done, as where nothing comes in time."""
+    return DeadlineOver(f"the answer was damaged on its way{f' from {peer}' if peer else ''}")
 
 
 def check_cancelled(peer: str = "") -> None:
