@@ -47,6 +47,10 @@ class GrownCluster(Seriatim):
         return self._cluster.coordinators
 
     @property
+    def zookeeper(self) -> str:
+        return self._cluster.zookeeper
+
+    @property
     def brokers(self) -> tuple[str, ...]:
         return self._cluster.member_names
 

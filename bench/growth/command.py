@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench import artifacts
 from bench.driver import FAILURES, environment
-from bench.growth import backlog, disk, findings, links, pressure, queues, switching
+from bench.growth import backlog, disk, findings, herds, links, pressure, queues, switching
 from bench.growth.findings import Finding
 
 JUDGES = {
@@ -18,6 +18,7 @@ JUDGES = {
     "groups": switching.judge,
     "queues": queues.judge,
     "links": switching.judge,
+    "herds": herds.judge,
     "pressure": pressure.judge,
     "disk": disk.judge,
 }
@@ -73,6 +74,8 @@ def _measure(case: str, arguments: argparse.Namespace, finding: Finding) -> None
             queues.measure_queues(arguments.queues, states, faults, arguments.switches, finding, note)
         case "links":
             links.measure_links(arguments.links, arguments.faults, arguments.switches, finding, note)
+        case "herds":
+            herds.measure_herds(arguments.herds, finding, note)
         case "pressure":
             pressure.measure_pressure(arguments.pressure_mb, (100, 1024), finding, note)
         case "disk":
@@ -119,6 +122,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--groups", type=_numbers, metavar="N,…", help=f"sizes [{_QUICK['groups']}]")
     parser.add_argument("--queues", type=_numbers, default=(1, 100, 1000), metavar="N,…", help="sizes [1,100,1000]")
     parser.add_argument("--links", type=_numbers, default=(5, 100, 1000), metavar="N,…", help="sizes [5,100,1000]")
+    parser.add_argument("--herds", type=_numbers, default=(50, 200, 500), metavar="N,…", help="sizes [50,200,500]")
     parser.add_argument(
         "--states",
         type=_words,

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 Role = Literal[
-    "master", "slave", "head", "idle member",
+    "master", "slave", "head", "idle member", "members",
     "coordinator", "other coordinator", "coordinators",
     "zookeeper leader", "zookeeper follower", "zookeepers", "zookeeper majority",
     "sender", "standby sender", "reader", "standby reader",
@@ -100,6 +100,13 @@ class BlankDisk:
 
 
 @dataclass(frozen=True, slots=True)
+class LosePower:
+    """Machines of members without power, all at once: what their file systems weren't told to flush is gone; healed by a start."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What people do, on purpose."""
 
@@ -109,7 +116,7 @@ class Order:
     ]  # fmt: skip
 
 
-Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | Damage | BlankDisk | Order
+Harm = Kill | Stop | Pause | Cut | Lose | Narrow | DiskTrouble | Damage | BlankDisk | LosePower | Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +238,10 @@ def _kinds_of_impaired_network() -> list[Kind]:
             (("ZooKeeper's leader", "zookeeper leader"), ("the others", "zookeepers")),
         )
     ]
+    kbit_s = 300
     narrow = [
         Kind(f"narrow: {place}, {kbit_s} kbit/s", "impaired network", (Narrow(role, kbit_s),), held_s, share=0.2)
         for place, role in _PLACES.items()
-        for kbit_s in (300, 1500)
-        if kbit_s == 300 or place in {"sender", "master", "slave"}
     ]
     return lossy + swallowing + narrow
 
@@ -343,6 +349,9 @@ def _kinds_of_disks() -> list[Kind]:
             "both members' disks full up to their reserve", "disk", (DiskTrouble("head", "nearly filled"),), (1.0, 1.5)
         ),
         Kind("both members' disks stand still", "disk", (DiskTrouble("head", "still"),), (1.5, 3.5), share=0.5),
+        Kind("master's machine loses power", "disk", (LosePower("master"),)),
+        Kind("both members' machines lose power", "disk", (LosePower("head"),), (0.1, 1.0), share=2),
+        Kind("all members' machines lose power", "disk", (LosePower("members"),), (0.1, 1.0)),
     ]
     return found
 

@@ -22,6 +22,7 @@ from tests.faults.catalogue import (
     Kill,
     Kind,
     Lose,
+    LosePower,
     Narrow,
     Order,
     Pause,
@@ -179,6 +180,17 @@ class Nemesis:
             case Narrow():
                 for name in names:
                     self._cluster.network.narrow(name, harm.kbit_s)
+            case DiskTrouble() | Damage() | BlankDisk() | LosePower():
+                self._harm_disks(harm, names, scene, fault)
+            case Order():
+                self._order(harm, scene, fault)
+            case _:
+                assert_never(harm)
+
+    def _harm_disks(
+        self, harm: DiskTrouble | Damage | BlankDisk | LosePower, names: tuple[str, ...], scene: Round, fault: Fault
+    ) -> None:
+        match harm:
             case DiskTrouble():
                 self._trouble(harm, names)
             case Damage():
@@ -186,10 +198,8 @@ class Nemesis:
             case BlankDisk():
                 self._kill(names)
                 self._wipe(names)
-            case Order():
-                self._order(harm, scene, fault)
-            case _:
-                assert_never(harm)
+            case LosePower():
+                self._lose_power(names)
 
     def _stop(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -215,6 +225,13 @@ class Nemesis:
             self._paused.discard(name)
             with contextlib.suppress(StartFailed):
                 self._cluster.signal(name, signal.SIGKILL)
+
+    def _lose_power(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._cluster.disks[name].lose_power(self._cluster.supervisor.pid(name))
+        self._kill(names)
+        for name in names:
+            self._cluster.disks[name].come_back()
 
     def _trouble(self, harm: DiskTrouble, names: tuple[str, ...]) -> None:
         for name in names:

@@ -146,6 +146,7 @@ class Round:
         fixed: dict[Role, tuple[str, ...]] = {
             "coordinators": self.cluster.coordinating,
             "zookeepers": ZOOKEEPERS,
+            "members": MEMBERS,
             "servers": self.cluster.servers,
         }
         if role in fixed:
