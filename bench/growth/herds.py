@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from bench.growth.cluster import GrownCluster, running, side_by_side
 from bench.growth.findings import Finding
 from bench.measuring import cpu_s, settle
+from seriatim.producer import Producer
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
@@ -117,7 +118,8 @@ def measure_herds(sizes: Sequence[int], found: Finding, note: Callable[[str], No
             ]
             asyncio.run(_senders(cluster, senders, found, note))
         with running(_GROUPS) as cluster:
-            cluster.make(_READERS_QUEUE)
+            with Producer(**cluster.make(_READERS_QUEUE)) as producer:
+                producer.send(b"one").result(_LIMIT_S)
             names = [f"reader-{number}" for number in range(size)]
             side_by_side(lambda name: _subscribe(cluster, name), names)
             paths, view = _paths(cluster), cluster.view(_READERS_QUEUE)
