@@ -22,6 +22,7 @@ from seriatim.cli.options import (
     service_options,
     session_timeout_option,
 )
+from seriatim.cli.pipes import Taker
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def postgres(
 class _Report:
     """What the command tells: events as JSON, else as log lines, else lines for a person, with waiting on standard error.
 
-    Told on several threads. `failure`: why nothing more can be told; `on_failure` is called then.
+    Told on several threads, and to nobody who doesn't take it: whoever tells goes on. `failure`: why nothing more can be told;
+    `on_failure` is called then.
     """
 
     def __init__(self, queue: str, slot: str, *, is_json: bool, is_log: bool) -> None:
@@ -138,6 +140,7 @@ class _Report:
         self._slot = slot
         self._is_json = is_json
         self._log = log.logger("capture") if is_log and not is_json else None
+        self._taker = Taker()
         self.failure: OSError | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
@@ -147,11 +150,12 @@ class _Report:
             return
         if self._is_json:
             text = json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys})
-        with log.undivided():
-            if self.failure is not None:
+        output = sys.stderr if event == "waiting" and not self._is_json else sys.stdout
+        with self._taker.undivided(output) as is_taken:
+            if self.failure is not None or not is_taken:
                 return
             try:
-                print(text, flush=True, file=sys.stderr if event == "waiting" and not self._is_json else sys.stdout)
+                print(text, flush=True, file=output)
             except OSError as error:
                 self.failure = error
         if self.failure is not None:

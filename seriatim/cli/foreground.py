@@ -47,7 +47,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_signals(stop: Callable[[], None], again: Any = signal.SIG_DFL) -> Iterator[None]:
+def on_signals(stop: Callable[[], object], again: Any = signal.SIG_DFL) -> Iterator[None]:
     """SIGTERM, Ctrl-C and a closed terminal call `stop`. A second SIGTERM or Ctrl-C kills, which does no harm: whoever is waited for may never let go.
 
     `again`: another handler of a second one.

@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import click
 from seriatim import __version__
 from seriatim.cli import exits
 from seriatim.cli.options import TEXT
+from seriatim.cli.pipes import Taker
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -198,13 +200,18 @@ def _discard_output() -> None:
 
 
 class _Told(io.FileIO):
-    """Where a person is told what goes on: that nobody takes it ends no command."""
+    """Where a person is told what goes on: that nobody takes it ends no command, and keeps none from going on, nor from its end."""
+
+    _taker = Taker()
 
     def write(self, data: ReadableBuffer, /) -> int:
-        written: int | None = None
+        left = memoryview(data).cast("B")
+        written: int | None = left.nbytes
         with suppress(OSError):
-            written = super().write(data)  # None as well where it would have to wait, and may not
-        return memoryview(data).nbytes if written is None else written
+            while left and written and self._taker.has_room(self):
+                written = super().write(left[: select.PIPE_BUF])  # None where it would have to wait, and may not
+                left = left[written or 0 :]
+        return memoryview(data).nbytes
 
 
 def _prepare_streams() -> None:

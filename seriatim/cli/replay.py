@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -15,6 +15,7 @@ from seriatim.cli import exits
 from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import Finite, Setting, coordinator_option, service_options, session_timeout_option
+from seriatim.cli.pipes import Taker
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -157,15 +158,22 @@ def _logged(event: Event) -> None:
 
 
 def reporter(*, is_json: bool, is_log: bool) -> Callable[[Event], None]:
-    """Tells what a replay does, on any thread: as JSON with the event's name, else as a line of the log, else as one for a person."""
+    """Tells what a replay does, on any thread: as JSON with the event's name, else as a line of the log, else as one for a person.
+
+    Who doesn't take it is told nothing: the replay goes on.
+    """
+    taker = Taker()
+
+    def printed(text: str, output: TextIO) -> None:
+        with taker.undivided(output) as is_taken:
+            if is_taken:
+                print(text, flush=True, file=output)
 
     def print_json(event: Event) -> None:
-        with log.undivided():
-            print(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), flush=True)
+        printed(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), sys.stdout)
 
     def print_text(event: Event) -> None:
-        with log.undivided():
-            print(as_text(event), flush=True, file=sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
+        printed(as_text(event), sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
 
     if is_json:
         return print_json

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 import textwrap
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from seriatim.cli.foreground import on_signals
 from seriatim.cli.options import coordinator_option, json_option
 from seriatim.cli.pipes import is_output_read
 
@@ -59,9 +59,12 @@ async def _run(coordinator: str, queue: str | None, *, is_watching: bool, is_jso
                 if queue
                 else _watch_cluster(coordinators, screen, is_json)
             )
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, watching.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
+            loop = asyncio.get_running_loop()
+            # Not the loop's own handlers: they would wait for a write that nobody takes.
+            with (
+                contextlib.suppress(asyncio.CancelledError),
+                on_signals(lambda: loop.call_soon_threadsafe(watching.cancel)),
+            ):
                 await watching
 
 

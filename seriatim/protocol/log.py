@@ -137,7 +137,7 @@ class _Output:
 _output = _Output()
 
 
-def undivided() -> AbstractContextManager[object]:
+def undivided() -> threading.Lock:
     """Around a command's write to standard output, with its flush, while the log may go there, too.
 
     A pipe takes megabytes in parts, between which the log's thread would put its lines: into the midst of a record. Who logs waits for nobody.

@@ -495,6 +495,91 @@ def test_a_command_that_fails_ends_where_nobody_takes_what_it_says(arguments):
     assert ended.returncode in {exits.WRONG_USE, exits.REFUSED}
 
 
+def taken_behind(reading, output, told):
+    """Takes what fills a pipe, and what is told once it is empty."""
+    os.set_blocking(reading, False)
+    with suppress(BlockingIOError):
+        while os.read(reading, 1 << 20):
+            pass
+    os.set_blocking(reading, True)
+    output(told)
+    said = os.read(reading, 1 << 20)
+    os.close(reading)
+    return said
+
+
+@pytest.mark.timeout(60)
+def test_what_nobody_takes_on_standard_error_is_left_out_until_somebody_does():
+    """`produce` stood still in its first word, elected, and no signal ended it: Python goes on with a write that a signal has interrupted."""
+    reading, writing = a_full_pipe()
+    with io.TextIOWrapper(io.BufferedWriter(main._Told(writing, "wb"))) as told:
+
+        def tell(text):
+            click.echo(text, file=told)
+            told.flush()
+
+        for text in ("waiting: nobody", "elected", "x" * 100_000):
+            tell(text)
+        assert taken_behind(reading, tell, "waiting: somebody") == b"waiting: somebody\n"
+        tell("nobody reads any more")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_capture_and_a_replay_go_on_where_nobody_takes_what_they_tell(is_json, monkeypatch):
+    """Their threads met in the lock around the first line that found no room: what was captured, or applied, stood still behind it."""
+    reading, writing = a_full_pipe()
+    with os.fdopen(writing, "w") as untaken:
+        monkeypatch.setattr(sys, "stdout", untaken)
+        report = capture_module._Report("q", "slot", is_json=is_json, is_log=False)
+        report.elected(3)
+        with report.regularly(SimpleNamespace(sent=4, unacknowledged=4)):
+            report.stopped(4)
+        tell = replay_module.reporter(is_json=is_json, is_log=False)
+        stopped = progress.Stopped(offset=4, records=4, changes=4)
+        tell(stopped)
+        tell(stopped)
+        assert taken_behind(reading, tell, stopped).count(b"\n") == 1
+        assert report.failure is None
+
+
+@pytest.mark.timeout(60)
+def test_a_line_that_is_not_taken_is_not_waited_for_where_the_log_that_goes_there_is_not_either(monkeypatch):
+    reading, writing = a_full_pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as untaken, log.undivided():  # as while the log's thread writes
+        monkeypatch.setattr(sys, "stdout", untaken)
+        capture_module._Report("q", "slot", is_json=True, is_log=True).elected(3)
+
+
+WATCHES = """
+import asyncio, itertools, sys
+from seriatim.cli import status
+async def watch(_, __, screen, ___):
+    print("begun", file=sys.stderr, flush=True)
+    for number in itertools.count():
+        screen.show([str(number)])
+status._watch_queue = watch
+asyncio.run(status._run("127.0.0.1:1", "q", is_watching=True, is_json=True))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_second_signal_ends_a_watch_that_nobody_takes():
+    """The loop's own handlers never had their turn: SIGTERM and Ctrl-C did nothing, however often they came."""
+    reading, writing = a_full_pipe()
+    command = (sys.executable, "-c", WATCHES)
+    with os.fdopen(reading), subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writing)
+        try:
+            assert process.stderr.readline() == "begun\n"
+            while process.poll() is None:
+                process.terminate()
+                time.sleep(0.05)
+        finally:
+            process.kill()
+        assert "Traceback" not in process.stderr.read()
+
+
 @pytest.mark.parametrize("server", [("coordinator",), ("broker", "--group", "g1", "--member", "a", "--dir", "g1-a")])
 def test_a_server_that_looks_for_zookeeper_stops_when_told_to(server, tmp_path):
     command = (sys.executable, "-m", "seriatim.cli.main", *server, "--zookeeper", "127.0.0.1:1", "--cluster", "c")
