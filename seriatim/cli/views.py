@@ -246,9 +246,12 @@ def cluster_warnings(queues: Sequence[pb.QueueView], *, indent: str = "") -> Ite
     """What is wrong with some of all queues, or would be at the next failure: a line for each kind."""
     lost = [view.queue for view in queues if any(link.state == "lost" for link in view.links)]
     stuck = [view.queue for view in queues if not view.switches_left]
+    long = [view.queue for view in queues if any(wait.what == "chain" for wait in view.waits)]
     abandoned = [view.queue for view in queues if view.abandoned]
     if stuck:
         yield f"{indent}WARNING no switch is left for {some(stuck)}: sending waits, now or after the next failure"
+    if long:
+        yield f"{indent}WARNING the chain of {some(long)} is too long for a planned switch, and soon, or already, for any, until links are read"
     if lost:
         yield f"{indent}WARNING a link of {some(lost)} is lost: readers stop there"
     if abandoned:

@@ -200,9 +200,9 @@ class Operations:
             if seen is None or seen.document.name != name:
                 continue
             registry = self._store.registry
-            reply.queues.append(
-                views.queue_view(seen.document, seen.version, registry, has_groups=not request.groups_apart)
-            )
+            view = views.queue_view(seen.document, seen.version, registry, has_groups=not request.groups_apart)
+            views.add_chain_wait(view, seen.document, seen.size_bytes)
+            reply.queues.append(view)
             named |= views.named_groups(seen.document)
         if request.groups_apart:
             reply.groups.extend(views.shown_group(name, self._store.registry) for name in sorted(named))
@@ -231,11 +231,12 @@ class Operations:
         document, version = await self._store.read_chain(queue_id)
         last = document.last_link
         if last is not None and last.state in chain.LIVE and request.epoch in (0, last.epoch):
-            if error := chain_length.switch_error(document):
+            size_bytes = self._store.size_bytes(queue_id)
+            if error := chain_length.switch_error(document, size_bytes):
                 raise error
             if not await self._next_group(document):
                 registry = await self._store.look_up_registry()
-                if not chain.can_switch(document, registry):
+                if not chain.can_switch(document, registry, size_bytes):
                     reasons = chain.obstacles(document, registry, {})
                     text = f"no other group could take over queue {request.queue}: {status.told(reasons)}"
                     raise Waiting(text, reasons=reasons)
@@ -252,7 +253,8 @@ class Operations:
         lagging = lags(await self._description.queue(document, version))
         registry = self._store.registry
         is_due = rotation.is_due(document, registry, now_ms())
-        if not is_due or rotation.obstacle(document, registry, lagging) or chain_length.switch_error(document):
+        is_too_long = chain_length.switch_error(document, self._store.size_bytes(queue_id)) is not None
+        if not is_due or rotation.obstacle(document, registry, lagging) or is_too_long:
             return False  # status says why
         await self._switched(document, last, cause_id)
         _log.info("link rotated by age", queue=document.name, epoch=epoch, cause_id=cause_id)
@@ -352,7 +354,7 @@ class Operations:
             last = document.last_link
             if last is None or last.state is not LinkState.OPEN or last.group != group:
                 continue
-            if not chain.can_switch(document, registry):
+            if not chain.can_switch(document, registry, self._store.size_bytes(document.queue_id)):
                 continue  # it goes on there until another group can take over
             try:
                 await self._switched(document, last, cause_id)

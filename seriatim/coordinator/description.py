@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seriatim.coordinator import views
-from seriatim.coordinator.core import chain_length, rotation, subscriptions
+from seriatim.coordinator.core import rotation, subscriptions
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
@@ -75,8 +75,7 @@ class Description:
         is_due = rotation.is_due(document, registry, now_ms())
         if is_due and (reason := rotation.obstacle(document, registry, lags(view))):
             view.waits.append(pb.WaitReason(what="rotation", reason=reason))
-        if error := chain_length.switch_error(document):
-            view.waits.append(pb.WaitReason(what="chain", reason=str(error)))
+        views.add_chain_wait(view, document, self._store.size_bytes(document.queue_id))
         return view
 
     async def subscription(self, document: ChainDocument, subscription: Subscription) -> pb.SubscriptionView:

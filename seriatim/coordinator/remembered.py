@@ -362,6 +362,11 @@ class Remembered:
             held = self._held[queue_id] = data, chain_json.decode(data)
         return held[1]
 
+    def size_bytes(self, queue_id: QueueId) -> int:
+        """How much of its node a chain takes, as it was last read or written here; 0 where it wasn't."""
+        held = self._held.get(queue_id)
+        return 0 if held is None else len(held[0])
+
     def _note_version(self, queue_id: QueueId, version: int) -> None:
         self._newest[queue_id] = ChainVersion(max(version, self._newest.get(queue_id, 0)))
 
@@ -386,7 +391,7 @@ class Remembered:
         before = None if queue_id in self._of_earlier_session else self.chains.get(queue_id)
         self._of_earlier_session.discard(queue_id)
         if is_news:
-            self.chains[queue_id] = SeenChain.after(before, document, version, now_ms())
+            self.chains[queue_id] = SeenChain.after(before, document, version, now_ms(), self.size_bytes(queue_id))
         return is_news
 
     async def _await_node(self, path: str, watch: Watch) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from seriatim.coordinator import messages
-from seriatim.coordinator.core import readmission, status
+from seriatim.coordinator.core import chain_length, readmission, status
 from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
@@ -173,6 +173,12 @@ def shown_of(document: ChainDocument, registry: Registry) -> tuple[object, ...]:
     """What of the registry a queue's view depends on: where that is equal, so is the view."""
     names = named_groups(document) | dict.fromkeys(readmission.candidates(document, registry))
     return (registry.standstill(document.queue_id), *names, *map(registry.groups.get, names))
+
+
+def add_chain_wait(view: pb.QueueView, document: ChainDocument, size_bytes: int) -> None:
+    """Tell where the chain, whose node has this size, is too long for a further link, or soon will be."""
+    if error := chain_length.switch_error(document, size_bytes):
+        view.waits.append(pb.WaitReason(what="chain", reason=str(error)))
 
 
 def queue_view(

@@ -1317,8 +1317,10 @@ def test_a_cluster_s_status_warns_of_what_is_wrong_with_some_queue():
     lost = pb.QueueView(queue="lost", switches_left=1, links=[a_link(1, state="lost"), a_link(2, state="open")])
     queues = [well, lost, *(pb.QueueView(queue=f"q{number}") for number in range(100))]
     queues[-1].abandoned.add(epoch=1, what="3 records")
+    queues[0].waits.add(what="chain", reason="it takes 600,000 bytes")
     assert list(views.cluster_warnings(queues, indent="  ")) == [
         "  WARNING no switch is left for q0, q1, q2, q3, q4, q5, 94 more: sending waits, now or after the next failure",
+        "  WARNING the chain of well is too long for a planned switch, and soon, or already, for any, until links are read",
         "  WARNING a link of lost is lost: readers stop there",
         "  ABANDONED records of q99",
     ]

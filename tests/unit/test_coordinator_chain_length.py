@@ -200,11 +200,16 @@ def test_no_planned_switch_is_made_with_a_chain_in_which_failures_need_the_room(
     send_call(world).finish()
     groups = world.registry().groups
     draining = Registry({**groups, "g1": replace(groups["g1"], is_draining=True)})
-    seen = background.SeenChain(world.document, world.version, since_ms=0)
+    seen = background.SeenChain(
+        world.document, world.version, since_ms=0, size_bytes=chain_json.size_bytes(world.document)
+    )
     view = background.View((seen,), draining, {"orders": QueueId(1)}, background.Told())
 
     class OneStore:
         registry = world.registry()
+
+        def size_bytes(self, _: QueueId) -> int:
+            return chain_json.size_bytes(world.document)
 
         async def first_in_lines(self, _: object, lines: Sequence[object]) -> list[str]:
             return [""] * len(lines)

@@ -172,9 +172,12 @@ def test_a_chain_that_zookeeper_was_set_back_to_is_told_from_another_one_of_the_
         world = queue()
         _, store, node = coordinator(world)
         assert await store.read_chain(QueueId(1)) == (world.document, ChainVersion(0))
+        assert store.size_bytes(QueueId(1)) == len(node.data)
         other = queue(is_open=True).document
         node.data = chain_json.encode(other)
         assert await store.read_chain(QueueId(1)) == (other, ChainVersion(0))
+        await store._read_seen(QueueId(1))
+        assert store.chains[QueueId(1)].size_bytes == store.size_bytes(QueueId(1)) == len(node.data)
         node.is_there = False
         store._await_node = lambda *_: asyncio.sleep(0, False)  # type: ignore[method-assign]
         await store._read_seen(QueueId(1))

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.cli.views import group_lines, group_object, listed_objects, queue_object
+from seriatim.cli.views import cluster_warnings, group_lines, group_object, listed_objects, queue_object
 from seriatim.coordinator import administration, execution, remembered, views
 from seriatim.coordinator.administration import Operations
-from seriatim.coordinator.core import chain
+from seriatim.coordinator.core import chain, chain_length
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.events import ChainConflict, ChainWritten, SealFailed, SendSeal, Wait, WriteChain
 from seriatim.coordinator.core.registry import Registry
@@ -248,6 +248,22 @@ def test_a_listing_that_has_each_group_once_is_shown_as_one_that_has_them_in_eac
     assert [[one["group"] for one in each["groups"]] for each in cast("Any", shown)][1] == ["g3", "g9", "g1"]
 
 
+def test_a_chain_that_is_too_long_is_told_where_queues_are_listed_by_the_length_that_its_node_was_read_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only `status` of that very queue told, and encoded the chain to find out: 150 ms at 5,000 links, at each look."""
+    world = World()
+    other = replace(world.document, queue_id=QueueId(8), name="long")
+    store = NamedStore(world, world.document, other)
+    store.chains[QueueId(8)] = replace(store.chains[QueueId(8)], size_bytes=chain_length.SWITCHED_BYTES + 1)
+    monkeypatch.setattr(chain_json, "encode", None)
+    monkeypatch.setattr(chain_json, "size_bytes", None)
+    listed = asyncio.run(store.listing().list_queues(pb.ListQueuesRequest())).queues
+    assert [(one.queue, [wait.what for wait in one.waits]) for one in listed] == [("long", ["chain"]), ("orders", [])]
+    assert "takes 500,001 bytes: beyond 500,000 no planned switch is made" in listed[0].waits[0].reason
+    assert [line for line in cluster_warnings(listed) if "the chain of long is too long" in line]
+
+
 class Laggard:
     """A session at a ZooKeeper server that is behind: it shows the queue that had a name before."""
 
@@ -310,6 +326,9 @@ class QueuesStore:
     async def write_chain(self, document: ChainDocument, expected: ChainVersion) -> ChainVersion:
         self.chains[document.queue_id].document = document
         return ChainVersion(expected + 1)
+
+    def size_bytes(self, _: QueueId) -> int:
+        return 0
 
     async def first_in_line(self, queue_id: QueueId, _: object) -> str:
         self.closed.append(queue_id)
@@ -392,6 +411,9 @@ class MarkedStore:
         self._world = world
         self.registry = world.registry()
         self.chains = {document.queue_id: SimpleNamespace(document=document) for document, _ in world.earlier[:1]}
+
+    def size_bytes(self, _: QueueId) -> int:
+        return 0
 
     async def set_draining(self, group: str, *, is_draining: bool) -> None:
         assert is_draining

@@ -102,6 +102,9 @@ def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -
     class OneStore:
         registry = world.registry()
 
+        def size_bytes(self, _: QueueId) -> int:
+            return 0
+
         async def first_in_lines(self, _: QueueId, lines: list[object]) -> list[str]:
             return [""] * len(lines)
 
@@ -200,6 +203,9 @@ class Behind:
 
     async def read_chain(self, _: QueueId) -> tuple[ChainDocument, ChainVersion]:
         return self._shown, ChainVersion(1)
+
+    def size_bytes(self, _: QueueId) -> int:
+        return 0
 
     async def look_up_registry(self, *_: object) -> Registry:
         return self.registry

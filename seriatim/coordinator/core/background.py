@@ -30,20 +30,26 @@ ORPHAN_AFTER_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class SeenChain:
-    """A chain document as it was last read, and since when (milliseconds) it has been so, whichever clients came and went."""
+    """A chain document as it was last read, and since when (milliseconds) it has been so, whichever clients came and went.
+
+    `size_bytes`: of its node.
+    """
 
     document: ChainDocument
     version: ChainVersion
     since_ms: int
+    size_bytes: int = 0
 
     @classmethod
-    def after(cls, before: SeenChain | None, document: ChainDocument, version: ChainVersion, now_ms: int) -> Self:
+    def after(
+        cls, before: SeenChain | None, document: ChainDocument, version: ChainVersion, now_ms: int, size_bytes: int = 0
+    ) -> Self:
         """What was just read; `before`: what was seen of the same chain before, where that counts."""
         if before is None:
-            return cls(document, version, now_ms)
+            return cls(document, version, now_ms, size_bytes)
         stayed = before.document.subscription_ids & document.subscription_ids
         is_same = _without_clients(before.document, stayed) == _without_clients(document, stayed)
-        return cls(document, version, before.since_ms if is_same else now_ms)
+        return cls(document, version, before.since_ms if is_same else now_ms, size_bytes)
 
 
 def _without_clients(document: ChainDocument, stayed: AbstractSet[SubscriptionId]) -> ChainDocument:
@@ -227,7 +233,7 @@ def _closings(seen: SeenChain, view: View, now_ms: int) -> Iterable[CloseIt]:
             if not why and (document.queue_id, link.epoch) in view.sealed:
                 why = "a member has sealed it"
             is_draining = view.registry.group(link.group).is_draining
-            if not why and is_draining and chain.can_switch(document, view.registry):
+            if not why and is_draining and chain.can_switch(document, view.registry, seen.size_bytes):
                 why = f"{link.group} is being drained"
         elif link.state is LinkState.CLOSING and _quiet_ms(seen, now_ms) >= CLOSING_GRACE_MS:
             why = "nobody finished closing it"

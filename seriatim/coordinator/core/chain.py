@@ -191,10 +191,13 @@ def next_group(document: ChainDocument, registry: Registry) -> str:
     return next((one for one in document.send_list if one != now and not registry.link_obstacle(one)), "")
 
 
-def can_switch(document: ChainDocument, registry: Registry) -> bool:
-    """Whether another group could take over now, so that a planned switch doesn't have sending stand still for nothing."""
+def can_switch(document: ChainDocument, registry: Registry, size_bytes: int) -> bool:
+    """Whether another group could take over now, so that a planned switch doesn't have sending stand still for nothing.
+
+    `size_bytes`: of the chain's node.
+    """
     has_group = next_group(document, registry) != "" or back_at_once(document, registry) != ()
-    return has_group and chain_length.switch_error(document) is None
+    return has_group and chain_length.switch_error(document, size_bytes) is None
 
 
 def obstacles(document: ChainDocument, registry: Registry, avoid: Mapping[str, str]) -> dict[str, str]:

@@ -22,18 +22,20 @@ SWITCHED_BYTES: Final = 500_000
 
 def listing_error(listed: ChainDocument) -> ChainTooLong | None:
     """Why the chain can't be given the link that is listed here as its last."""
-    return _error(listed, LISTED_BYTES, "would take", "it gets no further link")
+    return _error(listed, chain_json.size_bytes(listed), LISTED_BYTES, "would take", "it gets no further link")
 
 
-def switch_error(document: ChainDocument) -> ChainTooLong | None:
-    """Why a planned switch had better not be made: sending might find no next link."""
-    return _error(
-        document, SWITCHED_BYTES, "takes", f"no planned switch is made, and beyond {LISTED_BYTES:,} none at all"
-    )
+def switch_error(document: ChainDocument, size_bytes: int) -> ChainTooLong | None:
+    """Why a planned switch had better not be made: sending might find no next link.
+
+    `size_bytes`: of its node, as that was read. Of thousands of links to find it anew takes as long as a few calls, and this is asked
+    again and again.
+    """
+    what = f"no planned switch is made, and beyond {LISTED_BYTES:,} none at all"
+    return _error(document, size_bytes, SWITCHED_BYTES, "takes", what)
 
 
-def _error(document: ChainDocument, most_bytes: int, takes: str, what: str) -> ChainTooLong | None:
-    size_bytes = chain_json.size_bytes(document)
+def _error(document: ChainDocument, size_bytes: int, most_bytes: int, takes: str, what: str) -> ChainTooLong | None:
     if size_bytes <= most_bytes:
         return None
     return ChainTooLong(
