@@ -44,7 +44,7 @@ class Consumer:
     is deposed hands out nothing from that moment on, by its own clock before its session can expire (H8), and stands
     by again; `on_deposed` tells. When it is elected again, it starts at the last committed cursor. So records handed
     out and not committed are handed out again, to it or to another. To commit what an earlier term handed out raises
-    Fenced, or InvalidArgument where this term hasn't come as far; where it has, it is committed: a record doesn't tell its term.
+    Fenced, until this term has come as far; then it is committed: a record doesn't tell its term.
     A seek, by whomever, begins a term, too.
 
     `coordinators`: "HOST:PORT,HOST:PORT" or a list; None: the environment's SERIATIM_COORDINATOR.
@@ -107,6 +107,7 @@ class Consumer:
         # The application's side: the batch in hand, and the place behind the batches before it, in their term.
         self._chunk: Chunk | None = None
         self._passed = (0, START)
+        self._handed_before = START  # how far any earlier term came
         self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
         self._committed: tuple[int, Place] | None = None
         self._is_elected = False
@@ -335,7 +336,7 @@ class Consumer:
                 elif chunk.passed:  # in part: a poll goes on from its rest into what follows
                     self._passed = chunk.term, chunk.place_after(chunk.passed)
             if self._again:
-                self._chunk = self._again[0]
+                self._begin(self._again[0])
                 self._again.popleft()
                 continue
             taken = hand_over.take(self.queue, chunk)
@@ -345,9 +346,16 @@ class Consumer:
             thread, fetcher = self._thread, self._fetcher  # no thread where it is closed at this moment
             if thread is not None and fetcher is not None and fetcher.taken(size_bytes):
                 thread.tell(fetcher.tell_taken)
-            self._chunk = following
+            self._begin(following)
         hand_over.check()
         return None
+
+    def _begin(self, following: Chunk) -> None:
+        """It is the batch in hand now."""
+        chunk = self._chunk
+        if chunk is not None and chunk.term != following.term:
+            self._handed_before = max(self._handed_before, chunk.place_after(chunk.row))
+        self._chunk = following
 
     def _patience(self, idle_since_s: float) -> tuple[float, float]:
         """How long to wait for more, 0: it was closed, or idle too long; and when idling began."""
@@ -493,8 +501,9 @@ class Consumer:
         """Commit, and wait until both members have it: the given record and all before it, or all below an offset.
 
         With neither: all that was handed out; where nothing was, or all of it is committed, nothing is done, elected or
-        not. Where the present term has handed out nothing yet raises Fenced; what it has not handed out raises InvalidArgument, whatever an
-        earlier one has (what both have can't be told apart), and NotElected where this consumer isn't. Raises OlderGeneration where somebody seeks meanwhile, UnknownQueue or UnknownSubscription where it was
+        not, and as little where an offset isn't kept any more: everybody has read what is below. Raises Fenced for what an earlier term handed
+        out, and the present one hasn't yet (what both have can't be told apart), InvalidArgument for what none has, and NotElected
+        where this consumer isn't elected. Raises OlderGeneration where somebody seeks meanwhile, UnknownQueue or UnknownSubscription where it was
         deleted, DeadlineOver where the members don't answer within `timeout_s`.
         """
         thread = self._opened()
@@ -517,9 +526,7 @@ class Consumer:
         if self._session is not None:
             self._hand_over.check()
             if term != self._hand_over.term:  # since it was looked at, on the application's thread
-                raise Fenced(
-                    "what was handed out is of an earlier term, and will be handed out again", queue=self.queue
-                )
+                raise self._of_earlier_term()
             await self._session.commit(place)
             self._committed = handed_out
 
@@ -530,16 +537,23 @@ class Consumer:
         if not self._hand_over.is_reading or view is None:
             raise NotElected("this consumer isn't elected", queue=self.queue)
         if chunk is None or chunk.term != self._hand_over.term:
-            raise Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
+            raise self._of_earlier_term()
         row = chunk.row  # another thread may be iterating
         handed = chunk.place_after(row)
         # The end of a link is the start of the next one, too.
         if what is None or (isinstance(what, int) and what == chunk.offset_after(row)):
             return chunk.term, handed
+        if isinstance(what, int) and 0 <= what <= view.earliest:
+            return chunk.term, START  # what is below went once everybody was done with it
         place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
+        if place > max(handed, self._handed_before):
+            raise InvalidArgument("this was not handed out", queue=self.queue)
         if place > handed:
-            raise InvalidArgument("this was not handed out, or by an earlier term", queue=self.queue)
+            raise self._of_earlier_term()
         return chunk.term, place
+
+    def _of_earlier_term(self) -> Fenced:
+        return Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
 
     def seek(self, position: str | int, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
         """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.

@@ -41,6 +41,11 @@ from tests.forks import in_a_fork
 from tests.interruption import Interruption
 
 BEFORE_ALL = Place(Epoch(1), Index(0))
+SIDES = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
+TWO_LINKS = (
+    LinkView(Epoch(1), LinkState.SEALED, Offset(0), Index(10), SIDES[0], SIDES[1], {}),
+    LinkView(Epoch(2), LinkState.OPEN, Offset(10), None, SIDES[0], SIDES[1], {}),
+)
 
 
 class NoThread:
@@ -400,8 +405,7 @@ def grant_of(generation: int, token: int) -> Grant:
 @pytest.fixture
 def subscriber() -> Iterator[Subscriber]:
     """Elected under generation 1 and token 1, of a queue whose one link is open."""
-    sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
-    link = LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, sides[0], sides[1], {})
+    link = LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, SIDES[0], SIDES[1], {})
     found = Subscriber("127.0.0.1:1", "q")
     found._session = Session(ChainView("c", 1, "q", ChainVersion(1), (link,)))
     found._granted(grant_of(1, 1), BEFORE_ALL)
@@ -729,6 +733,39 @@ def test_a_commit_that_was_asked_for_in_an_earlier_term_does_not_reach_the_next_
     assert session.commits == []
 
 
+def test_who_commits_late_what_an_earlier_term_handed_out_is_told_so_until_this_one_has_come_as_far() -> None:
+    """It was taken for a mistake of the application's (`invalid-argument`) from the first record of the new term on."""
+    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 10, 10))
+    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), TWO_LINKS))
+    late = consumer.poll(15, 0)[-1]
+    consumer._hand_over.end()
+    consumer._hand_over.begin()
+    for one in (delivery(1, 0, 0, 10), delivery(2, 10, 10, 10)):
+        consumer._hand_over.put(one)
+    for count in (0, 10, 4):
+        assert len(consumer.poll(count, 0) if count else []) == count
+        for what in (late, late.offset + 1):
+            with pytest.raises(Fenced, match="of an earlier term"):
+                consumer._place_to_commit(what)
+        if count:
+            with pytest.raises(InvalidArgument, match="this was not handed out"):
+                consumer._place_to_commit(late.offset + 2)
+    assert len(consumer.poll(1, 0)) == 1
+    assert consumer._place_to_commit(late)[1] == Place(Epoch(2), Index(5))
+
+
+def test_who_commits_an_offset_that_is_not_kept_any_more_has_committed_it() -> None:
+    """It was `invalid-argument`, where the last record below it could be committed once more."""
+    consumer = elected(delivery(2, 10, 10, 10))
+    session = consumer._session = Session(ChainView("c", 1, "q", ChainVersion(2), TWO_LINKS[1:]))
+    assert len(consumer.poll(5, 0)) == 5
+    for offset in (0, 9, 10):
+        asyncio.run(consumer._commit(consumer._place_to_commit(offset)))
+    assert max(session.commits) <= Place(Epoch(2), Index(0))
+    with pytest.raises(InvalidArgument):
+        consumer._place_to_commit(-1)
+
+
 def test_who_commits_in_a_queue_that_was_deleted_is_told_so() -> None:
     """Before he looks, and between the look and the commit: not that nobody is elected, or that it will be handed out again."""
     consumer = elected(delivery(1, 0, 0, 10))
@@ -754,18 +791,15 @@ def test_who_seeks_in_a_queue_that_was_deleted_is_told_so() -> None:
 
 def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> None:
     """`commit(last.offset + 1)`, as with Kafka: it is the offset of the next link's first record, too."""
-    sides = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
-    one = LinkView(Epoch(1), LinkState.SEALED, Offset(0), Index(10), sides[0], sides[1], {})
-    other = LinkView(Epoch(2), LinkState.OPEN, Offset(10), None, sides[0], sides[1], {})
     consumer = elected(delivery(1, 0, 0, 10))
-    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), (one, other)))
+    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), TWO_LINKS))
     last = consumer.poll(500, 0)[-1]
     assert consumer._place_to_commit(last)[1] == Place(Epoch(1), Index(10))
     assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
     assert consumer._place_to_commit(5)[1] == Place(Epoch(1), Index(5))
     with pytest.raises(InvalidArgument):
         consumer._place_to_commit(11)
-    consumer._session.view = ChainView("c", 1, "q", ChainVersion(2), (other,))  # retention let the first one go
+    consumer._session.view = ChainView("c", 1, "q", ChainVersion(2), TWO_LINKS[1:])  # retention let the first one go
     assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
     with pytest.raises(InvalidArgument):
         consumer._place_to_commit(11)
