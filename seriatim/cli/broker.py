@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from seriatim.cli.foreground import run_server
 from seriatim.cli.options import Folder, log_options
-
-if TYPE_CHECKING:
-    from seriatim.broker_group.process import BrokerSettings
 
 
 @click.command(short_help="Run one broker: a member of a group.")
@@ -48,22 +43,11 @@ if TYPE_CHECKING:
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
     """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
     from seriatim.broker_group.allocator import keep_freed_memory
-    from seriatim.broker_group.process import BrokerSettings
+    from seriatim.broker_group.process import BrokerSettings, serve
     from seriatim.protocol import log, settings
 
     keep_freed_memory()
     log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
-    run_server(_run(loaded))
-
-
-async def _run(settings: BrokerSettings) -> None:
-    from seriatim.broker_group.process import serve
-    from seriatim.protocol import log
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await serve(settings, log.say_ready, stop)
+    run_server(partial(serve, loaded, log.say_ready))

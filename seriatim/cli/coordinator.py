@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -32,4 +33,4 @@ def coordinator(config: Path | None, log_level: str, log_to: str, **flags: objec
 
     log.start_logging(log_level, log_to)
     loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
-    run_server(serve(loaded))
+    run_server(partial(serve, loaded, log.say_ready))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -240,19 +239,14 @@ class CoordinatorProcess:
             self._register.set()
 
 
-async def serve(settings: CoordinatorSettings) -> None:
-    """Run one coordinator until SIGTERM or SIGINT; prints `ready <name> HOST:PORT` when it serves."""
-    process = CoordinatorProcess(settings)
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    work = asyncio.create_task(process.live(log.say_ready))
-    signalled = asyncio.create_task(stopping.wait())
+async def serve(settings: CoordinatorSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
+    """Run one coordinator until `stop` is set; `ready(name, address)` is called when it serves."""
+    work = asyncio.create_task(CoordinatorProcess(settings).live(ready))
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (signalled, work):
+        for task in (stopping, work):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

@@ -461,7 +461,9 @@ def serve_in_turn(monkeypatch):
 
     ran = []
     monkeypatch.setattr("seriatim.broker_group.process.serve", serves)
-    asyncio.run(broker_module._run(None))
+    monkeypatch.setattr(log, "start_logging", lambda *_: None)
+    monkeypatch.setattr(broker_module, "run_server", lambda serve: asyncio.run(serve(None)))
+    assert main.run(BROKER) == exits.DONE
     coordinator = SimpleNamespace(name="c", address="c:1", start=does_nothing, run=runs, stop=does_nothing)
     asyncio.run(CoordinatorProcess.live(coordinator, log.say_ready))
     return ran
