@@ -292,6 +292,9 @@ class DirectStream(asyncio.BufferedProtocol):
             raise PeerLost("the other side ended the stream")
         if self._error is not None:
             raise self._error
+        if self._transport.is_closing():
+            # `connection_lost` is called when the loop turns, which who sends a backlog may not wait for; asyncio would warn of each part.
+            raise Unreachable("the connection broke: it was closed")
         for part in frames.encode(kind, *parts):
             self._transport.write(part)
 

@@ -372,6 +372,32 @@ def test_a_server_that_goes_away_breaks_its_streams() -> None:
     run(scenario())
 
 
+def test_who_writes_without_waiting_is_told_at_once_that_the_caller_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    caller = socket.socket()
+    ended = asyncio.Queue[SeriatimError | None]()
+
+    async def write_all(call: Any) -> None:
+        caller.close()  # the loop hears of it when it turns, which it doesn't until all is written
+        error: SeriatimError | None = None
+        try:
+            for number in range(1000):
+                await write(call, pb.AppendReply(next_index=number))
+        except SeriatimError as failure:
+            error = failure
+        ended.put_nowait(error)
+
+    async def scenario() -> None:
+        server = batch_streams.direct_server(*[write_all] * 5)
+        port = await server.listen("127.0.0.1", 0)
+        caller.connect(("127.0.0.1", port))
+        caller.sendall(frame(Kind.OPEN, direct._FORMAT + b"Append"))
+        assert isinstance(await ended.get(), Unreachable)
+        await server.stop()
+
+    run(scenario())
+    assert not [one for one in caplog.records if one.name == "asyncio"]
+
+
 def test_what_is_sent_at_once_and_what_waits_keep_their_order() -> None:
     taken = asyncio.Event()
     found: list[int] = []
@@ -685,6 +711,9 @@ class Pipe:
 
     def write(self, _: Any) -> None:
         pass
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
 
     def abort(self) -> None:
         self.is_aborted = True
