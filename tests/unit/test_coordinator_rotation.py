@@ -13,7 +13,15 @@ from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import background, chain, rotation
 from seriatim.coordinator.core.background import Rotate
 from seriatim.coordinator.core.registry import Registry
-from seriatim.coordinator.core.subscriptions import created, deleted, located, with_reader
+from seriatim.coordinator.core.subscriptions import (
+    Committed,
+    created,
+    deleted,
+    located,
+    put_by,
+    sought,
+    with_reader,
+)
 from seriatim.coordinator.description import Description, lags
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import settings, settings_from
@@ -22,7 +30,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, QueueSettings, Readmit
 from seriatim.protocol.chain_json import decode, encode
 from seriatim.protocol.errors import InvalidArgument, Unreachable, Waiting
-from seriatim.protocol.names import ChainVersion, Epoch, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 OLD_MS = 5_000
@@ -164,6 +172,20 @@ def test_readers_that_come_and_go_keep_no_queue_from_being_rotated() -> None:
             world.document = created(world.document, "own", located(world.document, "earliest", None), second)
         else:
             world.document = deleted(world.document, "own")
+        seen = background.SeenChain.after(seen, world.document, ChainVersion(second), made_ms + second * 1000)
+    assert seen is not None
+    view = background.View((seen,), world.registry(), {"orders": QueueId(1)}, background.Told())
+    assert list(background.plan(view, made_ms + OLD_MS)) == [Rotate(QueueId(1), Epoch(1))]
+
+
+def test_a_subscription_that_is_sought_all_the_time_keeps_no_queue_from_being_rotated() -> None:
+    """As by a probe that is started every few seconds and reads what comes last (`consume --from latest`)."""
+    world = sending_world()
+    seen, made_ms, name = None, created_ms(world), world.document.subscriptions[0].name
+    for second in range(6):
+        where = "earliest" if second % 2 else "latest"
+        position = located(world.document, where, Committed(Index(second), is_exact=True))
+        world.document = put_by(sought(world.document, name, position), name, f"seek-{second}")
         seen = background.SeenChain.after(seen, world.document, ChainVersion(second), made_ms + second * 1000)
     assert seen is not None
     view = background.View((seen,), world.registry(), {"orders": QueueId(1)}, background.Told())

@@ -12,7 +12,7 @@ from typing import Self
 
 from seriatim.coordinator.core import chain, readmission, retention, rotation
 from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
-from seriatim.protocol.chain import ChainDocument, Link, LinkState
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Whose
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId, Token
 
 CLOSING_GRACE_MS = 300
@@ -20,7 +20,7 @@ CLOSING_GRACE_MS = 300
 QUIET_MS = 1000
 """What isn't urgent is written only to a chain that nobody changed for this long: it is not to overtake a sender's call, and
 by then a living member has noticed that its peer died. A group that sending waits for is urgent. That somebody else was elected,
-or a subscription made or deleted, is no change: where clients come and go all the time no link would ever be left, or let go.
+or a subscription made, sought or deleted, is no change: where clients come and go all the time no link would ever be left, or let go.
 """
 ROTATION_QUIET_MS = 10_000
 """As `QUIET_MS`, for a rotation that nobody asked for."""
@@ -47,17 +47,15 @@ class SeenChain:
         """What was just read; `before`: what was seen of the same chain before, where that counts."""
         if before is None:
             return cls(document, version, now_ms, size_bytes)
-        stayed = before.document.subscription_ids & document.subscription_ids
+        stayed = {one.whose for one in before.document.subscriptions} & {one.whose for one in document.subscriptions}
         is_same = _without_clients(before.document, stayed) == _without_clients(document, stayed)
         return cls(document, version, before.since_ms if is_same else now_ms, size_bytes)
 
 
-def _without_clients(document: ChainDocument, stayed: AbstractSet[SubscriptionId]) -> ChainDocument:
-    """Without who was elected, and with these of the subscriptions."""
+def _without_clients(document: ChainDocument, stayed: AbstractSet[Whose]) -> ChainDocument:
+    """Without who was elected, and with these of the subscriptions: one that was sought is as another one."""
     subscriptions = tuple(
-        replace(one, reader_token=Token(0), reader_node="")
-        for one in document.subscriptions
-        if one.subscription_id in stayed
+        replace(one, reader_token=Token(0), reader_node="") for one in document.subscriptions if one.whose in stayed
     )
     return replace(
         document,
