@@ -442,7 +442,10 @@ class CursorKeeper:
             if isinstance(error, (Unreachable, DeadlineOver)):
                 raise
             return False
-        self._reported.setdefault(key, set()).update(noted)
+        known = self._reported.setdefault(key, set())
+        known |= noted
+        # Who was sought, or deleted, since comes to no end any more.
+        known &= {cursor.whose for cursor in self._records.get(key, {}).values()}
         is_done = noted.issuperset(of)
         if noted and not is_done:
             self._broker.look_for_drained(key)  # the others now, not in a second

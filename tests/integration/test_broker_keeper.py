@@ -244,6 +244,31 @@ def test_what_is_drained_is_reported_until_that_is_noted(tmp_path: Path, error: 
     asyncio.run(scenario())
 
 
+def test_of_whom_a_link_s_end_was_reported_is_known_as_long_as_they_have_a_cursor_there(tmp_path: Path) -> None:
+    """A link may be kept for years, while subscriptions are sought each minute, or made, read and deleted."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, asyncio.Event().wait) as (a, _):
+            reports: list[Whose] = []
+
+            async def reported(_: object, of: Iterable[Whose], *__: object) -> frozenset[Whose]:
+                reports.extend(of)
+                return frozenset(of)
+
+            a.keeper._report = reported  # type: ignore[method-assign]
+            for subscription_id, generation in [(3, 0), (3, 1), (3, 2), (4, 0), (5, 0)]:
+                of = SubscriptionId(subscription_id), Generation(generation)
+                await a.keeper.tell(a.runner, *of, Token(1), Index(50))
+                a.broker.look_for_drained(LINK.key)
+                assert await a.keeper._report_once()
+                if subscription_id == 4:
+                    await a.keeper._forget(LINK.key, {SubscriptionId(4)})
+            assert reports == [(3, 0), (3, 1), (3, 2), (4, 0), (5, 0)], "each of them, and once"
+            assert a.keeper._reported == {LINK.key: {(3, 2), (5, 0)}}
+
+    asyncio.run(scenario())
+
+
 def test_cursors_that_can_t_be_brought_up_keep_no_others_from_it(tmp_path: Path) -> None:
     """Of a queue that ZooKeeper was set back in, and that waits for an operator: readers of all others had one member's cursors only."""
 
