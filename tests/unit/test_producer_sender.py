@@ -371,6 +371,16 @@ def test_what_the_master_refuses_for_the_callers_fault_stops_the_sender_and_cost
     assert sending.state.phase is Phase.ENDED
 
 
+def test_one_bit_that_makes_nonsense_of_a_batch_on_its_way_does_not_stop_the_sender(sending: Trace) -> None:
+    """In a hundred bytes one of 200 bits is in what no checksum covers. Who sends nothing else is stopped, and costs no group."""
+    for stream in range(1, SETTINGS.tries_on_link + 1):
+        assert sending(events.Refused(stream, errors.MalformedFrame("no batch")))[-1].endswith("failed 0")
+        assert len(sending.granted(grant(1, 0))) == 1 + SETTINGS.window_batches
+    assert sending(events.Refused(SETTINGS.tries_on_link + 1, errors.MalformedFrame("no batch")))[-1] == (
+        "stop malformed-frame"
+    )
+
+
 def test_nothing_acknowledged_in_time_gives_the_link_up(sending: Trace) -> None:
     sending(events.Acknowledged(1, Index(2)))
     assert sending(events.Tick(), after_s=0.29) == []

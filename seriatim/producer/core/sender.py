@@ -56,6 +56,7 @@ from seriatim.protocol.errors import (
     CallerError,
     Fenced,
     InvariantBroken,
+    MalformedFrame,
     NotElected,
     OlderVersion,
     PartlyResend,
@@ -290,8 +291,12 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
     error = event.error
     if isinstance(error, Fenced):
         return _overtaken(state, error)
-    # Seqs were checked when they were sent: one that doesn't rise at the master is on its way there twice.
-    is_harmless = isinstance(error, OlderVersion | WrongIndex | Resend | PartlyResend | BadChecksum | SeqNotRising)
+    # Seqs were checked when they were sent: one that doesn't rise at the master is on its way there twice. Nonsense may be a bit that was
+    # flipped on its way, outside of what a batch's checksums cover; who sends it again and again is wrong.
+    is_damaged = isinstance(error, MalformedFrame) and state.refusals < settings.tries_on_link
+    is_harmless = is_damaged or isinstance(
+        error, OlderVersion | WrongIndex | Resend | PartlyResend | BadChecksum | SeqNotRising
+    )
     if isinstance(error, CallerError) and not is_harmless:
         return _stopped(state, error)
     if not is_harmless:
