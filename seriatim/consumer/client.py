@@ -409,6 +409,7 @@ class Consumer:
                 left -= 1
                 if not left:
                     left = RECORDS_A_TURN
+                    self._move_past()  # whoever is cancelled here has asked for more
                     await asyncio.sleep(0)
             idle_since_s = boottime_s()
 

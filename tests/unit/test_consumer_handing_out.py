@@ -599,6 +599,9 @@ def test_who_awaits_records_of_a_backlog_can_be_cancelled(records_a_batch: int) 
 
     found = asyncio.run(read())
     assert found == list(range(client.RECORDS_A_TURN))
+    assert (
+        consumer._chunk.passed == consumer._chunk.row
+    )  # by that it has asked for more, and the next reader goes on there, too
     assert consumer.poll(1, 0)[0].offset == client.RECORDS_A_TURN
 
 
