@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from seriatim.coordinator.core import acquire_read, acquire_send, chain
-from seriatim.coordinator.core.acquire_read import AcquireRead, ReadRequest
+from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
 from seriatim.coordinator.core.events import (
     Answer,
@@ -70,8 +69,8 @@ class Execution:
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
-        self._namings: weakref.WeakValueDictionary[QueueId, asyncio.Lock] = weakref.WeakValueDictionary()
-        """Who names a reader in a queue's chain, and who stands in line for that."""
+        self._lines: weakref.WeakValueDictionary[QueueId, asyncio.Lock] = weakref.WeakValueDictionary()
+        """Of those that read a queue's chain to write it, while there are some."""
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
@@ -127,37 +126,8 @@ class Execution:
         return await shared(switch)
 
     async def acquire_read(self, queue_id: QueueId, request: ReadRequest, cause_id: str) -> Result:
-        """Run AcquireRead. Raises as `run`.
-
-        Who has no token yet has it written into the chain. Of a queue's hundreds of readers that are elected at once, one would succeed,
-        and all others read, decode and encode all of the chain again, and again. So they go one after the other from reading the chain to
-        that write, behind which members are asked, and nobody waits for those but who asks.
-        """
-        begun = acquire_read.start(request)
-        if request.token:
-            return await self.run(queue_id, begun, acquire_read.step, cause_id)
-        line = self._namings.setdefault(queue_id, asyncio.Lock())
-        async with self._in_time(cause_id):
-            await line.acquire()
-            with contextlib.ExitStack() as turn:
-                turn.callback(line.release)
-
-                def step(state: AcquireRead, event: Event, now_ms: int) -> acquire_read.Step:
-                    after, effects = acquire_read.step(state, event, now_ms)
-                    if not all(isinstance(one, ReadChain | LookUpElection | WriteChain) for one in effects):
-                        turn.close()
-                    return after, effects
-
-                return await self.run(queue_id, begun, step, cause_id)
-
-    @contextlib.asynccontextmanager
-    async def _in_time(self, cause_id: str) -> AsyncIterator[None]:
-        """Raises DeadlineOver where this takes longer than a call may."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except TimeoutError as error:
-            raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
+        """Run AcquireRead. Raises as `run`."""
+        return await self.run(queue_id, acquire_read.start(request), acquire_read.step, cause_id)
 
     async def run(
         self,
@@ -172,15 +142,22 @@ class Execution:
         its own deadline: it may have begun to do what it was told.
         """
         run = _Run(self._store, self._members, queue_id, cause_id)
+        turn = _Turn(self._lines.setdefault(queue_id, asyncio.Lock()))
         state, effects = begun
-        async with self._in_time(cause_id):
-            while True:
-                for effect in effects:
-                    if isinstance(effect, Answer):
-                        return _answered(effect.result)
-                    self._spawn(run.carry_out(effect))
-                event = await run.next_event()
-                state, effects = step(state, event, now_ms())
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    await turn.suit(effects)
+                    for effect in effects:
+                        if isinstance(effect, Answer):
+                            return _answered(effect.result)
+                        self._spawn(run.carry_out(effect))
+                    event = await run.next_event()
+                    state, effects = step(state, event, now_ms())
+        except TimeoutError as error:
+            raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
+        finally:
+            turn.end()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -192,6 +169,31 @@ def _answered(result: Result) -> Result:
     if isinstance(result, Refused):
         raise result.error
     return result
+
+
+class _Turn:
+    """Of one run, in the line of those that read a queue's chain to write it.
+
+    Of hundreds that do so at once, one would succeed, and all others read, decode and encode all of the chain again, and again. So they go
+    one after the other, from reading to writing; behind that members are asked, and nobody waits for those but who asks.
+    """
+
+    def __init__(self, line: asyncio.Lock) -> None:
+        self._line = line
+        self._has_come = False
+
+    async def suit(self, effects: Effects) -> None:
+        """Before these are carried out: wait for it where they lead to a write, end it where they no longer do."""
+        if not all(isinstance(one, ReadChain | LookUpElection | WriteChain) for one in effects):
+            self.end()
+        elif not self._has_come and any(isinstance(one, ReadChain) and one.leads_to_write for one in effects):
+            await self._line.acquire()
+            self._has_come = True
+
+    def end(self) -> None:
+        if self._has_come:
+            self._has_come = False
+            self._line.release()
 
 
 class _Run:

@@ -9,15 +9,16 @@ from typing import Any, cast
 import pytest
 
 from seriatim.coordinator.core.acquire_read import ReadRequest
-from seriatim.coordinator.core.events import ReadGrant
+from seriatim.coordinator.core.events import ReadGrant, TellReader
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.errors import NotElected
-from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.names import ChainVersion, Epoch, QueueId
 from seriatim.protocol.zookeeper import BadVersion, NoNode, Watch, ZooKeeperSession
-from tests.property.chain_world import World, send_call, with_subscription
+from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 READERS = 20
 
@@ -86,6 +87,19 @@ class StandsStill:
         await asyncio.Event().wait()
 
 
+class AtTheEnd:
+    """Members that have it that each has read all of the link."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def tell_reader(self, effect: TellReader, *_: object) -> pb.TellReaderReply:
+        self.asked += 1
+        for _ in range(2 * READERS):  # until others have written
+            await asyncio.sleep(0)
+        return pb.TellReaderReply(has_cursor=True, cursor=1, by=effect.token)
+
+
 def queue(*, is_open: bool = False) -> World:
     """Subscriptions, each of which has yet to read its first link, if there is one."""
     world = World()
@@ -128,7 +142,7 @@ def test_none_of_them_is_in_another_ones_way_and_what_is_read_is_decoded_once(mo
         del grants
         await asyncio.sleep(0)  # the loop lets go of the last one
         gc.collect()  # an error knows where it was raised, and what is there knows it
-        assert not execution._namings
+        assert not execution._lines
 
     asyncio.run(scenario())
 
@@ -144,6 +158,22 @@ def test_nobody_waits_for_a_member_that_another_reader_waits_for():
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        await execution.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_a_link_is_in_nobody_s_way_and_members_are_told_once():
+    """Of each write all others told both members again, and read, decoded and encoded the chain: of 200, hardly one got on."""
+
+    async def scenario() -> None:
+        world, members = queue(is_open=True), AtTheEnd()
+        world.append(Epoch(1), 2)
+        close_call(world, 1).finish()
+        execution, _, node = coordinator(world, members)
+        grants = await asyncio.gather(*(read(execution, world, number) for number in range(READERS)))
+        assert [grant.link for grant in grants] == [None] * READERS
+        assert (node.version, node.refused, members.asked) == (2 * READERS, 0, 2 * READERS)
         await execution.close()
 
     asyncio.run(scenario())

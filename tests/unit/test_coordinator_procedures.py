@@ -1011,7 +1011,7 @@ def test_h22_a_cursor_beyond_the_end_counts_as_the_end(world):
     send_call(world, token=1, failed_epoch=1).finish()
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
-    trace.tell(told("a", 7), told("b", 3))
+    trace.tell(told("a", 7), told("b", 3), read(world))
     assert trace.orders == [f"write {world.version}: s has read link 1 to its end 1"]
     assert trace.document.subscriptions[0].consume_list == (2,)
 
@@ -1168,7 +1168,7 @@ def test_a_head_that_has_ended_is_read_on_and_left_only_at_its_end(world):
     trace.tell(told("a", 2), told("b", 2))
     assert _granted(trace, world) == ["grant link=1 index=2 token=1"]
     trace.state = begun
-    trace.tell(told("a", 3), told("b", 3))
+    trace.tell(told("a", 3), told("b", 3), read(world))
     assert trace.orders == [f"write {world.version}: s has read link 1 to its end 3"]
     trace.tell(ChainWritten(ChainVersion(world.version + 1)))
     assert trace.orders == ["grant link=None index=0 token=1"]
@@ -1185,7 +1185,8 @@ def test_a_member_that_can_t_be_told_keeps_nobody_at_a_link_s_end(world):
     def orders(*answers):
         trace = reading()
         trace.state = asked
-        return trace.tell(*answers, ReaderNotTold("b", DOWN), SessionsSeen(world.registry())).orders
+        trace.tell(*answers, ReaderNotTold("b", DOWN), SessionsSeen(world.registry()))
+        return (trace.tell(read(world)) if trace.orders == ["read"] else trace).orders
 
     assert orders(told("a", 3)) == [f"write {world.version}: s has read link 1 to its end 3"]
     for unread in (told("a", 2), told("a"), told("a", 3, is_stale=True)):
@@ -1414,6 +1415,39 @@ def test_what_others_read_meanwhile_holds_up_no_reader(world):
     # One that wasn't told, or whose cursors don't count, may have taken a commit of an earlier reader meanwhile.
     assert orders(others, both[0], ReaderNotTold("b", UnknownLink("it has nothing of it"))) == ["read"]
     assert orders(others, both[0], told("b", 3, is_stale=True)) == ["read"]
+
+
+def test_what_others_write_meanwhile_keeps_no_reader_at_a_link_s_end(world):
+    """Nor has members told again. What is its own, or may have brought an earlier reader's commit, has all looked at anew."""
+    world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "t", position, 0)
+    before = world.document = subscriptions.with_reader(document, "s", "node-1")
+    both = told("a", 1), told("b", 1)
+
+    def orders(after, *answers):
+        world.document = before
+        trace = reading().tell(read(world), SessionsSeen(world.registry())).tell(*(answers or both))
+        assert trace.orders == ["read"]
+        trace.tell(ChainRead(after, ChainVersion(9), world.registry()))
+        return trace.orders, str(trace.state.phase)
+
+    others = subscriptions.with_reader(before, "t", "node-2")
+    assert orders(others) == (["write 9: s has read link 1 to its end 1"], "leaving")
+    for after in (
+        subscriptions.with_reader(before, "s", "node-3"),
+        subscriptions.sought(before, "s", position),
+        subscriptions.deleted(before, "s"),
+        subscriptions.with_stale_cursors(others, Epoch(1), "b", None),
+    ):
+        assert orders(after) == (["read"], "reading")
+    assert orders(others, both[0], told("b", 1, is_stale=True)) == (["read"], "reading")
+    trace = reading().tell(read(world), SessionsSeen(world.registry())).tell(*both)
+    for _ in range(acquire_read.MAX_ROUNDS):
+        trace.tell(ChainRead(others, ChainVersion(9), world.registry()), ChainConflict())
+        assert (trace.orders == ["read"]) is (trace.state.rounds < acquire_read.MAX_ROUNDS)
+    assert trace.orders == ["wait chain: it keeps changing"]
 
 
 def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_there(world):

@@ -7,11 +7,14 @@
     telling    the reader's token is on its way to every registered member (H8)
     checking   a member couldn't be told: is it still registered?
     passing    the further of two cursors is on its way to the member that has less (H7)
-    leaving    the cursor is at the end of the head: it is being taken off the consume list (H22)
+    leaving    the cursor is at the end of the head: it is being taken off the consume list (H22), of the chain as it is by then
     confirming all is known: is what it rests on still in the chain as it was read?
 
 The first read may be that of a ZooKeeper server that is behind, and a note of stale cursors may be made while members are told;
 looking up sessions brings that server up to date, so what is read again after it shows both (H7).
+
+Hundreds may be elected, or come to a link's end, in one moment, and each writes the chain. What is read for a write says so
+(`leads_to_write`), and members aren't told again for what others wrote.
 
 It remembers nothing that it couldn't read again.
 """
@@ -141,8 +144,8 @@ Step = tuple[AcquireRead, Effects]
 
 
 def start(request: ReadRequest) -> Step:
-    """Begin with reading the chain."""
-    return AcquireRead(request), (ReadChain(),)
+    """Begin with reading the chain: for who has no token yet, to write the next one there."""
+    return AcquireRead(request), (ReadChain(leads_to_write=request.token == 0),)
 
 
 def step(  # noqa: C901, PLR0912 - a transition table
@@ -158,12 +161,16 @@ def step(  # noqa: C901, PLR0912 - a transition table
             return state, (ReadChain(),)
         case Phase.CONFIRMING, ChainRead():
             return _confirmed(state, event)
+        case Phase.LEAVING, ChainRead():
+            return _left(state, event)
         case Phase.READING, ReaderTold() | ReaderNotTold():
             return state, ()  # late: the other member's answer has decided already
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
-        case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainConflict():
+        case Phase.NAMING | Phase.NOTING, ChainConflict():
             return _again(state)
+        case Phase.LEAVING, ChainConflict():
+            return _leave(replace(state, rounds=state.rounds + 1))
         case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainWritten(version):
             return _written(state, version)
         case Phase.LOOKING, SessionsSeen(registry):
@@ -298,7 +305,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
     """
     link = _head(state)
     if link.end is not None and _furthest(state, link) >= link.end:
-        return _leave(state, link)
+        return _leave(state)
     reasons = {}
     for side in (link.master, link.slave):
         error = state.failed.get(side.name.member)
@@ -322,7 +329,7 @@ def _with_cursors(state: AcquireRead) -> Step:
     furthest = _furthest(state, link)
     cursor = max(subscriptions.start_index(found, link.epoch), furthest)
     if link.end is not None and cursor >= link.end:
-        return _leave(state, link)
+        return _leave(state)
     behind = tuple(answer.place for answer in sound if not _has_start(state, answer, furthest))
     if behind and furthest != state.passed:  # else it was passed on; an older member doesn't say whose it is
         return _pass_on(state, link, behind, furthest)
@@ -341,11 +348,20 @@ def _furthest(state: AcquireRead, link: Link) -> Index:
     return max((answer.cursor or Index(0) for answer in _sound(state, link)), default=Index(0))
 
 
-def _leave(state: AcquireRead, link: Link) -> Step:
-    found = state.subscription
-    left = subscriptions.drained(state.document, found.subscription_id, found.generation, link.epoch)
+def _leave(state: AcquireRead) -> Step:
+    if state.rounds >= MAX_ROUNDS:
+        return _again(state)
+    return replace(state, phase=Phase.LEAVING), (ReadChain(leads_to_write=True),)
+
+
+def _left(state: AcquireRead, again: ChainRead) -> Step:
+    """What members answered still holds where only others have changed the chain: hundreds come to a link's end at once."""
+    if again.version != state.version and not _is_as_read(state, again.document):
+        return _again(state)
+    link, found = _head(state), state.subscription
+    left = subscriptions.drained(again.document, found.subscription_id, found.generation, link.epoch)
     what = f"{found.name} has read link {link.epoch} to its end {link.end}"
-    return replace(state, phase=Phase.LEAVING, pending=left), (WriteChain(left, state.version, what),)
+    return replace(state, pending=left), (WriteChain(left, again.version, what),)
 
 
 def _has_start(state: AcquireRead, answer: ReaderTold, furthest: Index) -> bool:

@@ -138,11 +138,13 @@ Event = (
 class ReadChain:
     """Answered by ChainRead. `may_be_remembered`: where the chain is known from before, that does for a start.
 
-    `is_newest`: as it is now, also where this coordinator's ZooKeeper server is behind.
+    `is_newest`: as it is now, also where this coordinator's ZooKeeper server is behind. `leads_to_write`: of what is read now, so that
+    whoever else is about to write had better wait until that is done.
     """
 
     may_be_remembered: bool = False
     is_newest: bool = False
+    leads_to_write: bool = False
 
 
 @dataclass(frozen=True, slots=True)
