@@ -181,7 +181,7 @@ class RangeReader:
     # ---- on the loop
 
     async def _describe(self, *, only_chain: bool = False) -> ChainView:
-        request = QueueRequest(queue=self.queue, only_chain=only_chain)
+        request = QueueRequest(queue=self.queue, only_chain=only_chain, no_elections=True)
         return chain_view(await self._coordinators.call_within("DescribeQueue", request))
 
     async def _begin(self, start: Offset, end: Offset, of: str = "") -> Fetcher:

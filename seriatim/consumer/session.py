@@ -393,7 +393,7 @@ class ReaderSession:
     # ---- the queue
 
     async def _describe(self, within_s: float = CALL_TIMEOUT_S, *, only_chain: bool = True) -> ChainView:
-        request = pb.QueueRequest(queue=self.settings.queue, only_chain=only_chain)
+        request = pb.QueueRequest(queue=self.settings.queue, only_chain=only_chain, no_elections=True)
         return chain_view(await self.coordinators.call_within("DescribeQueue", request, within_s))
 
     async def look(self) -> ChainView:

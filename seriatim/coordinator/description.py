@@ -52,18 +52,21 @@ class Description:
             return None
         return (await self._asked(document, [last]))[last.epoch].committed
 
-    async def queue(self, document: ChainDocument, version: ChainVersion) -> pb.QueueView:
-        """The whole view."""
+    async def queue(
+        self, document: ChainDocument, version: ChainVersion, *, has_elections: bool = True
+    ) -> pb.QueueView:
+        """The whole view. `has_elections`: with who is elected; the chain document has only who got the latest token, and that one may be gone."""
         registry = self._store.registry
         view = views.queue_view(document, version, registry)
-        lines = [None, *(one.subscription_id for one in document.subscriptions)]
-        answers, elected = await asyncio.gather(
-            self._asked(document, document.links), self._store.first_in_lines(document.queue_id, lines)
-        )
-        # The chain document has only who got the latest token, and that one may be gone.
-        view.sender, *readers = elected
-        for told, reader in zip(view.subscriptions, readers, strict=True):
-            told.reader = reader
+        asked = self._asked(document, document.links)
+        if has_elections:
+            lines = [None, *(one.subscription_id for one in document.subscriptions)]
+            answers, elected = await asyncio.gather(asked, self._store.first_in_lines(document.queue_id, lines))
+            view.sender, *readers = elected
+            for told, reader in zip(view.subscriptions, readers, strict=True):
+                told.reader = reader
+        else:
+            answers = await asked
         for link, shown in zip(document.links, view.links, strict=True):
             _describe_link(link, shown, answers[link.epoch])
             if link.end and shown.copies < 2:

@@ -229,7 +229,7 @@ class CoordinatorService(CoordinatorServicer):
         document, version = await self._store.read_chain(await self._store.queue_id(request.queue))
         if request.only_chain:
             return views.queue_view(document, version, self._store.registry)
-        return await self._description.queue(document, version)
+        return await self._description.queue(document, version, has_elections=not request.no_elections)
 
     # ---- members
 

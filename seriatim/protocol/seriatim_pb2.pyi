@@ -1473,6 +1473,7 @@ class QueueRequest(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     WANTS_BEATS_FIELD_NUMBER: _builtins.int
     ONLY_CHAIN_FIELD_NUMBER: _builtins.int
+    NO_ELECTIONS_FIELD_NUMBER: _builtins.int
     queue: _builtins.str
     cause_id: _builtins.str
     epoch: _builtins.int
@@ -1483,6 +1484,8 @@ class QueueRequest(_message.Message):
     """of WatchQueue"""
     only_chain: _builtins.bool
     """of DescribeQueue: as WatchQueue shows it, no member and no election is asked; earlier versions do"""
+    no_elections: _builtins.bool
+    """of DescribeQueue: members are asked, and no election; earlier versions do"""
     def __init__(
         self,
         *,
@@ -1492,10 +1495,11 @@ class QueueRequest(_message.Message):
         queue_id: _builtins.int = ...,
         wants_beats: _builtins.bool = ...,
         only_chain: _builtins.bool = ...,
+        no_elections: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "only_chain", b"only_chain", "queue", b"queue", "queue_id", b"queue_id", "wants_beats", b"wants_beats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause_id", b"cause_id", "epoch", b"epoch", "no_elections", b"no_elections", "only_chain", b"only_chain", "queue", b"queue", "queue_id", b"queue_id", "wants_beats", b"wants_beats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,9 +23,11 @@ from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.session import Grant
 from seriatim.consumer.subscriber import Subscriber
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
@@ -299,6 +301,20 @@ def test_nor_for_anything_of_who_reads_a_range() -> None:
         if not interruption.has_come:
             break
     assert number > 10
+
+
+def test_where_a_queue_ends_is_asked_of_members_and_of_nobody_s_election(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay asks with each micro-batch: of a queue with 200 subscriptions it had ZooKeeper asked 201 times."""
+    asked = []
+
+    async def told(_: object, __: str, request: pb.QueueRequest, *___: object) -> pb.QueueView:
+        asked.append((request.only_chain, request.no_elections))
+        return pb.QueueView(queue="q")
+
+    monkeypatch.setattr(Coordinators, "call_within", told)
+    with RangeReader("127.0.0.1:1", "q") as reader:
+        assert reader.positions().end == 0
+    assert asked == [(False, True)]
 
 
 class ClosedMeanwhile:

@@ -68,7 +68,9 @@ def reader(
 
 
 def test_a_reader_learns_its_queue_from_the_chain_and_asks_members_only_where_the_queue_ends() -> None:
-    """Hundreds that are rolled out at the same moment had members, and all elections of the queue, asked by each of them."""
+    """Hundreds that are rolled out at the same moment had members, and all elections of the queue, asked by each of them. Nobody else's
+    election is looked at where the queue ends, either.
+    """
     asked: list[pb.QueueRequest] = []
 
     async def told(_: str, request: object, *__: object) -> object:
@@ -88,6 +90,7 @@ def test_a_reader_learns_its_queue_from_the_chain_and_asks_members_only_where_th
 
     asyncio.run(run())
     assert [request.only_chain for request in asked] == [True, True, False]
+    assert all(request.no_elections for request in asked)
 
 
 def test_a_coordinator_s_answer_does_not_renew_the_lease() -> None:

@@ -211,7 +211,7 @@ def test_a_queue_s_lines_are_looked_at_behind_one_sync_however_many_they_are() -
     assert {one.subscription: one.reader for one in view.subscriptions if one.reader} == {"s199": "host-0000000003"}
 
 
-def test_who_wants_a_queue_s_chain_only_is_told_that_and_nobody_is_asked() -> None:
+def test_who_wants_less_of_a_queue_is_told_that_and_nobody_else_is_asked() -> None:
     world, zookeeper, store = of_two_links(["s", "t"])
 
     class OneQueue(Store):
@@ -229,9 +229,12 @@ def test_who_wants_a_queue_s_chain_only_is_told_that_and_nobody_is_asked() -> No
     told = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q", only_chain=True), nothing))
     assert told == views.queue_view(world.document, world.version, store.registry)
     assert (zookeeper.syncs, zookeeper.looked_at, members.epochs) == (0, [], set())
+    ended = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q", no_elections=True), nothing))
+    assert members.epochs == {1, 2}
+    assert (zookeeper.syncs, zookeeper.looked_at) == (0, [])
     whole = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q"), nothing))
     assert whole.sender == "shop-0000000007"
-    assert members.epochs == {1, 2}
+    assert ended.links == whole.links
 
 
 @pytest.mark.parametrize(("name", "epochs"), [("s", {1, 2}), ("t", {2})])
