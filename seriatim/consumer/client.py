@@ -157,7 +157,13 @@ class Consumer:
             on_end=self._hand_over.end,
             on_failure=self._hand_over.fail,
         )
-        fetcher = Fetcher(session.members, self._prefetch_bytes, self._hand_over.put, on_refused=session.refused)
+        fetcher = Fetcher(
+            session.members,
+            self._prefetch_bytes,
+            self._hand_over.put,
+            on_refused=session.refused,
+            on_failure=session.failed,
+        )
         session.read_with(fetcher)
         try:
             await session.connect()

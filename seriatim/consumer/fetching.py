@@ -30,7 +30,7 @@ from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError
+from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError, defect
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
 _log = log.logger("consumer")
@@ -48,9 +48,9 @@ class Identity:
 class Fetcher:
     """The reading core and its streams. To be used on one loop.
 
-    `on_delivery`: where batches go. `on_refused`: a member refused the identity; the grant is to be looked at again. `settled`: the
-    last state of which everything is carried out; who looks from another thread goes by that, or he would see that all is delivered
-    before it is.
+    `on_delivery`: where batches go. `on_refused`: a member refused the identity; the grant is to be looked at again. `on_failure`: a bug
+    of our own in a stream's task or a timer, at which nobody looks: what reads would wait for ever. `settled`: the last state of which
+    everything is carried out; who looks from another thread goes by that, or he would see that all is delivered before it is.
     """
 
     def __init__(
@@ -59,12 +59,14 @@ class Fetcher:
         limit_bytes: int,
         on_delivery: Callable[[Delivery], object],
         on_refused: Callable[[SeriatimError], object],
+        on_failure: Callable[[SeriatimError], object],
     ) -> None:
         self.state = self.settled = Reading(limit_bytes)
         self.identity = Identity()
         self._members = members
         self._on_delivery = on_delivery
         self._on_refused = on_refused
+        self._on_failure = on_failure
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._silence: asyncio.TimerHandle | None = None
@@ -115,7 +117,7 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, at_s - boottime_s()), self.happened, Tick())
+        self._timer = loop.call_later(max(0.0, at_s - boottime_s()), self._ticked)
 
     def _watch_silence(self) -> None:
         """Keep one timer. Where the member was heard meanwhile, it is set anew when it fires; at once only for an earlier look."""
@@ -132,7 +134,17 @@ class Fetcher:
 
     def _look_for_silence(self) -> None:
         self._silence = None
-        self.happened(Tick())
+        self._ticked()
+
+    def _ticked(self) -> None:
+        try:
+            self.happened(Tick())
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _log.exception("reader failed", at=self.state.at)
+        self._on_failure(defect(error, "a reader"))
 
     def _open(self, order: OpenFetch) -> None:
         view = self.state.view
@@ -149,7 +161,13 @@ class Fetcher:
         )
         _log.debug("fetch", queue=view.queue, epoch=order.epoch, from_index=order.from_index, member=order.side)
         stream = FetchStream(self._members, order.side, opening)
-        self._streams[order.fetch_id] = stream, asyncio.create_task(self._follow(order.fetch_id, stream))
+        self._streams[order.fetch_id] = stream, asyncio.create_task(self._followed(order.fetch_id, stream))
+
+    async def _followed(self, fetch_id: int, stream: FetchStream) -> None:
+        try:
+            await self._follow(fetch_id, stream)
+        except Exception as error:
+            self._fail(error)
 
     async def _follow(self, fetch_id: int, stream: FetchStream) -> None:
         def take(reply: pb.FetchReply | BatchMessage) -> bool:

@@ -188,7 +188,7 @@ class RangeReader:
         view = await self._describe(only_chain=True)
         Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
-        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, on_refused=self._fail)
+        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, on_refused=self._fail, on_failure=self._fail)
         fetcher.identity = self._identity
         fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()

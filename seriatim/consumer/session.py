@@ -200,7 +200,7 @@ class ReaderSession:
                 tasks.create_task(election.run())
         except* SeriatimError as failures:
             error = failures.exceptions[0]
-            self._fail(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
+            self.failed(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
 
     async def close(self) -> None:
         """Give the election node back and close every connection."""
@@ -257,7 +257,7 @@ class ReaderSession:
             )
         )
 
-    def _fail(self, error: SeriatimError) -> None:
+    def failed(self, error: SeriatimError) -> None:
         """What no waiting mends, as that the queue was deleted: who waits for a commit is told the same as who reads."""
         self._on_failure(error)
         self._commits.give_up(copied(error))
@@ -269,7 +269,7 @@ class ReaderSession:
             await work
         except Exception as error:
             _log.exception("reader failed", queue=self.settings.queue)
-            self._fail(defect(error, "a reader"))
+            self.failed(defect(error, "a reader"))
 
     async def _renew(self) -> None:
         """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
@@ -332,7 +332,7 @@ class ReaderSession:
             except SeriatimError as error:
                 self.waits = str(error)
                 if not error.can_retry:
-                    self._fail(error)
+                    self.failed(error)
                     return
             _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
             await asyncio.sleep(pause_s)
