@@ -56,9 +56,9 @@ from seriatim.protocol.patience import Patience
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 STALL_S = 1.0
+"""A member that gives nothing of a link whose end is known, and doesn't say that it could, for so long, is left for the other one."""
 OWED_S = 10.0
 """So long a member may give nothing of what it says is committed: longer than any way there and back, for whoever is left so is asked in vain again."""
-"""A member that gives nothing of a link whose end is known, and doesn't say that it could, for so long, is left for the other one."""
 SILENCE_S = 0.3
 """A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
 LATE_S = 0.1
