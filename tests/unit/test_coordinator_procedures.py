@@ -1236,7 +1236,7 @@ def test_h8_every_registered_member_is_told_who_reads(world):
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
 
 
 def test_a_member_whose_disk_failed_keeps_no_reader_waiting_and_is_noted_as_stale(world):
@@ -1244,7 +1244,7 @@ def test_a_member_whose_disk_failed_keeps_no_reader_waiting_and_is_noted_as_stal
     world.document = subscriptions.with_reader(world.document, "s", "node-1")
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     trace.tell(told("a", 4), ReaderNotTold("b", StaleCursor("its disk failed")))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
 
 
 def test_a_blank_disk_has_no_cursors_to_be_stale(world):
@@ -1261,7 +1261,7 @@ def test_a_member_that_is_back_when_it_has_been_noted_is_told_who_reads_and_wait
     world.kill(("g1", "b"))
     world.expire(("g1", "b"))
     trace.tell(SessionsSeen(world.registry()))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
     world.restart(("g1", "b"))
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1", "tell g1-b link=1 generation=1 token=1"]
@@ -1295,7 +1295,7 @@ def test_h7_nobody_starts_where_one_member_alone_has_the_cursor_before_the_absen
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     begun = trace.state
     trace.tell(told("a", 4))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
     assert trace.document.stale_note(Epoch(1), "b") is not None
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(told("a", 4))
@@ -1324,7 +1324,7 @@ def test_h7_a_note_that_stands_is_written_again_so_that_nothing_late_takes_it_ba
     world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     trace.tell(told("a", 4), told("b", 2))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
     assert trace.document == world.document
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(told("a", 4), told("b", 2))
@@ -1381,7 +1381,7 @@ def test_h7_stale_cursors_dont_count(world):
     world.document = subscriptions.with_stale_cursors(document, Epoch(1), "b", None)
     trace = reading().tell(read(world), SessionsSeen(world.registry()))
     asked = trace.state
-    trace.tell(told("a", 4), told("b", 9))
+    trace.tell(told("a", 4), told("b", 9), read(world))
     trace.tell(ChainWritten(ChainVersion(world.version + 1)), SessionsSeen(world.registry()))
     trace.tell(told("a", 4), told("b", 9))
     assert _granted(trace, world, world.version + 1) == ["grant link=1 index=4 token=1"]
@@ -1415,6 +1415,49 @@ def test_what_others_read_meanwhile_holds_up_no_reader(world):
     # One that wasn't told, or whose cursors don't count, may have taken a commit of an earlier reader meanwhile.
     assert orders(others, both[0], ReaderNotTold("b", UnknownLink("it has nothing of it"))) == ["read"]
     assert orders(others, both[0], told("b", 3, is_stale=True)) == ["read"]
+
+
+def test_what_others_write_meanwhile_holds_up_no_reader_of_a_link_one_of_whose_members_is_away(world):
+    """Each of them has to be noted there, and each note had all others tell the other member again."""
+    position = subscriptions.located(world.document, "earliest", None)
+    document = subscriptions.created(world.document, "t", position, 0)
+    before = world.document = subscriptions.with_reader(document, "s", "node-1")
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+    s, t = (one.whose for one in before.subscriptions)
+
+    def noted(document, member="b", whose=s):
+        return subscriptions.with_stale_cursors(document, Epoch(1), member, whose)
+
+    def read_as(document, number):
+        return ChainRead(document, ChainVersion(number), world.registry())
+
+    def writes(after):
+        trace = reading().tell(read(world), SessionsSeen(world.registry()), told("a", 4))
+        assert trace.orders == ["read"]
+        return trace.tell(read_as(after, 9)).orders[0].startswith("write 9: b of g1 may lack cursors of s")
+
+    others = noted(subscriptions.with_reader(before, "t", "node-2"), whose=t)
+    assert writes(others)
+    for after in (
+        subscriptions.with_reader(before, "s", "node-3"),
+        subscriptions.sought(before, "s", position),
+        subscriptions.deleted(before, "s"),
+        chain.closing(before, Epoch(1)),
+        noted(others, "a"),
+        noted(others),
+    ):
+        assert not writes(after)
+
+    def orders(after):
+        trace = reading().tell(read(world), SessionsSeen(world.registry()), told("a", 4), read_as(before, 8))
+        trace.tell(ChainWritten(ChainVersion(9)), SessionsSeen(world.registry()), told("a", 4))
+        assert trace.orders == ["read"]
+        return trace.tell(read_as(after, 10)).orders
+
+    assert orders(noted(others)) == ["grant link=1 index=4 token=1"]
+    for after in (others, noted(noted(others), "a"), subscriptions.with_reader(noted(others), "s", "node-3")):
+        assert orders(after) == ["read"]
 
 
 def test_what_others_write_meanwhile_keeps_no_reader_at_a_link_s_end(world):
@@ -1474,7 +1517,7 @@ def test_h7_a_cursor_that_one_member_has_is_passed_on_before_anybody_starts_ther
     world.kill(("g1", "a"))
     world.expire(("g1", "a"))
     trace.tell(ReaderNotTold("a", DOWN), SessionsSeen(world.registry()))
-    assert trace.orders == [_note(world, "a")]
+    assert trace.tell(read(world)).orders == [_note(world, "a")]
 
 
 def test_what_was_passed_on_is_not_passed_on_again_where_the_one_member_is_of_before_and_the_other_goes(world):
@@ -1486,7 +1529,7 @@ def test_what_was_passed_on_is_not_passed_on_again_where_the_one_member_is_of_be
     trace.tell(SessionsSeen(world.registry()))
     assert trace.orders == ["tell g1-a link=1 generation=1 token=1 cursor=3"]
     trace.tell(told("a", 3, by=0), SessionsSeen(world.registry()))
-    assert trace.orders == [_note(world, "b")]
+    assert trace.tell(read(world)).orders == [_note(world, "b")]
 
 
 def test_events_that_nothing_asked_for_are_bugs(world):

@@ -163,14 +163,16 @@ def step(  # noqa: C901, PLR0912 - a transition table
             return _confirmed(state, event)
         case Phase.LEAVING, ChainRead():
             return _left(state, event)
+        case Phase.NOTING, ChainRead():
+            return _noted(state, event)
         case Phase.READING, ReaderTold() | ReaderNotTold():
             return state, ()  # late: the other member's answer has decided already
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
-        case Phase.NAMING | Phase.NOTING, ChainConflict():
+        case Phase.NAMING, ChainConflict():
             return _again(state)
-        case Phase.LEAVING, ChainConflict():
-            return _leave(replace(state, rounds=state.rounds + 1))
+        case Phase.NOTING | Phase.LEAVING, ChainConflict():
+            return _in_turn(replace(state, rounds=state.rounds + 1), state.phase)
         case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainWritten(version):
             return _written(state, version)
         case Phase.LOOKING, SessionsSeen(registry):
@@ -305,7 +307,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
     """
     link = _head(state)
     if link.end is not None and _furthest(state, link) >= link.end:
-        return _leave(state)
+        return _in_turn(state, Phase.LEAVING)
     reasons = {}
     for side in (link.master, link.slave):
         error = state.failed.get(side.name.member)
@@ -329,13 +331,13 @@ def _with_cursors(state: AcquireRead) -> Step:
     furthest = _furthest(state, link)
     cursor = max(subscriptions.start_index(found, link.epoch), furthest)
     if link.end is not None and cursor >= link.end:
-        return _leave(state)
+        return _in_turn(state, Phase.LEAVING)
     behind = tuple(answer.place for answer in sound if not _has_start(state, answer, furthest))
     if behind and furthest != state.passed:  # else it was passed on; an older member doesn't say whose it is
         return _pass_on(state, link, behind, furthest)
     unsure = _unsure(state, link)
     if unsure and unsure != state.noted and cursor > subscriptions.start_index(found, link.epoch):
-        return _note_stale(state, link, unsure)
+        return _note_stale(state, unsure)
     return replace(state, phase=Phase.CONFIRMING, index=cursor), (ReadChain(),)
 
 
@@ -348,10 +350,11 @@ def _furthest(state: AcquireRead, link: Link) -> Index:
     return max((answer.cursor or Index(0) for answer in _sound(state, link)), default=Index(0))
 
 
-def _leave(state: AcquireRead) -> Step:
+def _in_turn(state: AcquireRead, phase: Phase) -> Step:
+    """Read the chain again, for a write of this phase."""
     if state.rounds >= MAX_ROUNDS:
         return _again(state)
-    return replace(state, phase=Phase.LEAVING), (ReadChain(leads_to_write=True),)
+    return replace(state, phase=phase), (ReadChain(leads_to_write=True),)
 
 
 def _left(state: AcquireRead, again: ChainRead) -> Step:
@@ -399,15 +402,29 @@ def _is_noted(state: AcquireRead, link: Link, place: str) -> bool:
     return note is not None and note.is_of(state.subscription)
 
 
-def _note_stale(state: AcquireRead, link: Link, unsure: str) -> Step:
-    """A reader starts at what the other member alone may have: this one gives no cursor before it has that (H7).
+def _note_stale(state: AcquireRead, unsure: str) -> Step:
+    """A reader starts at what the other member alone may have: this one gives no cursor before it has that (H7)."""
+    return _in_turn(replace(state, noted=unsure), Phase.NOTING)
 
-    A note that stands already is written again: what takes it back may be on its way, and is refused once the chain has changed.
+
+def _noted(state: AcquireRead, again: ChainRead) -> Step:
+    """A note that stands already is written again: what takes it back may be on its way, and is refused once the chain has changed.
+
+    Behind it members are told once more. So what counts here is who reads what, and that nobody's cursors got to count, or not to,
+    meanwhile: who was brought up by the other one is looked at again, and the other one may have gone.
     """
-    found = state.subscription
-    noted = subscriptions.with_stale_cursors(state.document, link.epoch, unsure, found.whose)
+    link, found, unsure = _head(state), state.subscription, state.noted
+    before, now = (_whose_count_not(document, link, found) for document in (state.document, again.document))
+    if again.version != state.version and (before != now or not _is_head_as_read(state, again.document)):
+        return _again(state)
+    noted = subscriptions.with_stale_cursors(again.document, link.epoch, unsure, found.whose)
     what = f"{unsure} of {link.group} may lack cursors of {found.name} in link {link.epoch}: they are stale"
-    return replace(state, phase=Phase.NOTING, pending=noted, noted=unsure), (WriteChain(noted, state.version, what),)
+    return replace(state, pending=noted), (WriteChain(noted, again.version, what),)
+
+
+def _whose_count_not(document: ChainDocument, link: Link, of: Subscription) -> set[str]:
+    """The members that are noted to have no sound cursors of this subscription in the link."""
+    return {one.member for one in document.stale_cursors if one.epoch == link.epoch and one.is_of(of)}
 
 
 def _confirmed(state: AcquireRead, again: ChainRead) -> Step:
@@ -419,15 +436,24 @@ def _confirmed(state: AcquireRead, again: ChainRead) -> Step:
 def _is_as_read(state: AcquireRead, now: ChainDocument) -> bool:
     """Whether what changed in the chain meanwhile is others': many readers come to a link's end at once.
 
-    Only where both members were told, and both have cursors that count: none takes a commit of an earlier reader after that, so
-    what they answered is all that there is, whatever notes came and went (H7). What is compared here never becomes again what it was.
+    Only where each member was told, and has cursors that count: none takes a commit of an earlier reader after that, so what they
+    answered is all that there is, whatever notes of others came and went (H7). Or where it was noted, and is, that this reader's don't
+    count there.
     """
+    return _is_head_as_read(state, now) and all(
+        _is_settled(state, now, side.name.member) for side in (_head(state).master, _head(state).slave)
+    )
+
+
+def _is_settled(state: AcquireRead, now: ChainDocument, place: str) -> bool:
+    link, found, answer = _head(state), state.subscription, state.told.get(place)
+    is_out, is_out_now = (place in _whose_count_not(document, link, found) for document in (state.document, now))
+    return is_out_now if is_out else not is_out_now and answer is not None and not answer.is_stale
+
+
+def _is_head_as_read(state: AcquireRead, now: ChainDocument) -> bool:
+    """Whether the same reader is to read the same link. What is compared here never becomes again what it was."""
     found, link = state.subscription, _head(state)
-    is_told = state.told.keys() == {side.name.member for side in (link.master, link.slave)}
-    if not is_told or any(one.is_stale for one in state.told.values()):
-        return False
-    if any(one.epoch == link.epoch for document in (state.document, now) for one in document.stale_cursors):
-        return False
     there = now.subscription(found.name)
     if now.is_deleted or there is None or there.consume_list[:1] != (link.epoch,):
         return False

@@ -171,8 +171,9 @@ def _lacks_all_or_nothing(right: Any, self: LinkRecord, whose: Any) -> bool:
     return not self.has_cursors
 
 
-def _starts_unnoted(right: Any, state: Any, link: Any, absent: str) -> Any:
+def _starts_unnoted(right: Any, state: Any, absent: str) -> Any:
     del right, absent
+    link = acquire_read._head(state)
     furthest = max(answer.cursor or Index(0) for answer in state.told.values() if not answer.is_stale)
     return acquire_read._granted(state, max(furthest, subscriptions.start_index(state.subscription, link.epoch)))
 
