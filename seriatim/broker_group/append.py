@@ -135,7 +135,7 @@ class AppendStream:
     def _refusal(self, runner: LinkRunner, message: Any, token: Token) -> SeriatimError | None:
         """Take a batch; the error with which it was refused."""
         if not isinstance(message, BatchMessage):
-            return MalformedFrame("an Append stream goes on with batches")
+            return BadChecksum("an Append stream goes on with batches: this was damaged on its way")
         try:
             return take(self._broker, runner, message, token)
         except SeriatimError as malformed:

@@ -19,7 +19,7 @@ class Coordinators:
     def __init__(self, session: ZooKeeperSession, paths: Paths) -> None:
         self._session = session
         self._paths = paths
-        self._connections: rpc.Connections[Any] = rpc.Connections(CoordinatorStub)
+        self._connections: rpc.Connections[Any] = rpc.Connections(rpc.checked(CoordinatorStub))
 
     async def _addresses(self) -> list[str]:
         try:

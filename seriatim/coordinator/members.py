@@ -43,7 +43,7 @@ class Members:
         self._store = store
         self._timeout_s = timeout_s
         self._describe_timeout_s = describe_timeout_s
-        self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(BrokerStub)
+        self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(rpc.checked(BrokerStub))
         self._calls = DirectCalls()
         self._turns: weakref.WeakValueDictionary[tuple[MemberName, type], Turns] = weakref.WeakValueDictionary()
         """By member and type of the request, for as long as somebody calls, or stands in line."""

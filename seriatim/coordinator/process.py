@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -20,6 +21,7 @@ from seriatim.coordinator.service import CoordinatorService, Parts
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.checksums import CheckedServer
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
 from seriatim.protocol.health import add_health
@@ -176,7 +178,8 @@ class CoordinatorProcess:
         await self._session.stop()
 
     def _serve(self, service: CoordinatorService, server: grpc.aio.Server) -> None:
-        add_CoordinatorServicer_to_server(service, server)
+        to: Any = CheckedServer(server)
+        add_CoordinatorServicer_to_server(service, to)
         add_health(server, pb.DESCRIPTOR.services_by_name["Coordinator"].full_name, self._is_ready)
 
     def _is_ready(self) -> bool:

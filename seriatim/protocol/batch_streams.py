@@ -14,6 +14,8 @@ which takes values out of it, has it cut off.
 
 `BatchMessage` stands for each of these messages while it carries a batch; all others stay what the stubs generate. What
 another encoder wrote in another order of fields is read by protobuf.
+
+Up to CHECKED_BYTES each has a checksum (`checksums`): a larger one is a batch, for all that counts, which has its own.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from seriatim.protocol import direct, direct_calls
+from google.protobuf.message import DecodeError
+
+from seriatim.protocol import checksums, direct, direct_calls
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, Payload, parse
 from seriatim.protocol.frames import Data
@@ -33,8 +37,8 @@ _LENGTH_DELIMITED: Final = 2
 _VARINT: Final = 0
 _VIEWED_BYTES: Final = 16 * 1024
 """A smaller payload is cut off by a broker, too: a view takes as long to make, and more memory."""
-
-
+CHECKED_BYTES: Final = 32 * 1024
+"""So large may a message be that has a checksum, without it: all that is no batch; a payload may end as a checksum does."""
 TOGETHER_BYTES: Final = 16 * 1024
 """So large may several batches be in one message: a reader that hears nothing for 0.3 s goes elsewhere, and on a slow path this is soon."""
 
@@ -63,7 +67,7 @@ class BatchMessage:
         return cls(first.header_bytes, first.payload, committed_index, following)
 
     def batches(self) -> list[EncodedBatch]:
-        """All that came, checked. Raises BadChecksum, MalformedFrame."""
+        """All that came, checksums. Raises BadChecksum, MalformedFrame."""
         return [parse(header, payload) for header, payload in ((self.header, self.payload), *self.following)]
 
 
@@ -142,7 +146,11 @@ class Codec:
         return b"".join(self.parts(message))
 
     def parts(self, message: Any) -> Sequence[Data]:
-        """The same in parts, of which the payload is one."""
+        """The same in parts, of which a large payload is one."""
+        parts = self._parts(message)
+        return (checksums.with_checksum(b"".join(parts)),) if sum(map(len, parts)) <= CHECKED_BYTES else parts
+
+    def _parts(self, message: Any) -> Sequence[Data]:
         if not isinstance(message, BatchMessage):
             return (message.SerializeToString(),)
         parts = *_fields(message.header, message.payload), *(_following(*one) for one in message.following)
@@ -155,6 +163,8 @@ class Codec:
 
     def parse(self, data: Data) -> Any:
         """A BatchMessage or a generated message. Raises protobuf's DecodeError."""
+        if len(data) <= CHECKED_BYTES + checksums.SIZE_BYTES:
+            data = checksums.without_checksum(data)
         try:
             found = self._parse_batch(data)
         except IndexError:
@@ -189,6 +199,8 @@ class Codec:
         if self._batch and message.WhichOneof("kind") != "batch":
             return message
         batch = message.batch if self._batch else message
+        if not batch.header:
+            raise DecodeError("a batch without a header")
         committed_index = message.committed_index if self._committed else 0
         following = tuple((one.header, one.payload) for one in batch.following)
         return BatchMessage(batch.header, batch.payload, committed_index, following)
@@ -203,34 +215,36 @@ REPLICATE: Final = Codec(
 )
 COPY: Final = Codec(pb.Batch, is_viewed=True)
 FETCH: Final = Codec(pb.FetchReply, pb.FetchReply.BATCH_FIELD_NUMBER, pb.FetchReply.COMMITTED_INDEX_FIELD_NUMBER)
+_APPEND_REPLY: Final = checksums.read_by(pb.AppendReply.FromString)
+_REPLICATE_REPLY: Final = checksums.read_by(pb.ReplicateReply.FromString)
 
 
 class BatchStub(BrokerStub):
     """The generated stub, but that batches are sent and arrive as BatchMessages."""
 
     def __init__(self, channel: Any) -> None:
-        super().__init__(channel)  # type: ignore[call-arg] # the stub file knows another way to make one
+        super().__init__(checksums.CheckedChannel(channel))  # type: ignore[call-arg] # the stub file knows another way to make one
         self.Append = channel.stream_stream(
             f"/{_SERVICE}/Append",
             request_serializer=APPEND.serialize,
-            response_deserializer=pb.AppendReply.FromString,
+            response_deserializer=_APPEND_REPLY,
             _registered_method=True,
         )
         self.Replicate = channel.stream_stream(
             f"/{_SERVICE}/Replicate",
             request_serializer=REPLICATE.serialize,
-            response_deserializer=pb.ReplicateReply.FromString,
+            response_deserializer=_REPLICATE_REPLY,
             _registered_method=True,
         )
         self.CopyLink = channel.unary_stream(
             f"/{_SERVICE}/CopyLink",
-            request_serializer=pb.CopyLinkRequest.SerializeToString,
+            request_serializer=checksums.written_by(pb.CopyLinkRequest.SerializeToString),
             response_deserializer=COPY.parse,
             _registered_method=True,
         )
         self.Fetch = channel.stream_stream(
             f"/{_SERVICE}/Fetch",
-            request_serializer=pb.FetchRequest.SerializeToString,
+            request_serializer=checksums.written_by(pb.FetchRequest.SerializeToString),
             response_deserializer=FETCH.parse,
             _registered_method=True,
         )
@@ -238,13 +252,13 @@ class BatchStub(BrokerStub):
 
 async def append(address: str, stub: Callable[[], Any]) -> Any:
     """An Append stream, direct where the master takes them at `address` (empty: it doesn't), else of what `stub` makes."""
-    found = await _direct(address, "Append", APPEND.parts, pb.AppendReply.FromString)
+    found = await _direct(address, "Append", APPEND.parts, _APPEND_REPLY)
     return stub().Append() if found is None else found
 
 
 async def replicate(address: str, stub: Callable[[], Any]) -> Any:
     """A Replicate stream, as `append`."""
-    found = await _direct(address, "Replicate", REPLICATE.parts, pb.ReplicateReply.FromString)
+    found = await _direct(address, "Replicate", REPLICATE.parts, _REPLICATE_REPLY)
     return stub().Replicate() if found is None else found
 
 
@@ -256,7 +270,7 @@ async def fetch(address: str, stub: Callable[[], Any]) -> Any:
 
 async def connect(address: str, stub: Callable[[], Any]) -> Any:
     """A Connect stream, as `fetch`: it carries no records, but a group that is idle says nothing else."""
-    found = await _direct(address, "Connect", _plain_parts, pb.ConnectReply.FromString)
+    found = await _direct(address, "Connect", _plain_parts, checksums.read_by(pb.ConnectReply.FromString))
     return stub().Connect() if found is None else found
 
 
@@ -267,7 +281,7 @@ async def _direct(
 
 
 def _plain_parts(message: Any) -> Sequence[Data]:
-    return (message.SerializeToString(),)
+    return (checksums.with_checksum(message.SerializeToString()),)
 
 
 def direct_server(
@@ -281,35 +295,24 @@ def direct_server(
         {
             "Append": direct.Method(append, _plain_parts, direct.parsed_by(APPEND.parse)),
             "Replicate": direct.Method(replicate, _plain_parts, direct.parsed_by(REPLICATE.parse)),
-            "Fetch": direct.Method(fetch, FETCH.parts, direct.parsed_by(pb.FetchRequest.FromString)),
-            "Connect": direct.Method(connect, _plain_parts, direct.parsed_by(pb.ConnectRequest.FromString)),
+            "Fetch": direct.Method(fetch, FETCH.parts, direct.parsed_by(checksums.read_by(pb.FetchRequest.FromString))),
+            "Connect": direct.Method(
+                connect, _plain_parts, direct.parsed_by(checksums.read_by(pb.ConnectRequest.FromString))
+            ),
             **direct_calls.methods(calls),
         }
     )
 
 
-class _Handlers:
-    """Takes the generated handlers on their way to a server, and changes how those with batches read and write."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """The registered ones are looked up first, and are all there are; these hold the same methods unchanged."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        changed: dict[str, dict[str, Callable[..., Any]]] = {
-            "Append": {"request_deserializer": APPEND.parse},
-            "Replicate": {"request_deserializer": REPLICATE.parse},
-            "CopyLink": {"response_serializer": COPY.serialize},
-            "Fetch": {"response_serializer": FETCH.serialize},
-        }
-        for name, how in changed.items():
-            handlers[name] = handlers[name]._replace(**how)
-        self._server.add_registered_method_handlers(service, handlers)
+_WITH_BATCHES: Final[dict[str, dict[str, Callable[..., Any]]]] = {
+    "Append": {"request_deserializer": APPEND.parse},
+    "Replicate": {"request_deserializer": REPLICATE.parse},
+    "CopyLink": {"response_serializer": COPY.serialize},
+    "Fetch": {"response_serializer": FETCH.serialize},
+}
 
 
 def add_broker(servicer: BrokerServicer, server: Any) -> None:
     """Register a servicer whose methods are given, and give, BatchMessages for batches."""
-    handlers: Any = _Handlers(server)
-    add_BrokerServicer_to_server(servicer, handlers)
+    to: Any = checksums.CheckedServer(server, _WITH_BATCHES)
+    add_BrokerServicer_to_server(servicer, to)

@@ -94,7 +94,7 @@ class Coordinators:
         self._addresses = addresses_of(coordinators)
         self._given = frozenset(self._addresses)
         self._named: frozenset[str] = frozenset()
-        self._connections = rpc.Connections(CoordinatorStub)
+        self._connections = rpc.Connections(rpc.checked(CoordinatorStub))
         self._missed = asyncio.Event()
         self._looking: asyncio.Task[Never] | None = None
 

@@ -21,7 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from seriatim.protocol import direct, errors, rpc
+from seriatim.protocol import checksums, direct, errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.direct import DirectStream
 from seriatim.protocol.errors import (
@@ -40,7 +40,10 @@ EARLIER_S: Final = 60.0
 """So long a member of an earlier version isn't tried again: it may have been replaced by one of this version."""
 
 _REQUEST: Final = struct.Struct("<IIB")
-"""Number, time limit in ms, length of the method's name, which follows, and then the request. Without a name: the call is given up."""
+"""Number, time limit in ms, length of the method's name, which follows, and then the request. Without a name: the call is given up.
+
+The checksum at the end, of `checksums`, is of all this, and that of a reply of what is before it; an error has its own.
+"""
 _ANSWER: Final = struct.Struct("<I?")
 """Number, and whether an error follows as `errors.to_wire` writes it, or the reply."""
 
@@ -145,6 +148,8 @@ class _Line:
                 future.set_exception(over)
 
     def _answered(self, stream: DirectStream, data: bytes) -> bool:
+        """Raises DeadlineOver where it was damaged on its way: nobody knows whose it is."""
+        data = _whole(data)
         if len(data) < _ANSWER.size:
             raise MalformedFrame("an answer without a number")
         if stream is self._stream:
@@ -173,7 +178,7 @@ class _Line:
         try:
             async with asyncio.timeout(timeout_s):
                 head = _REQUEST.pack(number, int(timeout_s * 1000), len(name))
-                await stream.write((head, name.encode(), request.SerializeToString()))
+                await stream.write((_written(head, name.encode(), request.SerializeToString()),))
                 data = await future
         except TimeoutError:
             if stream is self._stream:
@@ -186,13 +191,13 @@ class _Line:
         finally:
             self._awaited.pop(number, None)
             if not future.done() or future.cancelled():
-                stream.write_now((_REQUEST.pack(number, 0, 0),))
+                stream.write_now((_written(_REQUEST.pack(number, 0, 0)),))
             if stream is not self._stream and all(asked_on is not stream for asked_on, _ in self._awaited.values()):
                 stream.cancel()
         _, is_error = _ANSWER.unpack_from(data)
         body = data[_ANSWER.size :]
         if is_error:
-            raise errors.from_wire(body.decode(errors="replace"))
+            raise _error_in(body, peer)
         try:
             return reply_type.FromString(body)
         except DecodeError as error:
@@ -210,6 +215,24 @@ class _Line:
 
 def _at(peer: str) -> str:
     return f" at {peer}" if peer else ""
+
+
+def _written(*parts: bytes) -> bytes:
+    return checksums.with_checksum(b"".join(parts))
+
+
+def _whole(data: bytes) -> bytes:
+    try:
+        return bytes(checksums.without_checksum(data))
+    except DecodeError as error:
+        raise rpc.damaged_answer() from error
+
+
+def _error_in(body: bytes, peer: str) -> SeriatimError:
+    try:
+        return errors.from_wire(body.decode(errors="replace"))
+    except MalformedFrame:
+        return rpc.damaged_answer(peer)
 
 
 class DirectCalls:
@@ -271,6 +294,10 @@ class _Context:
         raise _Aborted(details)
 
 
+def _error_answer(number: int, error: SeriatimError) -> tuple[bytes, bytes]:
+    return _ANSWER.pack(number, True), errors.to_wire(error).encode()
+
+
 class CallServer:
     """Serves the unary methods of a servicer on direct streams."""
 
@@ -285,6 +312,13 @@ class CallServer:
         running: dict[int, asyncio.Task[None]] = {}
 
         def take(data: bytes) -> bool:
+            try:
+                data = bytes(checksums.without_checksum(data))
+            except (
+                DecodeError
+            ):  # if this is its number, it is told at once; who waits for another one hears of nothing that was done
+                stream.write_now(_error_answer(_ANSWER.unpack_from(data)[0], rpc.damaged_request()))
+                return not stream.is_full
             if len(data) < _REQUEST.size:
                 raise MalformedFrame("a call without a number")
             number, limit_ms, length = _REQUEST.unpack_from(data)
@@ -311,13 +345,13 @@ class CallServer:
         answer: tuple[Data, ...]
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                answer = _ANSWER.pack(number, False), await self._called(name, body)
+                answer = (_written(_ANSWER.pack(number, False), await self._called(name, body)),)
         except TimeoutError:
             return  # who asked has stopped waiting
         except _Aborted as aborted:
             answer = _ANSWER.pack(number, True), aborted.args[0].encode()
         except SeriatimError as error:
-            answer = _ANSWER.pack(number, True), errors.to_wire(error).encode()
+            answer = _error_answer(number, error)
         with contextlib.suppress(SeriatimError):  # the caller is gone
             await stream.write(answer)
 

@@ -50,6 +50,8 @@ from __future__ import annotations
 import json
 from typing import ClassVar, TypeVar
 
+from seriatim.protocol.checksums import is_whole, text_with_checksum
+
 
 class SeriatimError(Exception):
     """Base of all. `message` is for a person; `details` are plain values for a program (queue, epoch, limit_bytes, …)."""
@@ -330,8 +332,9 @@ _BY_CODE = _leaves(SeriatimError)
 
 
 def to_wire(error: SeriatimError) -> str:
-    """An error as one line of JSON: code, message, details."""
-    return json.dumps({"code": error.code, "message": error.message, "details": error.details}, default=str)
+    """An error as one line of JSON: code, message, details, and a checksum, which an earlier version passes over."""
+    content = {"code": error.code, "message": error.message, "details": error.details}
+    return text_with_checksum(json.dumps(content, default=str))
 
 
 def from_wire(text: str) -> SeriatimError:
@@ -339,6 +342,8 @@ def from_wire(text: str) -> SeriatimError:
 
     Raises MalformedFrame for what it didn't write.
     """
+    if not is_whole(text):
+        raise MalformedFrame("an error that was damaged on its way")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import descriptors, errors, forks, log, patience
+from seriatim.protocol import checksums, descriptors, errors, forks, log, patience
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
 from seriatim.protocol.frames import MAX_FRAME_BYTES
 
@@ -143,6 +143,11 @@ def is_connected(to: grpc.aio.Channel) -> bool:
     return to.get_state() is grpc.ChannelConnectivity.READY
 
 
+def checked(stub: Callable[[Any], Stub]) -> Callable[[grpc.aio.Channel], Stub]:
+    """Makes such stubs, for `Connections`, whose messages have checksums."""
+    return lambda to: stub(checksums.CheckedChannel(to))
+
+
 class Connections(Generic[Stub]):
     """A channel for each address, and on it a stub that `make` makes: once, because a stub makes a callable for each method."""
 
@@ -225,6 +230,8 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
         return Unreachable(f"the stream was ended{where}")
     if error.code() is grpc.StatusCode.UNKNOWN and _NO_MESSAGE in details:
         return damaged_request(peer)
+    if details.startswith("{"):
+        return damaged_answer(peer)
     return BugError(f"{error.code().name}{where}: {details}")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from seriatim.protocol import direct, direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.checksums import without_checksum
 from seriatim.protocol.direct import DirectServer, DirectStream
 from seriatim.protocol.direct_calls import CallServer, DirectCalls
 from seriatim.protocol.errors import (
@@ -365,7 +366,7 @@ def test_an_answer_that_comes_too_late_is_given_to_nobody() -> None:
     async def answer(stream: DirectStream) -> None:
         first = await stream.read()
         given_up = await stream.read()
-        assert given_up == first[:4] + bytes(5)
+        assert without_checksum(given_up) == first[:4] + bytes(5)
         second = await stream.read()
         for request, index in ((first, 1), (second, 2), (second, 3), (first, 4)):
             await stream.write(reply(request, index))
@@ -477,7 +478,7 @@ def test_calls_that_run_out_together_or_with_an_answer_between_them_keep_their_l
         nonlocal opened
         opened += 1
         for is_answered in (True, False, False, True, False, True):
-            while (request := await stream.read())[4:] == bytes(5):  # given up
+            while without_checksum(request := await stream.read())[4:] == bytes(5):  # given up
                 pass
             if is_answered:
                 await stream.write(reply(request, opened))
@@ -490,5 +491,46 @@ def test_calls_that_run_out_together_or_with_an_answer_between_them_keep_their_l
             assert (await served.describe(9)).next_index == 1
             await runs_out(served)
             assert (await served.describe(9)).next_index == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("whose", ["request", "answer"])
+def test_whatever_bit_was_flipped_on_its_way_a_call_is_answered_right_or_told_that_it_may_be_made_again(
+    whose: str,
+) -> None:
+    """A token, an index or an epoch that is another one was taken as it came; an answer, by whoever's number it had."""
+    head_bytes = 5  # of the frame: see above
+    at: int | None = None
+    size = 0
+
+    async def damage(data: bytes) -> bytes:
+        nonlocal at, size
+        size = len(data)
+        if at is None:
+            return data
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        at = None
+        return bytes(changed)
+
+    async def scenario() -> None:
+        nonlocal at
+        passes = (damage, as_it_is) if whose == "request" else (as_it_is, damage)
+        told = list[type[SeriatimError]]()
+        async with serving("direct") as served, way_to(served.address, *passes) as served.address:
+            for _ in range(2):  # on the first it is said what the stream is for
+                assert (await served.describe(9)).next_index == 9
+            for place in range(head_bytes, size):
+                at = place
+                try:
+                    assert (await served.describe(9, timeout_s=0.3)).next_index == 9
+                except (Unreachable, DeadlineOver) as error:
+                    told.append(type(error))
+                    at = None
+                    await served.describe(9)
+            await served.calls.close()
+        assert len(told) > size - 2 * head_bytes  # of a key that marks the checksum some bits tell nothing
+        assert {*told} == ({Unreachable, DeadlineOver} if whose == "request" else {DeadlineOver})
 
     run(scenario())

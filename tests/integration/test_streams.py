@@ -18,6 +18,7 @@ from seriatim.protocol import batch, batch_streams, descriptors, direct, frames,
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.batch_streams import BatchMessage, BatchStub, add_broker
+from seriatim.protocol.checksums import with_checksum
 from seriatim.protocol.direct import DirectStream
 from seriatim.protocol.errors import (
     BadChecksum,
@@ -691,7 +692,7 @@ def test_what_was_said_before_the_end_arrives_however_long_it_takes() -> None:
             found = bytearray()
             while data := await loop.sock_recv(reader, 1 << 20):
                 found += data
-        assert bytes(found) == frame(Kind.MESSAGE, said.SerializeToString()) + frame(Kind.END, b"")
+        assert bytes(found) == frame(Kind.MESSAGE, with_checksum(said.SerializeToString())) + frame(Kind.END, b"")
         await server.stop()
 
     run(scenario())

@@ -103,7 +103,7 @@ async def _watched_with_and_without_beats(zookeeper: str) -> None:
         running = asyncio.create_task(process.run())
         stack.callback(running.cancel)
         channel = await stack.enter_async_context(rpc.channel(process.address))
-        stub = CoordinatorStub(channel)
+        stub = rpc.checked(CoordinatorStub)(channel)
         await stub.CreateQueue(pb.CreateQueueRequest(queue="q"))
         beating, silent = (stub.WatchQueue(pb.QueueRequest(queue="q", wants_beats=wants)) for wants in (True, False))
         async with asyncio.timeout(30):
