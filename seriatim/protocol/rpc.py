@@ -46,6 +46,9 @@ _BATCHES = [("grpc.http2.ping_timeout_ms", int(patience.MAX_S * 1000))]
 _STATUS_BYTES = 4096
 """gRPC refuses what a call ends with where that is some 8 KiB long, and writes what isn't a letter with up to three."""
 _STATUS_CHARACTERS = 500
+_DEFECTS = ("Unexpected <class", "SERVER: Sent message larger", "CLIENT: Sent message larger", "Sent message larger")
+"""So grpc.aio's server says that a servicer raised what is no error of ours, and its core that a message is longer than any may be. All else that it
+tells by itself is about the connection, as bytes that are no HTTP/2."""
 _NO_MESSAGE = f"{DecodeError}"
 """So grpc.aio's server says that what it was asked is no message; before anybody is called."""
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -232,7 +235,9 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
         return damaged_request(peer)
     if details.startswith("{"):
         return damaged_answer(peer)
-    return BugError(f"{error.code().name}{where}: {details}")
+    if details.startswith(_DEFECTS):
+        return BugError(f"{error.code().name}{where}: {details}")
+    return Unreachable(f"the connection failed{where}: {error.code().name}: {details}")
 
 
 def _ours(details: str) -> SeriatimError | None:

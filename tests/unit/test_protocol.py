@@ -155,3 +155,31 @@ def test_wrong_settings_are_named(tmp_path, text, environment, what):
 def test_a_server_that_cannot_serve_for_a_reason_unknown_here_is_unreachable(status, raised, understood):
     failed = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), errors.to_wire(raised))
     assert type(rpc.translated(failed)) is understood
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "understood"),
+    [
+        # Of gRPC's core, where bytes had changed on their way: it ended readers, and members, as by a defect of their own.
+        (
+            grpc.StatusCode.UNKNOWN,
+            "Stream removed (Failed parsing HTTP/2 (invalid ping: length=8))",
+            errors.Unreachable,
+        ),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "CLIENT: Received message larger than max (1090519 vs. 6)",
+            errors.Unreachable,
+        ),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", errors.Unreachable),
+        (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            errors.to_wire(errors.Sealed("s")).replace("sealed", "seaLed"),
+            errors.DeadlineOver,
+        ),
+        (grpc.StatusCode.UNKNOWN, "Unexpected <class 'KeyError'>: 'a'", errors.BugError),
+    ],
+)
+def test_what_grpc_tells_by_itself_is_about_the_connection_but_for_a_servicer_s_defect(status, details, understood):
+    failed = grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    assert type(rpc.translated(failed)) is understood
