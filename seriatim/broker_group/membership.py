@@ -20,6 +20,7 @@ from seriatim.broker_group.peer import Registered
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
+from seriatim.protocol.checksums import with_checksum
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
     ChainSetBack,
@@ -42,6 +43,7 @@ from seriatim.protocol.zookeeper import (
     ZooKeeperSession,
     check_path,
     read_as,
+    read_chain_node,
 )
 
 _log = log.logger("broker.membership")
@@ -364,7 +366,7 @@ class Membership:
         self._forget_ended(queue_id, {record.key for record in mine})
         if not mine:
             return
-        data, version = await self._session.get(self._paths.chain(queue_id), _ChainChanged(self, queue_id))
+        data, version = await read_chain_node(self._session, self._paths.chain(queue_id), _ChainChanged(self, queue_id))
         document = chain_json.decode(data)
         await self._broker.saw_chain(SeenChain(document, ChainVersion(version), data))
         for record in mine:
@@ -411,7 +413,7 @@ class Membership:
             durability=link.durability.value,
             cause_id=log.new_cause_id("self-seal"),
         )
-        data = (await self.seal(request)).SerializeToString()
+        data = with_checksum((await self.seal(request)).SerializeToString())
         keys = {"queue": document.name, "epoch": link.epoch, "cause_id": request.cause_id}
         if len(data) > chain_json.MAX_BYTES:  # of hundreds of sources, whose marks are told behind each batch in flight
             _log.warning("seal is too long to be written beside the chain", size_bytes=len(data), **keys)
@@ -427,7 +429,7 @@ class Membership:
     async def is_first_disk(self, key: LinkKey) -> bool:
         """Whether the chain names this disk for a link, so that every cursor commit of it came here, or was noted. Raises Unreachable."""
         try:
-            data, _ = await self._session.get(self._paths.chain(key[0]))
+            data, _ = await read_chain_node(self._session, self._paths.chain(key[0]))
         except NoNode:
             return False
         link = chain_json.decode(data).link(key[1])

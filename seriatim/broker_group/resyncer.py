@@ -41,7 +41,7 @@ from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
 from seriatim.protocol.streams import intact
-from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids
+from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids, read_chain_node
 
 _log = log.logger("broker.resync")
 
@@ -197,7 +197,7 @@ class Resyncer:
 
     async def _chain(self, queue_id: QueueId) -> SeenChain | None:
         try:
-            data, version = await self._session.get(self._paths.chain(queue_id))
+            data, version = await read_chain_node(self._session, self._paths.chain(queue_id))
         except NoNode:
             return None
         try:

@@ -21,6 +21,7 @@ from seriatim.protocol.errors import NoChainDocument, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
+    BadVersion,
     NoNode,
     NotUnderstood,
     Paths,
@@ -30,6 +31,7 @@ from seriatim.protocol.zookeeper import (
     queue_id_from,
     queue_ids,
     read_as,
+    read_chain_node,
 )
 
 _log = log.logger("coordinator.remembered")
@@ -82,6 +84,8 @@ class Remembered:
         """The last version that was seen of each chain that is there, in whatever session."""
         self._held: dict[QueueId, tuple[bytes, ChainDocument]] = {}
         """What each chain's node was last seen to hold, and what that says."""
+        self._written: dict[QueueId, tuple[int, bytes]] = {}
+        """The last version of each chain that was written here, and its bytes."""
         self._listeners: list[Callable[[], None]] = []
         self._stale: set[str] = {"groups", "queues", "names"}
         self._wake = asyncio.Event()
@@ -333,6 +337,7 @@ class Remembered:
         self.chains.pop(queue_id, None)
         self._newest.pop(queue_id, None)
         self._held.pop(queue_id, None)
+        self._written.pop(queue_id, None)
         self._note_outdated(queue_id, "")
 
     async def _chain_node(self, queue_id: QueueId, watch: Watch | None = None) -> tuple[bytes, int]:
@@ -342,14 +347,26 @@ class Remembered:
         that: an ensemble lets its clients in again, as each leader's numbers are higher than all before.
         """
         path, newest = self.paths.chain(queue_id), self._newest.get(queue_id, 0)
-        data, version = await self.session.get(path, watch)
+        data, version = await read_chain_node(self.session, path, watch)
         if version < newest:
             await self.session.sync(path)
-            data, version = await self.session.get(path, watch)
+            data, version = await read_chain_node(self.session, path, watch)
         is_older = version < newest
         seen = f"this coordinator has seen version {newest} of the chain, which is at {version}" if is_older else ""
         self._note_outdated(queue_id, seen)
+        if not chain_json.is_whole(data):
+            data, version = await self._written_again(queue_id, data, version)
         self._note_version(queue_id, version)
+        return data, version
+
+    async def _written_again(self, queue_id: QueueId, data: bytes, version: int) -> tuple[bytes, int]:
+        """A chain that isn't whole, or as it is again: by whoever wrote this version of it, where it was damaged on its way there."""
+        written_at, written = self._written.get(queue_id, (-1, b""))
+        if written_at == version:
+            with contextlib.suppress(BadVersion):
+                data, version = written, await self.session.set(self.paths.chain(queue_id), written, version)
+                self._written[queue_id] = version, written
+                _log.warning("chain written again, bits had changed", queue_id=queue_id, version=version)
         return data, version
 
     def _decoded(self, queue_id: QueueId, data: bytes) -> ChainDocument:

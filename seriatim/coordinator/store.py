@@ -18,6 +18,7 @@ from seriatim.coordinator.remembered import Remembered, side_by_side
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
+from seriatim.protocol.checksums import without_checksum
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.election import first_in_line
 from seriatim.protocol.errors import (
@@ -41,6 +42,7 @@ from seriatim.protocol.zookeeper import (
     queue_id_from,
     queue_ids,
     read_as,
+    read_chain_node,
     read_coordinators,
 )
 
@@ -90,6 +92,11 @@ class Store(Remembered):
             data, version = await self._found(lambda: self._chain_node(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
+        if not chain_json.is_whole(data):
+            raise Unreachable(
+                f"bits have changed in the chain of queue {queue_id}; whoever wrote it writes it again. If it stays so, delete "
+                f"{self.paths.chain(queue_id)} in ZooKeeper, then `seriatim queue recover NAME`"
+            )
         try:
             return self._decoded(queue_id, data), ChainVersion(version)
         except NoChainDocument:
@@ -135,6 +142,7 @@ class Store(Remembered):
             raise deleted_error(document) from error
         self._note_version(document.queue_id, version)
         self._held[document.queue_id] = data, document
+        self._written[document.queue_id] = version, data
         if document.queue_id in self.chains and self._saw(document, version):
             self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version
@@ -235,7 +243,7 @@ class Store(Remembered):
             try:
                 if now < 0:
                     await self.session.sync(path)
-                    data, now = await self.session.get(path)
+                    data, now = await read_chain_node(self.session, path)
                 else:
                     now = await self.session.rewrite(path, data, now, version)
             except BadVersion:
@@ -357,7 +365,7 @@ class Store(Remembered):
         for place in MEMBERS:
             with contextlib.suppress(NoNode, DecodeError):
                 data, _ = await self.session.get(self.paths.seal(queue_id, epoch, place))
-                answers[place] = messages.seal_answer_from(pb.SealReply.FromString(data))
+                answers[place] = messages.seal_answer_from(pb.SealReply.FromString(bytes(without_checksum(data))))
         return answers
 
     # ---- groups and coordinators

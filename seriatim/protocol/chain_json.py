@@ -3,6 +3,9 @@
 A switch writes the document three times, and each time coordinators and members read it again. Most of it is links that ended, and
 never change: each one's text is read, and written, once, and known again by its line. So what a switch costs doesn't grow with the
 links that retention keeps.
+
+It begins with the checksum of all that follows, as a first `format`: of two keys of one name every reader of JSON takes the last, and versions
+before refuse one that they don't know. A compressed one has it behind it, where they don't look. What has none was written by those.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import zstandard
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
 
 from seriatim.protocol.chain import (
     ROTATE_MS,
@@ -29,6 +34,7 @@ from seriatim.protocol.chain import (
     Subscription,
     whose_from,
 )
+from seriatim.protocol.checksums import with_checksum, without_checksum
 from seriatim.protocol.errors import ChainTooLong, IncompatibleVersion, NoChainDocument
 from seriatim.protocol.names import Incarnation, MemberName
 
@@ -43,6 +49,8 @@ KNOWN_BYTES: Final = 8 * 1024 * 1024
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _NEEDS = "start the version that wrote it, or a newer one"
 _OPEN, _CLOSE = '"links":[', "]}"
+_CHECKSUM: Final = b'{"format":"crc32c '
+_CHECKED_FROM: Final = len(_CHECKSUM) + len('01234567",')
 
 
 def encode(document: ChainDocument) -> bytes:
@@ -69,10 +77,21 @@ def _encoded(document: ChainDocument) -> bytes:
     # JSON has no line breaks but these: in texts they are escaped.
     links = ",\n".join(map(_links.text, document.links))
     lines = f"\n{links}\n" if links else ""
-    data = f"{_ENCODER.encode(content)[:-1]},{_OPEN}{lines}{_CLOSE}".encode()
+    data = f"{_ENCODER.encode(content)[1:-1]},{_OPEN}{lines}{_CLOSE}".encode()
+    data = b'%b%08x",%b' % (_CHECKSUM, crc32c(data), data)
     if len(data) > PLAIN_BYTES:
-        data = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data)
+        data = with_checksum(zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data))
     return data
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether these bytes are as they were written, as far as can be told."""
+    if data.startswith(_ZSTD_MAGIC):
+        try:
+            without_checksum(data)
+        except DecodeError:
+            return False
+    return not data.startswith(_CHECKSUM) or data[len(_CHECKSUM) :].startswith(b"%08x" % crc32c(data[_CHECKED_FROM:]))
 
 
 def decode(data: bytes) -> ChainDocument:
@@ -87,6 +106,8 @@ def decode(data: bytes) -> ChainDocument:
 
 
 def _decoded(data: bytes) -> ChainDocument:
+    if not is_whole(data):
+        raise NoChainDocument("what stands in a queue's node isn't what was written there: bits have changed")
     try:
         if data.startswith(_ZSTD_MAGIC):
             data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_PLAIN_BYTES)

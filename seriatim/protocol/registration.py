@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
+from seriatim.protocol.checksums import is_whole, text_with_checksum
 from seriatim.protocol.names import Incarnation, QueueId
 
 _PROBLEM_CHARACTERS = 100_000
@@ -49,11 +51,11 @@ class Registration:
             "set_back": self.set_back,
             "direct": self.direct,
         }
-        return json.dumps(content).encode()
+        return text_with_checksum(json.dumps(content)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Registration:
-        content = json.loads(data)
+        content = _content(data)
         peer = content["peer"]
         return cls(
             Incarnation(content["disk_id"], content["start"]),
@@ -77,9 +79,17 @@ class CoordinatorRegistration:
     outside: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps({"address": self.address, "outside": self.outside}).encode()
+        return text_with_checksum(json.dumps({"address": self.address, "outside": self.outside})).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> CoordinatorRegistration:
-        content = json.loads(data)
+        content = _content(data)
         return cls(content["address"], content.get("outside", ""))
+
+
+def _content(data: bytes) -> Any:
+    """Raises ValueError where it isn't what was written."""
+    text = data.decode()
+    if not is_whole(text):
+        raise ValueError("bits have changed")
+    return json.loads(text)

@@ -22,6 +22,7 @@ from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from seriatim.protocol import chain_json
 from seriatim.protocol.clock import monotonic_s
 from seriatim.protocol.errors import InvalidArgument, InvariantBroken, Unreachable, WorldError
 from seriatim.protocol.names import Epoch, QueueId, SubscriptionId, can_be_looked_up
@@ -45,6 +46,9 @@ _LOOK_S = 0.1
 """How late who is cancelled while it connects may notice that."""
 _BEAT_SHARE = 1 / 10
 """In such a part of the session's time-out the loop notes that it goes on."""
+
+
+_NOT_READ = AttributeError, KeyError, TypeError, ValueError
 
 
 class NoNode(Exception):
@@ -196,11 +200,20 @@ async def read_as(
     decode: Callable[[bytes], _Result], session: ZooKeeperSession, path: str, watch: Watch | None = None
 ) -> tuple[_Result, int]:
     """What a node holds, and its version. Raises NotUnderstood, and as `ZooKeeperSession.get`."""
+    with contextlib.suppress(*_NOT_READ):  # it may have been damaged on its way
+        data, version = await session.get(path, watch)
+        return decode(data), version
     data, version = await session.get(path, watch)
     try:
         return decode(data), version
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NOT_READ as error:
         raise NotUnderstood(f"{path} in ZooKeeper holds what can't be read here: {error!r}", path=path) from error
+
+
+async def read_chain_node(session: ZooKeeperSession, path: str, watch: Watch | None = None) -> tuple[bytes, int]:
+    """What a chain's node holds, and its version; read again where it was damaged on its way. Raises as `ZooKeeperSession.get`."""
+    data, version = await session.get(path, watch)
+    return (data, version) if chain_json.is_whole(data) else await session.get(path, watch)
 
 
 def queue_id_from(data: bytes) -> QueueId:
@@ -366,6 +379,8 @@ class ZooKeeperSession:
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, int]:
         """Data and version of a node."""
         data, stat = await self._ask(self._client.get_async, path, watch=self._watch(watch))
+        if stat.dataLength != len(data or b""):
+            raise Unreachable("an answer of ZooKeeper was damaged on its way: it says that it has another length")
         return data, stat.version
 
     async def exists(self, path: str, watch: Watch | None = None) -> bool:

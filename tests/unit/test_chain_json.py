@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import random
@@ -22,6 +23,7 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
+from seriatim.protocol.zookeeper import read_chain_node
 
 TRICKY = 'a "b"\n],"links":[\n]}\\'
 
@@ -61,6 +63,11 @@ OPEN = dataclasses.replace(link(3), certificate=None)
 KNOWN = dataclasses.replace(link(1), certificate=dataclasses.replace(link(1).certificate, chain_hash=b"h" * 32))
 
 
+def without_checksum(data: bytes) -> bytes:
+    """As an earlier version wrote it."""
+    return b"{" + data[chain_json._CHECKED_FROM :]
+
+
 @pytest.mark.parametrize("links", [(), (OPEN,), (KNOWN, link(2), OPEN)], ids=len)
 def test_what_is_written_is_read_again_and_is_json_for_who_knows_nothing_of_lines(links):
     whole = document(*links)
@@ -86,7 +93,7 @@ def test_what_versions_before_cant_read_is_only_written_where_somebody_chose_it(
 
 
 def test_an_earlier_versions_note_counts_for_everybody_who_reads_the_link_and_a_newer_format_is_refused():
-    data = chain_json.encode(document(link(1)))
+    data = without_checksum(chain_json.encode(document(link(1))))
     note = json.loads(data)["stale_cursors"]
     older = data.replace(json.dumps(note, separators=(",", ":")).encode(), b'[[1,"a"]]')
     assert b'"stale_cursors":[[1,"a"]]' in older
@@ -111,7 +118,7 @@ def test_an_earlier_versions_note_counts_for_everybody_who_reads_the_link_and_a_
 )
 def test_what_a_newer_version_added_is_told_as_that(known, newer):
     """A version that adds something, and gives that no format of its own, ended older coordinators and brokers with a traceback."""
-    data = chain_json.encode(document(link(1)))
+    data = without_checksum(chain_json.encode(document(link(1))))
     assert known in data
     with pytest.raises(IncompatibleVersion, match="start the version that wrote it"):
         chain_json.decode(data.replace(known, newer, 1))
@@ -188,3 +195,43 @@ def test_a_switch_fits_into_a_node_with_all_sources_that_a_queue_may_have(name_b
     data = chain_json.encode(whole)
     assert chain_json.decode(data) == whole
     assert len(data) < chain_json.MAX_BYTES * 0.8
+
+
+@pytest.mark.parametrize("plain_bytes", [chain_json.PLAIN_BYTES, 0], ids=["plain", "compressed"])
+def test_one_bit_that_has_changed_never_makes_another_chain(plain_bytes, monkeypatch):
+    """An end, a token or a cursor of another value, which the next switch wrote back for good."""
+    monkeypatch.setattr(chain_json, "PLAIN_BYTES", plain_bytes)
+    whole = document(link(1), OPEN)
+    data = chain_json.encode(whole)
+    assert chain_json.is_whole(data)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            found = chain_json.decode(bytes(changed))
+        except IncompatibleVersion:
+            continue
+        assert found == whole
+    with pytest.raises(NoChainDocument, match="bits have changed"):
+        chain_json.decode(data.replace(b'"disk_id":"d"', b'"disk_id":"e"') if plain_bytes else data[:-1] + b"?")
+
+
+def test_a_chain_that_was_damaged_on_its_way_is_read_again():
+    data = chain_json.encode(document(link(1)))
+    damaged = data.replace(b'"end":5', b'"end":4')
+
+    class Session:
+        def __init__(self, *held):
+            self.held = list(held)
+
+        async def get(self, path, watch):
+            del path, watch
+            return self.held.pop(0)
+
+    def read(*held):
+        return asyncio.run(read_chain_node(Session(*held), "/chain"))
+
+    assert read((damaged, 7), (data, 8)) == (data, 8)
+    assert read((data, 7)) == (data, 7)
+    with pytest.raises(NoChainDocument):  # so it stands there
+        chain_json.decode(read((damaged, 7), (damaged, 7))[0])

@@ -1,4 +1,4 @@
-"""One bit that is flipped on its way never makes another message of what a process said."""
+"""One bit that is flipped on its way never makes another message of what a process said, nor of what it keeps in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.batch_streams import APPEND, CHECKED_BYTES, COPY, FETCH, REPLICATE, BatchMessage, Codec
 from seriatim.protocol.checksums import SIZE_BYTES, read_by, with_checksum, without_checksum, written_by
 from seriatim.protocol.errors import MalformedFrame, PartlyResend
-from seriatim.protocol.names import Index
+from seriatim.protocol.names import Incarnation, Index
+from seriatim.protocol.registration import CoordinatorRegistration, Registration
 
 LINK = pb.LinkName(cluster="c", queue_id=1_700_000_000_000, epoch=3, to=pb.Incarnation(disk_id="d", start=2))
 END = pb.Position(index=5000, hash=bytes(range(32)), marks={"orders": 4999})
@@ -116,3 +117,22 @@ def test_an_error_is_the_same_or_none_whichever_bit_was_flipped() -> None:
         except (MalformedFrame, UnicodeDecodeError):
             continue
         assert (type(found), found.message, found.details) == (type(error), error.message, error.details)
+
+
+@pytest.mark.parametrize(
+    "registration",
+    [
+        Registration(Incarnation("d", 3), "10.0.0.1:7100", Incarnation("e", 4), direct="10.0.0.1:7101"),
+        CoordinatorRegistration("10.0.0.1:7000", "example.org:7000"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_registration_is_the_same_or_none_whichever_bit_was_flipped(registration: Any) -> None:
+    written = registration.encode()
+    assert type(registration).decode(written) == registration
+    for data in flipped(written):
+        try:
+            found = type(registration).decode(data)
+        except (KeyError, ValueError):
+            continue
+        assert found == registration

@@ -1,0 +1,83 @@
+"""A chain that is damaged on its way to ZooKeeper is written again by whoever wrote it, and until then costs nobody more than a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from seriatim.coordinator.store import Store
+from seriatim.protocol import chain, chain_json
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.names import ChainVersion, Epoch, Offset, QueueId
+from seriatim.protocol.zookeeper import BadVersion, ZooKeeperSession
+
+QUEUE = chain.ChainDocument(
+    "c", QueueId(1), "q", chain.QueueSettings(), 1, chain.Dropped(Epoch(0), Offset(0), bytes(32), {}, {})
+)
+
+
+class Node:
+    """ZooKeeper, with one node; what is written there for the first time arrives with one bit flipped."""
+
+    def __init__(self) -> None:
+        self.data, self.version, self.writes = b"", 0, 0
+
+    def session(self) -> ZooKeeperSession:
+        return cast("ZooKeeperSession", Session(self))
+
+
+class Session:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def on_state(self, listener: Callable[[Any], None]) -> None:
+        """Nothing happens to it."""
+
+    async def sync(self, path: str) -> None:
+        """It is never behind."""
+
+    async def get(self, path: str, watch: object = None) -> tuple[bytes, int]:
+        return self._node.data, self._node.version
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        node = self._node
+        if version != node.version:
+            raise BadVersion(path)
+        node.writes += 1
+        node.data = data if node.writes > 1 else data.replace(b'"created_at_ms":1', b'"created_at_ms":3')
+        node.version += 1
+        return node.version
+
+
+def test_a_chain_that_was_damaged_on_its_way_to_zookeeper_is_written_again_by_who_wrote_it() -> None:
+    """What arrived was the chain from then on, or none: its queue stood still until an operator recovered it."""
+
+    async def scenario() -> None:
+        node = Node()
+        writer, other = Store(node.session(), "c"), Store(node.session(), "c")
+        assert await writer.write_chain(QUEUE, ChainVersion(0)) == 1
+        assert not chain_json.is_whole(node.data)
+        with pytest.raises(Unreachable, match="bits have changed"):  # which is asked for again
+            await other.read_chain(QUEUE.queue_id)
+        assert node.writes == 1
+        assert await writer.read_chain(QUEUE.queue_id) == (QUEUE, 2)
+        assert await other.read_chain(QUEUE.queue_id) == (QUEUE, 2)
+        assert node.writes == 2
+
+    asyncio.run(scenario())
+
+
+def test_nobody_writes_over_what_somebody_else_wrote() -> None:
+    async def scenario() -> None:
+        node = Node()
+        writer = Store(node.session(), "c")
+        await writer.write_chain(QUEUE, ChainVersion(0))
+        node.version += 1
+        with pytest.raises(Unreachable):
+            await writer.read_chain(QUEUE.queue_id)
+        assert node.writes == 1
+
+    asyncio.run(scenario())
