@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import kazoo.exceptions
 from kazoo.client import KazooClient
@@ -87,6 +87,11 @@ def check_path(hosts: str, error: NoNode) -> None:
     """For whoever met `error` although he makes all nodes that lie above his: raises Unreachable where the path of `hosts` may be missing."""
     if path_of(hosts):
         raise Unreachable(f"ZooKeeper has no such node as {hosts} names behind the slash: make it first") from error
+
+
+_ANY_VERSION: Final = (NoNode,)
+_WRITTEN: Final = (NoNode, BadVersion)
+_MADE: Final = (NoNode, NodeExists)
 
 
 class SessionExpired(WorldError):
@@ -409,7 +414,7 @@ class ZooKeeperSession:
             _check_done(await self._ask(self._create_both, (path, data), beside), path)
             return path
         made: str = await self._ask(
-            self._client.create_async, path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents
+            self._client.create_async, path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents, may=_MADE
         )
         return made
 
@@ -419,7 +424,9 @@ class ZooKeeperSession:
 
     async def set(self, path: str, data: bytes, version: int = -1) -> int:
         """Write a node; with `version`, only if it still has it. Returns the new version."""
-        stat = await self._ask(self._client.set_async, path, data, version)
+        stat = await self._ask(
+            self._client.set_async, path, data, version, may=_ANY_VERSION if version < 0 else _WRITTEN
+        )
         return int(stat.version)
 
     async def rewrite(self, path: str, data: bytes, version: int, to: int) -> int:
@@ -440,7 +447,8 @@ class ZooKeeperSession:
         one before again; one that is only deleted so isn't taken for that by who comes late.
         """
         if guard is None:
-            await self._ask(self._client.delete_async, path, version)
+            may = (*_ANY_VERSION, NotEmpty) if version < 0 else (*_WRITTEN, NotEmpty)
+            await self._ask(self._client.delete_async, path, version, may=may)
             return
         _check_done(await self._ask(self._delete_guarded, path, version, guard), path)
 
@@ -486,7 +494,10 @@ class ZooKeeperSession:
             raise NoNode(path)
         return stat
 
-    async def _ask(self, ask: Callable[..., Any], *arguments: Any, **keys: Any) -> Any:
+    async def _ask(
+        self, ask: Callable[..., Any], *arguments: Any, may: tuple[type[Exception], ...] = _ANY_VERSION, **keys: Any
+    ) -> Any:
+        """What kazoo's answers. `may`: what ZooKeeper may say to this, beside that it can't serve; anything else was damaged on its way."""
         loop = self._running_loop()
         if not self._client.connected:
             # kazoo would keep it until it is connected again, long after who asked has gone; and it tells its thread by a socket
@@ -500,7 +511,8 @@ class ZooKeeperSession:
             if result.exception is None:
                 future.set_result(result.value)
             else:
-                future.set_exception(_translated(result.exception, arguments[0]))
+                error = _translated(result.exception, arguments[0])
+                future.set_exception(error if isinstance(error, (WorldError, *may)) else _translated(error, ""))
 
         def hand_over(result: Any) -> None:
             if not loop.is_closed():

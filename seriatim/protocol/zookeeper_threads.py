@@ -142,7 +142,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
     def _read_socket(self, read_timeout: float) -> Any:
         try:
             return super()._read_socket(read_timeout)
-        except (RuntimeError, IndexError, struct.error) as error:
+        except (RuntimeError, IndexError, ValueError, MemoryError, struct.error) as error:
             raise ConnectionDropped(f"an answer that can't be one: {error}") from error
 
 

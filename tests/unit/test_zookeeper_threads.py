@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionDropped,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    SessionExpiredError,
+)
+from kazoo.protocol.connection import WATCH_XID
+from kazoo.protocol.serialization import ReplyHeader
 
+from seriatim.protocol.errors import Unreachable
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, SessionExpired, ZooKeeperSession
 from seriatim.protocol.zookeeper_threads import Handler
 
 HIGH = 1500
@@ -96,3 +112,50 @@ def test_who_asks_never_waits_for_kazoo_s_thread_and_each_request_wakes_it_once(
         writing.send(b"\0")
     with pytest.raises(ValueError, match="negative"):
         handler.select([reading], [], [], 5)
+
+
+@pytest.mark.parametrize(
+    "body", [struct.pack("!iii2s", 3, 3, 2, b"/\xff"), struct.pack("!ii", 3, 3)], ids=["no text", "cut off"]
+)
+def test_a_change_told_in_bytes_that_were_damaged_ends_the_connection_and_not_kazoo_s_thread(body: bytes) -> None:
+    """Whoever had the session waited for the next connection for ever."""
+    connection = ZooKeeperSession("127.0.0.1:1", 1)._client._connection
+    connection._read_header = lambda timeout: (ReplyHeader(WATCH_XID, 0, 0), body, 0)
+    with pytest.raises(ConnectionDropped):
+        connection._read_socket(1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "told"),
+    [
+        (lambda session: session.set("/a", b""), BadVersionError, Unreachable),
+        (lambda session: session.set("/a", b"", 3), BadVersionError, BadVersion),
+        (lambda session: session.set("/a", b"", 3), NodeExistsError, Unreachable),
+        (lambda session: session.get("/a"), BadVersionError, Unreachable),
+        (lambda session: session.get("/a"), NoNodeError, NoNode),
+        (lambda session: session.create("/a"), NodeExistsError, NodeExists),
+        (lambda session: session.delete("/a"), BadVersionError, Unreachable),
+        (lambda session: session.delete("/a", 3), NotEmptyError, NotEmpty),
+        (lambda session: session.get("/a"), SessionExpiredError, SessionExpired),
+    ],
+)
+def test_what_zookeeper_never_says_to_that_was_damaged_on_its_way(
+    ask: Any, error: type[Exception], told: type[Exception]
+) -> None:
+    """A member whose lease, and a reader whose election node, had another version by it, though none was named, ended by a defect of their own."""
+
+    class Answer:
+        exception = error()
+
+        def rawlink(self, settle: Any) -> None:
+            settle(self)
+
+    async def scenario() -> None:
+        session = ZooKeeperSession("127.0.0.1:1", 1)
+        answers = dict.fromkeys(("get_async", "set_async", "create_async", "delete_async"), lambda *_, **__: Answer())
+        session._client = SimpleNamespace(connected=True, **answers)
+        session._loop = asyncio.get_running_loop()
+        with pytest.raises(told):
+            await ask(session)
+
+    asyncio.run(scenario())
