@@ -24,6 +24,7 @@ from seriatim.protocol.names import (
     Token,
 )
 from seriatim.protocol.zookeeper import read_chain_node
+from tests.chains import without_checksum
 
 TRICKY = 'a "b"\n],"links":[\n]}\\'
 
@@ -61,11 +62,6 @@ def document(*links: chain.Link) -> chain.ChainDocument:
 
 OPEN = dataclasses.replace(link(3), certificate=None)
 KNOWN = dataclasses.replace(link(1), certificate=dataclasses.replace(link(1).certificate, chain_hash=b"h" * 32))
-
-
-def without_checksum(data: bytes) -> bytes:
-    """As an earlier version wrote it."""
-    return b"{" + data[chain_json._CHECKED_FROM :]
 
 
 @pytest.mark.parametrize("links", [(), (OPEN,), (KNOWN, link(2), OPEN)], ids=len)
