@@ -844,7 +844,7 @@ class LostBetweenTwoChains(EmptyZooKeeper):
     async def children(self, _: str, __: Callable[[], None] | None = None) -> list[str]:
         return [str(queue_id) for queue_id in range(1, AT_ONCE + 2)]
 
-    async def get(self, path: str) -> tuple[bytes, int]:
+    async def get(self, path: str, *_: object) -> tuple[bytes, int]:
         if path == Paths("c").chain(QueueId(AT_ONCE + 1)):
             self._broker.disconnections = 1
         raise NoNode(path)
