@@ -67,7 +67,7 @@ class BatchMessage:
         return cls(first.header_bytes, first.payload, committed_index, following)
 
     def batches(self) -> list[EncodedBatch]:
-        """All that came, checksums. Raises BadChecksum, MalformedFrame."""
+        """All that came, checked. Raises BadChecksum, MalformedFrame."""
         return [parse(header, payload) for header, payload in ((self.header, self.payload), *self.following)]
 
 

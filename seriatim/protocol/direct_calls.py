@@ -314,9 +314,8 @@ class CallServer:
         def take(data: bytes) -> bool:
             try:
                 data = bytes(checksums.without_checksum(data))
-            except (
-                DecodeError
-            ):  # if this is its number, it is told at once; who waits for another one hears of nothing that was done
+            except DecodeError:
+                # If this is its number, it is told at once; who waits for another one hears of nothing that was done.
                 stream.write_now(_error_answer(_ANSWER.unpack_from(data)[0], rpc.damaged_request()))
                 return not stream.is_full
             if len(data) < _REQUEST.size:
