@@ -58,7 +58,7 @@ class Consumer:
     what would wait there raises InvalidArgument, and what they raise is logged.
 
     Used by one application thread at a time; `close` and `commit` by any. A signal's handler better sets an event: it may have
-    interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, UnknownQueue, UnknownSubscription.
+    interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, DeadlineOver, UnknownQueue, UnknownSubscription.
 
     A forked process can't use what its parent has opened: all but `close`, which does nothing there, raises InvalidArgument. Nor can it
     open any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.

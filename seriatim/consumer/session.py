@@ -155,14 +155,15 @@ class ReaderSession:
         self._paths = Paths(cluster.cluster)
         view = await self._describe(max(1.0, deadline_s - boottime_s()))
         self._queue_id = QueueId(view.queue_id)
-        self._subscription_id = await self._find_subscription(view)
+        self._subscription_id = await self._find_subscription(view, deadline_s)
         session = ZooKeeperSession(cluster.zookeeper, settings.session_timeout_s)
         await session.start(max(1.0, deadline_s - boottime_s()))
         self._zookeeper = session
         path = self._paths.readers(self._queue_id, self._subscription_id)
         self._election = Election(session, path, self._instance, self._standing_changed)
 
-    async def _find_subscription(self, view: ChainView) -> SubscriptionId:
+    async def _find_subscription(self, view: ChainView, deadline_s: float) -> SubscriptionId:
+        """The subscription's id; it is made where it isn't there. Raises UnknownSubscription, Unreachable, DeadlineOver."""
         settings = self.settings
         for one in view.subscriptions:
             if one.name == settings.subscription:
@@ -179,8 +180,11 @@ class ReaderSession:
         )
         try:
             made = await self.coordinators.call_within("CreateSubscription", request)
-        except SubscriptionExists:
-            return await self._find_subscription(await self._describe())
+        except (SubscriptionExists, DeadlineOver) as error:
+            # Who said nothing may have made it: the chain tells, and who answers that is asked the next time.
+            if isinstance(error, DeadlineOver) and boottime_s() >= deadline_s:
+                raise
+            return await self._find_subscription(await self._describe(), deadline_s)
         return SubscriptionId(made.subscription_id)
 
     def read_with(self, fetcher: Fetcher) -> None:

@@ -15,7 +15,7 @@ from seriatim.consumer.views import chain_view
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import BugError, SeriatimError, UnknownQueue, UnknownSubscription
+from seriatim.protocol.errors import BugError, DeadlineOver, SeriatimError, UnknownQueue, UnknownSubscription
 from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import SessionState
 
@@ -91,6 +91,36 @@ def test_a_reader_learns_its_queue_from_the_chain_and_asks_members_only_where_th
     asyncio.run(run())
     assert [request.only_chain for request in asked] == [True, True, False]
     assert all(request.no_elections for request in asked)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_subscription_of_which_nobody_says_whether_it_was_made_is_looked_for(is_made: bool) -> None:
+    """A coordinator that stood still for two seconds ended the reader that was just starting."""
+    there: list[pb.SubscriptionView] = []
+    asked: list[str] = []
+
+    async def told(method: str, request: object, *_: object) -> object:
+        asked.append(method)
+        if method == "CreateSubscription":
+            is_first = asked.count(method) == 1
+            if is_made or not is_first:
+                there.append(pb.SubscriptionView(subscription="s", subscription_id=7))
+            if is_first:
+                raise DeadlineOver("no answer in time")
+            return there[0]
+        return pb.QueueView(queue_id=1, queue="q", chain_version=1, subscriptions=there)
+
+    async def run() -> SubscriptionId:
+        session = reader(ZooKeeper(), [])
+        session.coordinators.call_within = told
+        with pytest.raises(DeadlineOver):
+            await session._find_subscription(await session._describe(), boottime_s())
+        asked.clear()
+        there.clear()
+        return await session._find_subscription(await session._describe(), boottime_s() + 60)
+
+    assert asyncio.run(run()) == SubscriptionId(7)
+    assert asked.count("CreateSubscription") == (1 if is_made else 2)
 
 
 def test_a_coordinator_s_answer_does_not_renew_the_lease() -> None:
