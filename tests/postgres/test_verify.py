@@ -14,7 +14,13 @@ from seriatim.cli import exits
 from seriatim.cli.verify import verify
 from seriatim.consumer.verification import chunks
 from seriatim.consumer.verification.comparison import compare
-from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, RowsHidden, UnknownTable
+from seriatim.consumer.verification.errors import (
+    DatabaseUnreachable,
+    ReadRefused,
+    RowsHidden,
+    SameDatabase,
+    UnknownTable,
+)
 from seriatim.consumer.verification.result import Example, Progress
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -100,6 +106,12 @@ def test_a_row_is_missed_also_where_a_table_that_inherits_has_one_of_its_key(new
         ("public.animals", False),
         ("public.cats", True),
     ]
+
+
+def test_a_database_is_not_compared_with_itself(pair) -> None:
+    """As with one DSN typed twice, or two variables that aren't set: it was identical."""
+    with pytest.raises(SameDatabase):
+        compare(pair[0], f"{pair[0]}?application_name=other")
 
 
 def test_a_table_is_the_same_in_partitions_and_without(pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,13 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from seriatim.consumer.verification.chunks import compare_table
-from seriatim.consumer.verification.errors import DatabaseUnreachable, ReadRefused, RowsHidden, UnknownTable
+from seriatim.consumer.verification.errors import (
+    DatabaseUnreachable,
+    ReadRefused,
+    RowsHidden,
+    SameDatabase,
+    UnknownTable,
+)
 from seriatim.consumer.verification.result import Comparison, Progress, TableResult
 from seriatim.consumer.verification.tables import Name, Table, chosen, read_tables, schema_differences
 from seriatim.protocol.change import TEXT_SETTINGS
@@ -45,6 +52,7 @@ def compare(
 
     Raises:
         DatabaseUnreachable: a side can't be reached, or was lost.
+        SameDatabase: both sides are one database.
         UnknownTable: a table named is on neither side.
         ReadRefused: a side refused a read.
         RowsHidden: a side doesn't show every row of a table: only what it shows would be compared.
@@ -53,6 +61,7 @@ def compare(
         try:
             for connection in (ours, theirs):
                 _take_snapshot(connection)
+            _refuse_same(ours, theirs)
             return _compare((ours, theirs), tables, chunk_rows, examples, on_progress, on_table)
         except psycopg.Error as error:
             is_source = ours.closed or ours.info.transaction_status == TransactionStatus.INERROR
@@ -91,6 +100,14 @@ def _compare(
         results.append(result)
         on_table(result)
     return Comparison(tuple(results))
+
+
+def _refuse_same(ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any]) -> None:
+    """By whatever addresses: of one database two can't have one lock. It ends with the snapshot; any role may have it, also at a stand-by."""
+    key = secrets.randbits(63)
+    locked = [side.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone() for side in (ours, theirs)]
+    if locked[1] == (False,):
+        raise SameDatabase("source and target are the same database, which would be compared with itself")
 
 
 def _refuse_hidden(side: str, tables: Mapping[Name, Table], names: Iterable[Name]) -> None:

@@ -12,6 +12,12 @@ class DatabaseUnreachable(WorldError):
     next_step = "is it running, and is the connection string right?"
 
 
+class SameDatabase(CallerError):
+    """Both sides are one database, of which nothing could differ."""
+
+    code = "same-database"
+
+
 class UnknownTable(CallerError):
     """A table asked for is on neither side."""
 
