@@ -550,6 +550,16 @@ def test_an_earlier_reader_s_end_leads_nobody_past_what_it_hasn_t_read(world):
     assert subscriptions.all_drained(later, Epoch(1), {one.whose: Token(1)}) == (later, (one.whose,))
 
 
+def test_of_a_link_that_is_left_nothing_is_said_again_whoever_came_to_its_end(world):
+    """A member that was started again reported each such link once a second, for as long as retention kept it."""
+    close_call(world, 1).finish()
+    world.append(Epoch(1), 2)
+    sought = subscriptions.sought(world.document, "s", subscriptions.located(world.document, "earliest", None))
+    one = replace(sought.subscriptions[0], reader_token=Token(2), consume_list=(Epoch(2),))
+    document = replace(sought, subscriptions=(one,))
+    assert subscriptions.all_drained(document, Epoch(1), {one.whose: Token(1)}) == (document, (one.whose,))
+
+
 def exactly(index: int) -> subscriptions.Committed:
     return subscriptions.Committed(Index(index), is_exact=True)
 

@@ -251,9 +251,10 @@ def _check_own(document: ChainDocument, whose: Whose, by: Token, epoch: Epoch) -
     """Whether the end was committed by the reader of now, or is where it was to start. Raises Waiting where it is an earlier one's.
 
     Of that commit one member alone may have heard, and the reader of now was granted a place before it (invariant 7): it would be
-    led past what it hasn't read. Where it wasn't granted any yet, it finds the end itself.
+    led past what it hasn't read. Where it wasn't granted any yet, it finds the end itself. Of a link that is left already nothing is
+    to be said: a member that was started again tells of all that it keeps, whoever came to their ends.
     """
-    one = next((one for one in document.subscriptions if one.whose == whose), None)
+    one = next((one for one in document.readers_of(epoch) if one.whose == whose), None)
     if one is not None and by not in (0, one.reader_token):
         raise _not_drained(
             document, epoch, f"a newer reader of {one.name} was elected than the one that came to the end"
