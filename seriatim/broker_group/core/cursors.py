@@ -121,14 +121,17 @@ def is_drained(record: CursorRecord, end: Index | None) -> bool:
 
 
 def encode(record: CursorRecord) -> bytes:
-    """JSON of a record. `by` is written where it says more than `token`: earlier versions can't start where it is."""
+    """JSON of a record. `by` is written where it says more than `token`: earlier versions can't start where it is.
+
+    Where it isn't known it says nothing: a link that everybody has read would keep it from such a version until retention lets it go.
+    """
     parts: list[int | None] = [record.subscription_id, record.generation, record.token, record.index]
-    if record.index is not None and record.by != record.token:
+    if record.index is not None and record.by not in (0, record.token):
         parts.append(record.by)
     return json.dumps(parts).encode()
 
 
 def decode(data: bytes) -> CursorRecord:
-    """Read what `encode` wrote, also an earlier version, which kept only who was told last: nobody newer committed."""
+    """Read what `encode` wrote, also an earlier version, or of one's cursor, which kept only who was told last: nobody newer committed."""
     subscription_id, generation, token, index, *by = json.loads(data)
     return from_parts(subscription_id, generation, token, index, by[0] if by else token)
