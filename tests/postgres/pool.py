@@ -23,7 +23,7 @@ class Pool:
 
     def __init__(self, dsn: str, size: int = 2, *, in_turn: bool = False, is_session_mode: bool = False) -> None:
         """Sessions stay until the pool ends, with whatever was set in them."""
-        self.sessions = [psycopg.connect(dsn, autocommit=True) for _ in range(size)]
+        self.sessions = [psycopg.connect(dsn, autocommit=True, prepare_threshold=None) for _ in range(size)]
         self._is_session_mode = is_session_mode
         self._free: queue.Queue[socket.socket] = queue.Queue() if in_turn else queue.LifoQueue()
         self._sockets = [socket.socket(fileno=session.pgconn.socket) for session in self.sessions]

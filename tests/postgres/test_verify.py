@@ -22,6 +22,7 @@ from seriatim.consumer.verification.errors import (
     UnknownTable,
 )
 from seriatim.consumer.verification.result import Example, Progress
+from tests.postgres.pool import Pool
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -375,6 +376,25 @@ def test_rows_of_a_database_without_an_encoding_are_compared_by_their_bytes(
         run(dsn, f"INSERT INTO cafes VALUES (1, E'caf{letter}'), (2, 'pub')")
     [table] = compare(*pair).tables
     assert (table.is_identical, table.rows) == (True, 2)
+
+
+def test_sessions_of_a_pool_have_nothing_left_of_a_comparison(pair) -> None:
+    """Who had one of them next had no time-outs there; and the next comparison met a statement of its name, and was refused."""
+    settings = (
+        "row_security",
+        "idle_in_transaction_session_timeout",
+        "tcp_keepalives_idle",
+        "search_path",
+        "datestyle",
+    )
+    run(pair[0], f"ALTER DATABASE {pair[0].rpartition('/')[2]} SET idle_in_transaction_session_timeout = '7min'")
+    with Pool(pair[0]) as source, Pool(pair[1]) as target:
+        before = {name: (source.found(name), target.found(name)) for name in settings}
+        for _ in range(3):
+            assert compare(source.dsn, target.dsn).is_identical
+        assert {name: (source.found(name), target.found(name)) for name in settings} == before
+        for session in (*source.sessions, *target.sessions):
+            assert session.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
 
 
 def test_a_type_is_the_same_under_whatever_search_path(pair) -> None:

@@ -120,7 +120,7 @@ def _refuse_hidden(side: str, tables: Mapping[Name, Table], names: Iterable[Name
 def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
     try:
         defaults: dict[str, Any] = defaults_beside(conninfo_to_dict(dsn))
-        return psycopg.connect(dsn, autocommit=True, **defaults)
+        return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **defaults)
     except psycopg.ProgrammingError as error:
         raise InvalidArgument(f"the {side}'s DSN can't be read: {in_a_line(error)}") from error
     except psycopg.Error as error:
@@ -128,10 +128,13 @@ def _opened(side: str, dsn: str) -> psycopg.Connection[Any]:
 
 
 def _take_snapshot(connection: psycopg.Connection[Any]) -> None:
-    names = [*NO_TIMEOUTS, TRANSACTION_TIMEOUT]  # while one side is read the other waits
-    connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (names,))
-    for name, value in (*TEXT_SETTINGS.items(), *PLAIN_NAMES.items(), *SERVER_SETTINGS.items()):
-        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
-    connection.execute("SET row_security = off")  # a read that policies would take rows from fails
+    """By the first query. What is set is set for the transaction: behind it a pool's session (transaction mode) is somebody else's.
+
+    Nor does a statement that is prepared stay there: its name would be taken for whoever compares next.
+    """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    connection.execute("SELECT 1 FROM pg_class LIMIT 1")  # the first query takes the snapshot
+    names = [*NO_TIMEOUTS, TRANSACTION_TIMEOUT]  # while one side is read the other waits
+    connection.execute("SELECT set_config(name, '0', true) FROM pg_settings WHERE name = ANY(%s)", (names,))
+    for name, value in (*TEXT_SETTINGS.items(), *PLAIN_NAMES.items(), *SERVER_SETTINGS.items()):
+        connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+    connection.execute("SET LOCAL row_security = off")  # a read that policies would take rows from fails
