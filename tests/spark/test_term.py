@@ -319,6 +319,21 @@ def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_pat
     assert told == [Waiting("in the target process 7 has to end first")]
 
 
+def test_who_holds_a_micro_batch_up_is_told_and_left_also_where_its_replay_was_deposed(queue, reader, tmp_path):
+    """The connection to a server of before a failover is left by that look: elected again, this one stood still for ever."""
+    target, events = Claims(), list[Event]()
+    with replay_term(target, reader, tmp_path, events) as term, ThreadPoolExecutor(1) as beside:
+        target.hindrance = lambda: (term._is_busy.clear(), "the target's address leads to another server by now")[1]
+        term._is_busy.set()
+        term._slow_at_s = 1.0
+        term._run.depose()
+        try:
+            beside.submit(term._stop, SimpleNamespace(stop=lambda: None)).result(20)
+        finally:
+            term._is_busy.clear()
+    assert events == [Waiting("the target's address leads to another server by now")]
+
+
 def test_spark_that_does_not_hand_out_what_a_micro_batch_has_is_told(queue, reader, tmp_path, monkeypatch):
     """As where a task's Python process stands still. What the target is at has nothing to do with it."""
     go_on, told = threading.Event(), []

@@ -420,9 +420,7 @@ class ReplayTerm:
                     self._pass_dropped(query)
                     return True
                 self._worked_at_s = boottime_s() - idle_s + min(idle_s, 0.2)
-            if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
-                self._slow_at_s = boottime_s() + SLOW_S
-                self._tell_hold_up()
+            self._tell_if_held_up()
             if not self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
                 self._slow_at_s = boottime_s() + SLOW_S + self._settings.trigger_ms / 1000
                 self._tell_if_nothing_comes(query)
@@ -463,8 +461,13 @@ class ReplayTerm:
         finally:
             self._turn.release()
 
+    def _tell_if_held_up(self) -> None:
+        if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
+            self._slow_at_s = boottime_s() + SLOW_S
+            self._tell_hold_up()
+
     def _tell_hold_up(self) -> None:
-        """What a micro-batch is at that takes long: Spark's tasks, or the target."""
+        """What a micro-batch is at that takes long: Spark's tasks, or the target, whose server of before is left by that."""
         began_s = self._reading_since_s
         if began_s is None:
             self._tell_hindrance()
@@ -537,6 +540,7 @@ class ReplayTerm:
         """Without end, unless the process is to end: the next term uses the same connection to the target."""
         deadline_s = boottime_s() + _FINISH_S
         while self._is_busy.is_set() and not (self._run.stopping.is_set() and boottime_s() > deadline_s):
+            self._tell_if_held_up()
             time.sleep(0.02)
 
     # ---- telling
