@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from struct import pack, unpack
-from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -1148,20 +1147,16 @@ def test_behind_an_address_of_many_servers_what_takes_long_is_left_to_end(target
     assert looks_until_lost() == 1
 
 
-def test_a_stand_by_and_a_pool_say_nothing_of_a_session(target, dsn, promoted) -> None:
-    """As where the DSN names them all; and where a pool stands before the server, nobody knows which process works."""
+def test_a_stand_by_says_nothing_of_a_session(target, dsn, promoted) -> None:
+    """As where the DSN names them all."""
     made = planned(target, inserts(3))
     with psycopg.connect(promoted) as connection:
         connection.execute("CREATE FUNCTION public.pg_is_in_recovery() RETURNS bool LANGUAGE sql RETURN true")
     with stuck(target, dsn, made) as applying:
         vars(target)["_dsn"] = f"{promoted}?options=-csearch_path%3Dpublic,pg_catalog"
         assert target.hindrance() == "the target's address leads to a stand-by"
-        vars(target)["_dsn"], vars(target)["_server_started"] = promoted, None
-        assert target.hindrance() is None
         assert not applying.done()
     assert applying.result(60).position == Position(made.end, 1)
-    pooled = SimpleNamespace(info=SimpleNamespace(backend_pid=0), execute=target._connected().execute)
-    assert postgres._server_started(pooled) is None
 
 
 def test_who_is_let_in_and_gets_no_answer_then_does_not_wait_for_it(target, dsn, monkeypatch) -> None:
@@ -1212,6 +1207,16 @@ def test_a_pool_in_session_mode_is_as_good_as_none(dsn, size) -> None:
     with Pool(dsn, size, is_session_mode=True) as pool, PostgresTarget(pool.dsn, "job") as target:
         assert target.claim(QUEUE, "q", 1) == Position(0, 1)
         assert target.apply(QUEUE, planned(target, inserts(2)), 1).changes == 2
+
+
+def test_behind_a_pool_in_session_mode_the_session_is_asked_for_that_the_target_has(dsn) -> None:
+    """A pool names a process of its own making, of which the server knows nothing, or something else."""
+    with Pool(dsn, is_session_mode=True) as pool, PostgresTarget(pool.dsn, "job") as target:
+        target.claim(QUEUE, "q", 1)
+        made = planned(target, inserts(2))
+        with stuck(target, dsn, made) as applying:
+            assert "in the target a transaction of the database has to end first: process" in target.hindrance()
+        assert applying.result(60).changes == 2
 
 
 def test_a_connection_that_could_not_be_set_up_is_closed_and_its_dsn_is_not_blamed(dsn, monkeypatch) -> None:

@@ -114,7 +114,7 @@ class PostgresTarget:
         self._marked_for: int | None = None
         self._process = 0
         self._may_replicate = False
-        self._server_started: int | None = None  # the server of the connection; None where a pool stands before it
+        self._server_started = 0  # the server of the connection
         self._missed = 0  # looks in a row that found the connection's session nowhere
         self._patience = 1
 
@@ -160,19 +160,17 @@ class PostgresTarget:
         if connection is None or connection.closed:
             return None
         try:
-            pid = connection.info.backend_pid
             with self._beside() as own:
-                ((is_standby, started, is_there, doing),) = own.execute(_SEEN, (_LONG_S, pid)).fetchall()
-                holder = told_holder(own.execute(HOLDER, ([pid],)).fetchone())
+                ((is_standby, started, is_there, doing),) = own.execute(_SEEN, (_LONG_S, self._process)).fetchall()
+                holder = told_holder(own.execute(HOLDER, ([self._process],)).fetchone())
         except psycopg.Error as error:
             return f"the target doesn't answer: {in_a_line(error)}"
-        is_known = self._server_started is not None
-        if is_known and not (is_there and started == self._server_started):
+        if not (is_there and started == self._server_started):
             return "the target's address leads to a stand-by" if is_standby else self._left(connection)
         self._missed = 0
         if holder is not None:
             return f"in the target {holder}"
-        return _told_doing(*doing) if is_known and doing is not None else None
+        return _told_doing(*doing) if doing is not None else None
 
     def _left(self, connection: psycopg.Connection[Any]) -> str:
         """Close it, at once the first time, and until something is applied only where ever more looks in a row miss its session.
@@ -455,7 +453,6 @@ class PostgresTarget:
         try:
             with _within(_SET_UP_S, connection):
                 self._set_up(connection)
-                self._server_started = _server_started(connection)
         except BaseException:
             connection.close()
             raise
@@ -468,6 +465,7 @@ class PostgresTarget:
         # A row that policies hide is refused; it would be left as it is.
         connection.execute("SET row_security = off")
         self._may_replicate = _may_replicate(connection)
+        ((self._server_started,),) = connection.execute(b"SELECT " + _STARTED).fetchall()
 
     def _raise_trouble(self, error: psycopg.Error) -> None:
         """Raise TargetLost or TargetBusy, where the error is one that may pass."""
@@ -498,12 +496,6 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
     except sql.InsufficientPrivilege:
         return False
     return True
-
-
-def _server_started(connection: psycopg.Connection[Any]) -> int | None:
-    """As `_STARTED`. None where another process serves than was told, as by a pool."""
-    ((started, pid),) = connection.execute(b"SELECT " + _STARTED + b", pg_backend_pid()").fetchall()
-    return started if pid == connection.info.backend_pid else None
 
 
 def _told_doing(since: str, statement: str, kind: str | None, event: str | None) -> str | None:
