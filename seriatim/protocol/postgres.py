@@ -7,7 +7,10 @@ transaction of a replay that is gone, and the lock on its position, for which th
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 OWN_SCHEMA: Final = "seriatim_replay"
@@ -82,6 +85,15 @@ def told_holder(row: Sequence[object] | None) -> str | None:
 def in_a_line(error: Exception | str) -> str:
     """What libpq says, which breaks it into lines with tabs."""
     return " ".join(str(error).split())
+
+
+def cut(descriptor: int) -> None:
+    """End a connection, given by its socket, under whoever waits for its server, and is told so.
+
+    To close it would free what that one uses: it would wait for whoever has the descriptor next, which may be for ever.
+    """
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:  # closed meanwhile
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def defaults_beside(given: Mapping[str, object]) -> dict[str, str]:

@@ -46,7 +46,7 @@ from seriatim.consumer.spark.targets.sessions import check_process, own_process
 from seriatim.consumer.spark.targets.troubles import trouble
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument, SeriatimError
-from seriatim.protocol.postgres import HOLDER, TARGET_SETTINGS, defaults_beside, in_a_line, told_holder
+from seriatim.protocol.postgres import HOLDER, TARGET_SETTINGS, cut, defaults_beside, in_a_line, told_holder
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,20 +141,22 @@ class PostgresTarget:
         try:
             connection.cancel_safe(timeout=CANCEL_S)
         except sql.CancellationTimeout:
-            connection.close()
+            _cut(connection)
+            return
         except psycopg.Error:
             return  # the server is away, and nothing waits there
         deadline_s = time.monotonic() + CANCEL_S
         while connection.info.transaction_status == TransactionStatus.ACTIVE:
             if time.monotonic() > deadline_s:
-                connection.close()  # its process there hangs, and another one took the order
+                _cut(connection)  # its process there hangs, and another one took the order
+                return
             time.sleep(0.02)
 
     def hindrance(self) -> str | None:
         """From any thread: what makes the statement under way take so long, in a sentence; None where that isn't known, or nothing takes long.
 
         Where the DSN leads to another server by now, as behind a failover, what the old one has begun may never end: the connection
-        is closed, so that its call raises TargetLost.
+        is cut, so that its call raises TargetLost.
         """
         connection = self._connection
         if connection is None or connection.closed:
@@ -173,14 +175,14 @@ class PostgresTarget:
         return _told_doing(*doing) if doing is not None else None
 
     def _left(self, connection: psycopg.Connection[Any]) -> str:
-        """Close it, at once the first time, and until something is applied only where ever more looks in a row miss its session.
+        """Cut it, at once the first time, and until something is applied only where ever more looks in a row miss its session.
 
         An address may lead to many servers that take writes; what takes long there ends nevertheless.
         """
         self._missed += 1
         if self._missed >= self._patience:
             self._missed, self._patience = 0, 2 * self._patience
-            connection.close()
+            _cut(connection)
         return "the target's address leads to another server by now, or its session there has ended"
 
     def position_beside(self, queue_id: int) -> Position | None:
@@ -479,13 +481,18 @@ class PostgresTarget:
 
 @contextlib.contextmanager
 def _within(limit_s: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """What takes longer ends with the connection, which is closed: a server that hangs, or whoever stands before it, may have let it in."""
-    closing = threading.Timer(limit_s, connection.close)
-    closing.start()
+    """What takes longer ends with the connection, which is cut: a server that hangs, or whoever stands before it, may have let it in."""
+    cutting = threading.Timer(limit_s, _cut, (connection,))
+    cutting.start()
     try:
         yield
     finally:
-        closing.cancel()
+        cutting.cancel()
+
+
+def _cut(connection: psycopg.Connection[Any]) -> None:
+    with contextlib.suppress(psycopg.Error):  # closed meanwhile
+        cut(connection.fileno())
 
 
 def _may_replicate(connection: psycopg.Connection[Any]) -> bool:

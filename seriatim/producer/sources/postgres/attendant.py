@@ -6,8 +6,6 @@ the capture's thread is in libpq, and neither notices that it is to stop nor can
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import psycopg
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.errors import SourceLost
 from seriatim.producer.sources.postgres.replication import Connection
+from seriatim.protocol.postgres import cut
 
 _POLL_S: Final = 0.1
 _LOOK_EVERY_S: Final = 2.0
@@ -91,6 +90,5 @@ class Attendant:
 
 
 def _cut(connection: Connection) -> None:
-    """End it under whoever waits for its server, and is told so. To close it would free what that one uses."""
-    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:  # closed meanwhile
-        end.shutdown(socket.SHUT_RDWR)
+    with suppress(psycopg.Error):  # closed meanwhile
+        cut(connection.fileno())
