@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -878,33 +879,52 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
     assert fetch(dsn, "SELECT id FROM forgetful") == [(1,)]
 
 
-def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn) -> None:
-    """1.001 and 1.004 were one row."""
+@pytest.mark.parametrize(
+    ("kind", "wide", "keys"),
+    [
+        ("numeric(9,2)", "numeric(9,4)", ["1.0010", "1.0040"]),
+        ("price", "numeric(9,4)", ["1.0010", "1.0040"]),
+        ("dearer", "numeric(9,4)", ["1.0010", "1.0040"]),
+        ("price[]", "numeric[]", ["{1,1.001}", "{1,1.004}"]),
+        ("date", "timestamp", ["2024-01-01 10:00:00", "2024-01-01 11:00:00"]),
+        ("money", "numeric", ["1.001", "1.004"]),
+        ("double precision", "bigint", [2**53, 2**53 + 1]),
+        ("real", "double precision", ["1", "1.00000001"]),
+    ],
+)
+def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn, kind, wide, keys) -> None:
+    """They were one row."""
     with psycopg.connect(dsn) as connection:
-        connection.execute("CREATE TABLE widened (id numeric(9,2) PRIMARY KEY)")
-    changes = [("c", None, {"id": "1.001"}), ("c", None, {"id": "1.004"})]
+        connection.execute("CREATE DOMAIN price AS numeric(9,2); CREATE DOMAIN dearer AS price CHECK (value > 0)")
+        connection.execute(f"CREATE TABLE widened (id {kind} PRIMARY KEY)")
+        assert connection.execute(f"SELECT %s::text::{kind} = %s::text::{kind}", keys).fetchone() == (True,)
+    changes = [("c", None, {"id": key}) for key in keys]
     with pytest.raises(NarrowColumn) as refused:
         applied(target, 0, *changes, table="widened")
     with psycopg.connect(dsn) as connection:
-        statement = str(refused.value).split("mend it with: ")[1]
-        connection.execute(statement.replace("TYPE_AS_IN_THE_SOURCE", "numeric(9,4)").encode())
+        statement = str(refused.value).split("mend it with: ")[1].replace("TYPE_AS_IN_THE_SOURCE", wide)
+        connection.execute(f"{statement} USING id::text::{wide}" if kind == "money" else statement)
     applied(target, 0, *changes, table="widened")
-    assert fetch(dsn, "SELECT id::text FROM widened ORDER BY id") == [("1.0010",), ("1.0040",)]
+    assert fetch(dsn, "SELECT id::text FROM widened ORDER BY id") == [(str(key),) for key in keys]
 
 
-def test_a_real_holds_each_of_its_own_values(dsn) -> None:
+@pytest.mark.parametrize(("kind", "wide"), [("real", "float8"), ("double precision", "numeric")])
+def test_a_float_holds_each_of_its_own_values(dsn, kind, wide) -> None:
     """As PostgreSQL writes them; and those of others that it would write the same."""
-    ((_, holds),) = rounding_columns(TableShape(TableName("public", "a"), {"n": "real"}))
+    ((_, search, holds),) = rounding_columns(TableShape(TableName("public", "a"), {"n": kind}))
     chance = Random(1)
-    values = [unpack("f", pack("I", chance.getrandbits(32)))[0] for _ in range(20_000)]
+    sizes = ("f", "I", 32) if kind == "real" else ("d", "Q", 64)
+    values = [unpack(sizes[0], pack(sizes[1], chance.getrandbits(sizes[2])))[0] for _ in range(20_000)]
     values += [chance.randrange(10**8) / 10 ** chance.randrange(9) for _ in range(20_000)]
     values += [2.0**exponent * factor for exponent in range(-149, 127) for factor in (1, -1, 1.5, 0.75)]
-    usual = [value for value in values if value == 0 or 1.5e-45 < abs(value) < 3.4e38]
-    query = "SELECT v::text, v::real::text FROM unnest(%s::float8[]) v"
+    usual = [repr(value) for value in values if value == 0 or 1.5e-45 < abs(value) < 3.4e38]
+    usual += [f"{chance.randrange(10 ** chance.randrange(1, 20))}e-{chance.randrange(20)}" for _ in range(20_000)]
+    query = f"SELECT v::{wide}::text, v::{wide}::{kind}::text FROM unnest(%s::text[]) v"
     with psycopg.connect(dsn, options="-c extra_float_digits=3") as connection:
         found = connection.execute(query, (usual,)).fetchall()
     assert [text for _, text in found if not holds(text)] == []
-    assert [wide for wide, text in found if not holds(wide) and float(wide) == float(text)] == []
+    assert [given for given, text in found if not holds(given) and Decimal(given) == Decimal(text)] == []
+    assert [given for given, _ in found if not holds(given) and not search(given)] == []
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

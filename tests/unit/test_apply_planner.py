@@ -344,8 +344,13 @@ DIGITS = [
     ("interval(0)", ["1 day 00:00:01"], ["1 day -00:00:01.1"]),
     ("interval day to second(1)", ["1 day 00:00:01.1"], ["00:00:01.12"]),
     ("timestamp(6) without time zone", ["2024-01-01 10:00:00.123456"], []),
-    ("real", ["0.1", "1e+20", "-1.1754944e-38", "3.4028235e+38", "16777216", "0.12345679", "-Infinity", "NaN", "no number"], ["0.123456789", "16777219", "0.1234567890123"]),
-    ("double precision", ["0.1234567890123456"], []),
+    ("real", ["0.1", "1e+20", "-1.1754944e-38", "3.4028235e+38", "16777216", "9.8607613e-32", "0.12345679", "-Infinity", "NaN", "no number", 16777216], ["0.123456789", "16777219", "0.1234567890123", "1.00000001", 16777217]),
+    ("double precision", ["0.1234567890123456", "0.30000000000000004", "5e-324", "1.7976931348623157e+308", "1" * 400, 5], ["0.12345678901234567", "0.33333333333333333333", 9007199254740993]),
+    ("date", ["2024-01-01", "2024-01-01 00:00:00", "2024-01-01 00:00:00+00", "0044-03-15 BC", "infinity"], ["2024-01-01 10:00:00", "2024-01-01 00:00:00.1+00"]),
+    ("money", ["$1,000.50", "-1.500"], ["1.505"]),
+    ("numeric(9,2)[]", ["{}", "{1.50,NULL}", "[0:1]={1,2.5}", "{{1,2},{3,4}}"], ["{1.50,NULL,1.001}", "[0:1]={1.001,2}"]),
+    ("real[]", ["{0.1,NULL}"], ["{0.1,0.123456789}"]),
+    ("timestamp(0) without time zone[]", ['{"2024-01-01 10:00:00",NULL}'], ['{"2024-01-01 10:00:00","2024-01-01 10:00:00.1"}']),
     ("text", ["1.23456"], []),
 ]  # fmt: skip
 
@@ -366,6 +371,13 @@ def test_a_value_that_the_target_would_round_is_refused(type_name, held, rounded
         assert (refused.value.details["type"], refused.value.details["offset"]) == (type_name, 2)
         # What the target makes itself is never written.
         assert plan(rows, 0, {KEYED: replace(shape, generated=frozenset({"note"}))}).changes == 2
+
+
+def test_what_is_beneath_a_domain_says_what_it_holds() -> None:
+    shape = replace(SHAPES[KEYED], columns={**SHAPES[KEYED].columns, "note": "price"}, beneath={"note": "numeric(9,2)"})
+    rows = [row(0, "begin"), row(1, "c", after={"id": 1, "note": "1.001"}), commit(2, 1)]
+    with pytest.raises(NarrowColumn, match="is price, which holds fewer digits"):
+        plan(rows, 0, {KEYED: shape})
 
 
 def test_what_the_target_makes_itself_it_is_not_told() -> None:

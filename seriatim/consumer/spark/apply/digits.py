@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from math import frexp, isfinite
+from math import isfinite
 from struct import pack, unpack
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from seriatim.consumer.spark.apply.shape import TableShape
 
@@ -20,34 +20,63 @@ Holds: TypeAlias = Callable[[str], object]
 """Whether a column holds all of a value, as the log writes it: truthy if it does, or if PostgreSQL refuses the value by itself."""
 
 _match_numeric = re.compile(r"numeric\(\d+,(-?\d+)\)").fullmatch
+_MONEY_SCALE: Final = 2
+"""With `lc_monetary` C."""
 _match_time = re.compile(r"(?:time|timestamp|interval)\b.*\(([0-5])\).*").fullmatch
-_SAFE_CHARACTERS: Final = 7
-"""A number that is no longer than this has six digits, or is an integer of seven: a real holds it."""
-_REAL_DIGITS: Final = 9
-"""The most with which PostgreSQL writes a real."""
-_POWER_OF_TWO: Final = 0.5
-"""Its mantissa."""
+_elements = re.compile(r'[^{},"]+').findall
 
 
-def rounding_columns(shape: TableShape) -> list[tuple[str, Holds]]:
-    """Columns that may round what is written to them, and what says whether they would."""
-    found = [(name, _holds(kind)) for name, kind in shape.columns.items() if name not in shape.generated]
-    return [(name, holds) for name, holds in found if holds is not None]
+class Rounding(NamedTuple):
+    """A column that may round what is written to it.
+
+    search: finds something in values, one a line, where the column may not hold one of them. To look at each takes twice as long, or more.
+    """
+
+    column: str
+    search: Callable[[str], object]
+    holds: Holds
+
+
+def rounding_columns(shape: TableShape) -> list[Rounding]:
+    """Columns that may round what is written to them."""
+    kinds = {name: shape.beneath.get(name, kind) for name, kind in shape.columns.items() if name not in shape.generated}
+    found = [(name, _rounding(kind)) for name, kind in kinds.items()]
+    return [Rounding(name, *rounding) for name, rounding in found if rounding is not None]
 
 
 @lru_cache(1024)
-def _holds(type_name: str) -> Holds | None:
+def _rounding(type_name: str) -> tuple[Callable[[str], object], Holds] | None:
+    """Of a type: `search` and `holds`."""
+    if type_name.endswith("[]"):
+        of_elements = _rounding(type_name.removesuffix("[]"))
+        if of_elements is None:
+            return None
+        search, holds = of_elements
+        return search, lambda text: all(map(holds, _elements(text)))
     if found := _match_numeric(type_name):
         return _numeric(int(found[1]))
+    if type_name == "money":
+        return _numeric(_MONEY_SCALE)
     if found := _match_time(type_name):
-        has_more = re.compile(rf"\.\d{{{found[1]}}}\d*[1-9]").search
-        return lambda text: has_more(text) is None
-    return _is_real if type_name == "real" else None
+        return _without(rf"\.\d{{{found[1]}}}\d*[1-9]")
+    if type_name == "date":
+        return _without(r" [\d:.]*[1-9]")  # a time of day
+    if type_name == "real":
+        # With fewer digits, or as an integer of seven, it holds each number; and it is written with nine at most.
+        return re.compile(r"[\d.]{8}").search, lambda text: _is_float("f", 9, text)
+    if type_name == "double precision":
+        return re.compile(r"[\d.]{16}").search, lambda text: _is_float("d", 17, text)
+    return None
 
 
-def _numeric(scale: int) -> Holds:
-    is_short = re.compile(rf"-?\d+(\.\d{{1,{scale}}})?").fullmatch if scale > 0 else re.compile("0").fullmatch
-    return lambda text: is_short(text) or _has_scale(text, scale)
+def _numeric(scale: int) -> tuple[Callable[[str], object], Holds]:
+    more = rf"\.\d{{{scale}}}\d*[1-9]|e" if scale >= 0 else "[1-9]"
+    return re.compile(more).search, lambda text: _has_scale(text, scale)
+
+
+def _without(pattern: str) -> tuple[Callable[[str], object], Holds]:
+    search = re.compile(pattern).search
+    return search, lambda text: search(text) is None
 
 
 def _has_scale(text: str, scale: int) -> bool:
@@ -59,21 +88,25 @@ def _has_scale(text: str, scale: int) -> bool:
     return not significant or not isinstance(exponent, int) or exponent + len(digits) - len(significant) >= -scale
 
 
-def _is_real(text: str) -> bool:
-    """A real is written with as many digits as tell it from its neighbours, rounded to them; more, or others, are of a `double precision`.
+def _is_float(code: str, most_digits: int, text: str) -> bool:
+    """A float is written with as many digits as tell it from its neighbours, rounded to them; more, or others, are of a wider type.
 
-    Beside a power of two, where neighbours are at two distances, another last digit may be the one that tells.
+    `code`: of its size, as `struct` has it. Beside a power of two, where neighbours are at two distances, another last digit may be the one that tells.
     """
-    if len(text) <= _SAFE_CHARACTERS:
-        return True
     try:
-        value = float(text)
-        (nearest,) = unpack("f", pack("f", value))
+        if code == "d" and repr(float(text)) == text:
+            return True
+        value = _float(code, text)
+        digits = len(text.partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
+        if digits > most_digits or not isfinite(value):
+            return not isfinite(value)
+        written = f"{value:.{max(digits, 1)}g}"
+        return Decimal(written) == Decimal(text) or _float(code, written) != value
     except (ValueError, OverflowError):
         return True
-    digits = len(text.partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
-    if not isfinite(value):
-        return True
-    if digits > _REAL_DIGITS:
-        return False
-    return abs(frexp(nearest)[0]) == _POWER_OF_TWO or float(f"{nearest:.{max(digits, 1)}g}") == value
+
+
+def _float(code: str, text: str) -> float:
+    """The nearest one of this size. Raises ValueError, OverflowError."""
+    (value,) = unpack(code, pack(code, float(text)))
+    return float(value)

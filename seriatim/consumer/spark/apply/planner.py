@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from seriatim.consumer.spark.apply.collapse import Entry, collapse
-from seriatim.consumer.spark.apply.digits import Holds, rounding_columns
+from seriatim.consumer.spark.apply.digits import rounding_columns
 from seriatim.consumer.spark.apply.errors import (
     BrokenStream,
     GeneratedKey,
@@ -342,31 +342,38 @@ def _segment(
 
 
 def _check_fit(shape: TableShape, entries: Sequence[Entry]) -> None:
-    """Each set of columns once, not each row: tables rarely change their columns. Of columns that round, each value."""
+    """Each set of columns once, not each row: tables rarely change their columns."""
     if shape.unlogged:
         raise UnloggedTable(shape.name, shape.unlogged, entries[0][0])
     seen: set[tuple[object, ...]] = set()
-    rounding = rounding_columns(shape)
     for offset, change in entries:
-        image = change.after if change.after is not None else change.before
-        if rounding and image is not None:
-            _check_digits(shape, rounding, image, offset)
+        image = _image(change)
         key = change.source.key
-        look = (key, *(image or ()))
+        look = (key, *image)
         if look in seen:
             continue
         seen.add(look)
-        lacking = set(image or ()) - shape.columns.keys()
+        lacking = set(image) - shape.columns.keys()
         if lacking:
             raise MissingColumns(shape.name, lacking, offset)
         if key and frozenset(key) not in shape.unique:
             raise MissingKey(shape.name, key, offset)
         if generated := shape.generated.intersection(key):
             raise GeneratedKey(shape.name, generated, offset)
+    _check_digits(shape, entries)
 
 
-def _check_digits(shape: TableShape, rounding: Sequence[tuple[str, Holds]], image: Row, offset: int) -> None:
-    for name, holds in rounding:
-        value = image.get(name)
-        if type(value) is str and not holds(value):
-            raise NarrowColumn(shape.name, name, shape.columns[name], offset)
+def _check_digits(shape: TableShape, entries: Sequence[Entry]) -> None:
+    """Of columns that round, each value: all at once, and one by one where there may be one."""
+    rounding = rounding_columns(shape)
+    images = [(offset, _image(change)) for offset, change in entries] if rounding else []
+    for name, search, holds in rounding:
+        if search("\n".join([str(image[name]) for _, image in images if image.get(name) is not None])):
+            for offset, image in images:
+                if image.get(name) is not None and not holds(str(image[name])):
+                    raise NarrowColumn(shape.name, name, shape.columns[name], offset)
+
+
+def _image(change: Change) -> Row:
+    """What a change tells of its row."""
+    return (change.after if change.after is not None else change.before) or {}

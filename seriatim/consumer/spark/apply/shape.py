@@ -25,6 +25,7 @@ class TableShape:
 
     columns: type of each column as SQL spells it, in the table's order.
     primary_key: its columns in the key's order; empty where there is none.
+    beneath: of columns of a domain, or of an array of one, the type that is beneath it; as far as it was asked for.
     generated: columns whose values the target makes itself; they are never written.
     unique: the columns of each unique rule, the primary key among them; None for one that isn't a plain list of columns (expression, predicate,
         exclusion constraint), and for those that only partitions have, or that aren't valid yet. A key WITHOUT OVERLAPS is one: no two rows have the same.
@@ -47,6 +48,7 @@ class TableShape:
     is_partitioned: bool = False
     unlogged: str = ""
     operators: Mapping[str, str] = field(default_factory=dict)
+    beneath: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def key_for(self, change: Change) -> tuple[str, ...]:
         """The columns that identify a row: those the change names, else the target's own primary key, else none.

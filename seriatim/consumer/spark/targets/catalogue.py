@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -55,6 +56,18 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
 """
 
+_BENEATH = b"""
+WITH RECURSIVE domain AS (
+     SELECT oid, typarray, typbasetype AS kind, typtypmod AS modifier FROM pg_type WHERE typtype = 'd'
+      UNION ALL
+     SELECT d.oid, d.typarray, t.typbasetype, t.typtypmod FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'd')
+SELECT n.nspname, c.relname, json_object_agg(a.attname, format_type(d.kind, d.modifier) || one.ending)
+  FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype <> 'd', LATERAL (VALUES (d.oid, ''), (d.typarray, '[]')) one(kind, ending)
+  JOIN pg_attribute a ON a.atttypid = one.kind AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ GROUP BY 1, 2
+"""
+
 _ABOVE = b"""
 SELECT n.nspname, c.relname
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -78,6 +91,14 @@ def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) ->
         TableName(row[0], row[1]): _shape(row, fires_triggers=fires_triggers)
         for row in connection.execute(_TABLES).fetchall()
     }
+
+
+def read_beneath(connection: psycopg.Connection[Any], shapes: dict[TableName, TableShape]) -> None:
+    """Add to the shapes what is beneath domains: what a plan is made with, and nobody else needs."""
+    for schema, table, kinds in connection.execute(_BENEATH).fetchall():
+        name = TableName(schema, table)
+        if name in shapes:
+            shapes[name] = replace(shapes[name], beneath=kinds)
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:

@@ -30,7 +30,7 @@ from psycopg.pq import TransactionStatus
 from seriatim.consumer.spark.apply.plan import Plan, Snapshot
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets import positions
-from seriatim.consumer.spark.targets.catalogue import read_shapes
+from seriatim.consumer.spark.targets.catalogue import read_beneath, read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
     Diverged,
@@ -220,7 +220,9 @@ class PostgresTarget:
         try:
             # Rolled back, so that psycopg lets go what it has prepared: those statements take values for what columns were before.
             with connection.transaction(force_rollback=True):
-                return read_shapes(connection, fires_triggers=not self._may_replicate)
+                shapes = read_shapes(connection, fires_triggers=not self._may_replicate)
+                read_beneath(connection, shapes)
+                return shapes
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to show its tables: {str(error).strip()}") from error
