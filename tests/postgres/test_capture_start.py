@@ -215,3 +215,20 @@ def test_a_table_without_a_key_that_is_just_being_dropped_keeps_no_capture_from_
     with streaming_behind(dsn, queue, "DROP TABLE b"):
         pass
     assert replayed(queue) == table_rows(dsn, "a")
+
+
+def test_a_start_that_meets_a_deadlock_with_who_alters_tables_is_tried_again(new_database, monkeypatch) -> None:
+    """PostgreSQL ends the look at the tables for it, or the migration: the capture ended, and said that its connection had been."""
+    dsn, queue, reasons = new_database(), Queue(), list[str]()
+    sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
+    check, met = catalog.check_server, [psycopg.errors.DeadlockDetected("deadlock detected")] * 2
+
+    def meeting(connection: Connection) -> None:
+        if met:
+            raise met.pop()
+        check(connection)
+
+    monkeypatch.setattr(catalog, "check_server", meeting)
+    with running(dsn, Sender(queue), on_waiting=reasons.append) as run:
+        wait_for(lambda: streaming(queue), run)
+    assert reasons == ["deadlock detected"]

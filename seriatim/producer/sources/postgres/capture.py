@@ -185,13 +185,21 @@ class PostgresCapture:
         attendant = Attendant(self._dsn, lambda: not self._stopped.is_set(), self._wait_for)
         with closing(catalog.connect(self._dsn)) as connection, attendant:
             attendant.attend(connection)
-            try:
-                self._check(connection)
-                if catalog.find_slot(connection, self._slot) is None:  # a snapshot is to come
-                    catalog.resolve_all(connection, self._tables)
-            except psycopg.OperationalError as error:
-                if not self._stopped.is_set():  # else it was cancelled for that
-                    raise SourceLost(f"the source database ended the connection: {in_a_line(error)}") from error
+            while not self._stopped.is_set():
+                try:
+                    self._check(connection)
+                    if catalog.find_slot(connection, self._slot) is None:  # a snapshot is to come
+                        catalog.resolve_all(connection, self._tables)
+                except (
+                    psycopg.errors.DeadlockDetected
+                ) as error:  # who alters tables waits for one that was looked at before
+                    self._wait_for(in_a_line(error))
+                    self._stopped.wait(self._retry_s)
+                except psycopg.OperationalError as error:
+                    if not self._stopped.is_set():  # else it was cancelled for that
+                        raise SourceLost(f"the source database ended the connection: {in_a_line(error)}") from error
+                else:
+                    return
 
     def _check(self, connection: Connection) -> bool:
         """Refuse what can't be captured; whether the publication exists."""
