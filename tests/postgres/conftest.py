@@ -16,7 +16,7 @@ _NUMBERS = count(1)
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server that doesn't flush: it is killed by no test."""
-    settings = {"fsync": "off", "full_page_writes": "off"}
+    settings = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "10"}
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings=settings) as server:
         yield server
 
