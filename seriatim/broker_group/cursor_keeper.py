@@ -210,7 +210,8 @@ class CursorKeeper:
         token, index = Token(request.token), Index(request.index)
         if request.is_copied:
             # The reader that committed it was this link's when it did, whoever was told of here since.
-            theirs = cursors.from_parts(subscription_id, generation, token, index, Token(request.by))
+            end = runner.record.end
+            theirs = cursors.from_parts(subscription_id, generation, token, index, Token(request.by), end)
             return cursors.further(before, theirs)
         return cursors.committed(
             before or CursorRecord(subscription_id),
@@ -353,6 +354,7 @@ class CursorKeeper:
                     Token(cursor.token),
                     Index(cursor.index - 1) if cursor.index else None,
                     Token(cursor.by),
+                    runner.record.end,
                 )
                 await self._changed(runner.key, theirs.subscription_id, partial(cursors.further, other=theirs))
         await self.lack(runner, ())

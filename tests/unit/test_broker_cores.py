@@ -197,18 +197,23 @@ def test_where_it_is_not_known_who_committed_the_further_cursor_counts() -> None
 
 
 def test_a_cursor_s_record_is_read_as_it_was_written_also_an_earlier_version_s() -> None:
-    for record in (cursor(), cursor(1, 3, 9, by=2), cursor(index=None)):
+    for record in (cursor(), cursor(1, 3, 9, by=2), cursor(1, 3, 9, by=0), cursor(index=None)):
         assert cursors.decode(cursors.encode(record)) == record
     assert cursors.decode(b"[2, 1, 3, 9]") == cursor(1, 3, 9)
     assert cursors.decode(b"[2, 1, 3, 9, 3]") == cursor(1, 3, 9)
 
 
-def test_an_earlier_version_starts_on_the_cursor_of_who_reads_now_or_on_one_that_came_from_its_like() -> None:
+def test_an_earlier_version_starts_on_the_cursor_of_who_reads_now_or_on_one_of_its_like_at_a_link_s_end() -> None:
     """It reads four parts, and ended at each start by the fifth. Of a link that all have read nobody would write it anew."""
+
+    def taken(index: int) -> CursorRecord:
+        return cursors.from_parts(SubscriptionId(2), Generation(1), Token(3), Index(index), Token(0), end=Index(9))
+
+    assert taken(8) == cursor(1, 3, 8, by=0)
     told = cursors.told(cursor(), Generation(1), Token(3), Index(5))
     for record in (
         cursor(),
-        cursor(1, 3, 9, by=0),
+        taken(9),
         commit(cursor(1, 3, by=1), 1, 3, 8),
         told,
         cursor(1, 3, None),

@@ -33,10 +33,20 @@ class CursorRecord:
 
 
 def from_parts(
-    subscription_id: SubscriptionId, generation: Generation, token: Token, index: Index | None, by: Token
+    subscription_id: SubscriptionId,
+    generation: Generation,
+    token: Token,
+    index: Index | None,
+    by: Token,
+    end: Index | None = None,
 ) -> CursorRecord:
-    """A record as it was kept or told. Who was told of, and committed nothing, counts no more than who did (H7)."""
-    return CursorRecord(subscription_id, generation, token, index, Token(0) if index is None else by)
+    """A record as it was kept or told. Who was told of, and committed nothing, counts no more than who did (H7).
+
+    At the link's end it makes no difference who came there. Where that isn't told, it is the newest reader's, so that an earlier version can
+    read it: nobody would write it anew, and that version wouldn't start until retention lets the link go.
+    """
+    record = CursorRecord(subscription_id, generation, token, index, Token(0) if index is None else by)
+    return replace(record, by=token) if record.by == 0 and is_drained(record, end) else record
 
 
 def _check_order(record: CursorRecord, generation: Generation, token: Token) -> None:
@@ -121,17 +131,14 @@ def is_drained(record: CursorRecord, end: Index | None) -> bool:
 
 
 def encode(record: CursorRecord) -> bytes:
-    """JSON of a record. `by` is written where it says more than `token`: earlier versions can't start where it is.
-
-    Where it isn't known it says nothing: a link that everybody has read would keep it from such a version until retention lets it go.
-    """
+    """JSON of a record. `by` is written where it says more than `token`: earlier versions can't start where it is."""
     parts: list[int | None] = [record.subscription_id, record.generation, record.token, record.index]
-    if record.index is not None and record.by not in (0, record.token):
+    if record.index is not None and record.by != record.token:
         parts.append(record.by)
     return json.dumps(parts).encode()
 
 
 def decode(data: bytes) -> CursorRecord:
-    """Read what `encode` wrote, also an earlier version, or of one's cursor, which kept only who was told last: nobody newer committed."""
+    """Read what `encode` wrote, also an earlier version, which kept only who was told last: nobody newer committed."""
     subscription_id, generation, token, index, *by = json.loads(data)
     return from_parts(subscription_id, generation, token, index, by[0] if by else token)
