@@ -33,13 +33,12 @@ ZOOKEEPERS = tuple(f"zookeeper-{number}" for number in (1, 2, 3))
 COORDINATORS = ("coordinator-1", "coordinator-2")
 MEMBERS = tuple(f"g{group}-{member}" for group in (1, 2, 3) for member in "ab")
 CORE = (*ZOOKEEPERS, *COORDINATORS, *MEMBERS)
+OF_REPLAY = ("POSTGRES_EAST_PORT", "POSTGRES_WEST_PORT", "SPARK_UI_PORT")
 _PORTS = (
     *(f"ZOOKEEPER_{number}_PORT" for number in (1, 2, 3)),
     *(f"COORDINATOR_{number}_PORT" for number in (1, 2)),
     *(f"G{group}_{member}_PORT" for group in (1, 2, 3) for member in "AB"),
-    "POSTGRES_EAST_PORT",
-    "POSTGRES_WEST_PORT",
-    "SPARK_UI_PORT",
+    *OF_REPLAY,
 )
 
 
@@ -73,20 +72,17 @@ class Deployment:
     """One project of Compose with ports and volumes of its own."""
 
     def __init__(self, client: docker.DockerClient, host: str, project: str, images: dict[str, str]) -> None:
-        ports: dict[str, str] = {}
-        for name in _PORTS:
-            ports[name] = str(free_port(map(int, ports.values())))
         self.client = client
         self.project = project
-        self.ports = ports
+        self.ports: dict[str, str] = {}
         # Sessions a little shorter than the default: a fault that only time tells costs less of it.
         self.settings = {
             "COMPOSE_PROJECT_NAME": project,
             "SESSION_TIMEOUT_MS": "3000",
             "POSTGRES_PASSWORD": PASSWORD,
             **images,
-            **ports,
         }
+        self.choose_ports(*_PORTS)
         self.seconds_to_acknowledge = 0.0
         """From `up` to the first acknowledged record; set by who brought it up."""
         self._environment = {**os.environ, "DOCKER_HOST": host, "COMPOSE_HTTP_TIMEOUT": "180"}
@@ -112,6 +108,11 @@ class Deployment:
         )  # fmt: skip
         assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
         return done.stdout
+
+    def choose_ports(self, *names: str) -> None:
+        """Free ones, of services that don't run: minutes after they were chosen somebody else may have one."""
+        for name in names:
+            self.ports[name] = self.settings[name] = str(free_port(map(int, self.ports.values())))
 
     def up(self, *services: str, profile: str = "core", **settings: str) -> None:
         self.compose("--profile", profile, "up", "-d", *services, **settings)

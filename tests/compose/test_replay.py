@@ -15,7 +15,7 @@ import pytest
 from seriatim.cli.main import run
 from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
-from tests.compose.deployment import PASSWORD, Deployment
+from tests.compose.deployment import OF_REPLAY, PASSWORD, Deployment
 from tests.faults.trial import wait_until
 
 REPLAY = (
@@ -38,6 +38,7 @@ print(*ProtoReflectionDescriptorDatabase(grpc.insecure_channel("127.0.0.1:7900")
 
 @pytest.fixture(scope="module")
 def replaying(deployment: Deployment) -> Iterator[Deployment]:
+    deployment.choose_ports(*OF_REPLAY)
     deployment.up(profile="replay")
     deployment.wait_until_healthy(REPLAY, 300)
     yield deployment
