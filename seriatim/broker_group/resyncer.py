@@ -15,7 +15,7 @@ import grpc.aio
 
 from seriatim.broker_group.broker import Broker, set_back_problem
 from seriatim.broker_group.core import disk, resync, setback
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
@@ -37,8 +37,6 @@ from seriatim.protocol.errors import (
     Unreachable,
 )
 from seriatim.protocol.flag import is_set_within
-from seriatim.protocol.hashing import hash_after_batch
-from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Index, QueueId
 from seriatim.protocol.streams import intact
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids, read_chain_node
@@ -301,7 +299,7 @@ class Resyncer:
             self._check_room()
             if encoded.header.first_index != position.index:
                 raise MemberBehind(f"the peer's copy doesn't continue at {position.index}")
-            position = _after(position, encoded)
+            position = position.after(encoded.header, encoded.header_bytes)
             size_bytes += encoded.size_bytes
             unflushed += encoded.size_bytes
             stored = StoredPosition(position, position.index, size_bytes)
@@ -357,13 +355,6 @@ class Resyncer:
 
 def _translated(error: Exception) -> Exception:
     return of_peer(rpc.translated(error)) if isinstance(error, grpc.aio.AioRpcError) else error
-
-
-def _after(position: Position, encoded: EncodedBatch) -> Position:
-    header = encoded.header
-    return Position(
-        header.end_index, hash_after_batch(position.hash, encoded.header_bytes), raised(position.marks, header.spans)
-    )
 
 
 def _ignore(_: int, error: DiskFailed | None) -> None:

@@ -28,15 +28,13 @@ from pathlib import Path
 from typing import Final
 
 from seriatim.broker_group import log_files, segments, store
-from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import batch
 from seriatim.protocol.batch import RecordColumns
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import DiskFailed
-from seriatim.protocol.hashing import hash_after_batch
-from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Index, QueueId
 from tests.faults import network
 from tests.faults.disks import MemberDisk
@@ -108,12 +106,7 @@ class Life:
         values = [self._chance.randbytes(self._chance.choice(_SIZES_BYTES)) for _ in range(self._chance.randint(1, 3))]
         columns = RecordColumns(values, list(range(index, index + len(values))), "source", [0] * len(values))
         encoded = batch.encode(columns, index)
-        header = encoded.header
-        position = Position(
-            header.end_index,
-            hash_after_batch(before.position.hash, encoded.header_bytes),
-            raised(before.position.marks, header.spans),
-        )
+        position = before.position.after(encoded.header, encoded.header_bytes)
         self._last[epoch] = StoredPosition(position, index, before.size_bytes + encoded.size_bytes)
 
         def done(kept: int, error: DiskFailed | None) -> None:

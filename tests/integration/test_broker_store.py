@@ -36,8 +36,6 @@ from seriatim.broker_group.writer import RUN_BYTES, SLOW_AGAIN_S, SLOW_S, SlowDi
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, SeriatimError
-from seriatim.protocol.hashing import hash_after_batch
-from seriatim.protocol.marks import raised
 from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
 from tests.faults.logs import defects
 from tests.files import sizes
@@ -164,11 +162,7 @@ async def fill(store: Any, record: LinkRecord, encoded: list[EncodedBatch]) -> l
 
     for one in encoded:
         before = stored.position
-        after = Position(
-            one.header.end_index,
-            hash_after_batch(before.hash, one.header_bytes),
-            raised(before.marks, one.header.spans),
-        )
+        after = before.after(one.header, one.header_bytes)
         stored = StoredPosition(after, before.index, stored.size_bytes + one.size_bytes)
         store.append(record, one, stored, done)
         found.append(stored)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import Durability, Whose, whose_from
 from seriatim.protocol.errors import IncompatibleVersion
-from seriatim.protocol.hashing import EMPTY_HASH
+from seriatim.protocol.hashing import EMPTY_HASH, hash_after_batch
+from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
 LinkKey = tuple[QueueId, Epoch]
@@ -26,6 +28,10 @@ class Position:
     index: Index
     hash: bytes
     marks: Mapping[str, int]
+
+    def after(self, header: BatchHeader, header_bytes: bytes) -> Position:
+        """The place behind a batch that begins here."""
+        return Position(header.end_index, hash_after_batch(self.hash, header_bytes), raised(self.marks, header.spans))
 
 
 START = Position(Index(0), EMPTY_HASH, {})

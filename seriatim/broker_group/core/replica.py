@@ -76,7 +76,6 @@ from seriatim.protocol.marks import (
     SourceSpan,
     is_resend,
     overlaps,
-    raised,
     room_bytes,
     too_many_sources,
 )
@@ -192,8 +191,7 @@ def _take(state: Replica, event: BatchArrived) -> Step:
 
 
 def _stored(state: Replica, header: BatchHeader, header_bytes: bytes) -> tuple[Replica, Store]:
-    tail = state.tail
-    position = Position(header.end_index, hash_after_batch(tail.hash, header_bytes), raised(tail.marks, header.spans))
+    position = state.tail.after(header, header_bytes)
     after = replace(state, tail=position, flight=(*state.flight, position))
     return after, Store(header.first_index, position, state.committed.index)
 
