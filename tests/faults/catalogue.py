@@ -101,7 +101,7 @@ class BlankDisk:
 
 @dataclass(frozen=True, slots=True)
 class LosePower:
-    """Machines of members without power, all at once: what their file systems weren't told to flush is gone; healed by a start."""
+    """Machines of servers without power, all at once: what their file systems weren't told to flush is gone; healed by a start."""
 
     role: Role
 
@@ -253,7 +253,7 @@ def _kinds_of_zookeeper() -> list[Kind]:
         Kind("ZooKeeper's leader paused", "zookeeper", (Pause("zookeeper leader"),), (0.5, 3.0)),
         Kind("ZooKeeper's follower paused", "zookeeper", (Pause("zookeeper follower"),), (0.5, 3.0)),
         Kind("ZooKeeper without a majority", "zookeeper", (Kill("zookeeper majority"),), (1.0, 3.5), share=2),
-        Kind("all of ZooKeeper killed", "zookeeper", (Kill("zookeepers"),), (0.2, 1.0)),
+        Kind("all of ZooKeeper's machines lose power", "zookeeper", (LosePower("zookeepers"),), (0.2, 1.0)),
         Kind(
             "ZooKeeper's leader cut off from the others",
             "zookeeper",
@@ -285,7 +285,6 @@ def _kinds_of_zookeepers_disks() -> list[Kind]:
         return Kind(name, "zookeeper", (DiskTrouble(role, "slow flush", slow_ms),), (1.5, 3.5), share=0.5)
 
     return [
-        kind("ZooKeeper's leader finds no room", "zookeeper leader", "full"),
         kind("ZooKeeper's follower finds no room", "zookeeper follower", "full"),
         kind("ZooKeeper's majority finds no room", "zookeeper majority", "full"),
         kind("all of ZooKeeper finds no room", "zookeepers", "full"),
@@ -352,6 +351,7 @@ def _kinds_of_disks() -> list[Kind]:
         Kind("master's machine loses power", "disk", (LosePower("master"),)),
         Kind("both members' machines lose power", "disk", (LosePower("head"),), (0.1, 1.0), share=2),
         Kind("all members' machines lose power", "disk", (LosePower("members"),), (0.1, 1.0)),
+        Kind("all servers' machines lose power", "disk", (LosePower("servers"),), (0.1, 1.0), share=2),
     ]
     return found
 

@@ -1,4 +1,4 @@
-"""The cluster that is harmed: every process a real one on a host of its own, every broker on a disk of its own.
+"""The cluster that is harmed: every process a real one on a host of its own, every broker and every ZooKeeper server on a disk of its own.
 
 Hosts have the names of their processes: `zookeeper-1` to `-3`, `coordinator-1`, `-2`, `g1-a`, `g1-b`, …, and one for
 each process of the workload. One group more than serves is prepared: people add it and remove it. So are two coordinators, for those
@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 from seriatim.protocol.zookeeper import Paths
 from tests.faults import ensemble
-from tests.faults.disks import RESERVE_MB, Disk, MemberDisk, compile_library
+from tests.faults.disks import RESERVE_MB, ImageDisk, MemberDisk, compile_library
 from tests.faults.network import Network
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ class FaultCluster:
         folder = self.supervisor.directory
         library = compile_library(folder)
         self.disks = {name: MemberDisk(folder, name, library) for name in (*MEMBERS, *SPARE_MEMBERS)}
-        self.ensemble_disks = {name: Disk(folder / name, folder / f"{name}.control", library) for name in ZOOKEEPERS}
+        self.ensemble_disks = {name: ImageDisk(folder, name, library) for name in ZOOKEEPERS}
         self.coordinating = COORDINATORS[:_COORDINATORS_AT_ONCE]
         """Names of the coordinators that are there by now."""
         self._moved: Counter[str] = Counter()
@@ -72,9 +72,15 @@ class FaultCluster:
         """Servers that have to run when nothing is harmed."""
 
     def start(self) -> None:
-        """Raises StartFailed."""
+        """Raises StartFailed.
+
+        A ZooKeeper server of an ensemble doesn't flush the snapshot that it begins with, and doesn't start without (`No snapshot found, but
+        there are log entries`): whoever loses power here has been there for half a minute.
+        """
         self.start_servers(self.servers)
         self.expected = set(self.servers)
+        for disk in self.ensemble_disks.values():
+            disk.flush()
 
     def close(self) -> None:
         """End everything. Once."""
@@ -92,7 +98,7 @@ class FaultCluster:
         return (*ZOOKEEPERS, *self.coordinating, *MEMBERS)
 
     @property
-    def all_disks(self) -> dict[str, Disk]:
+    def all_disks(self) -> dict[str, ImageDisk]:
         """By server."""
         return {**self.disks, **self.ensemble_disks}
 

@@ -1,8 +1,8 @@
 """Disks that can be harmed: of any server, what it writes and flushes; a member's in every way.
 
-Failing, slow, standing still or without room, by the library of `faulty_disk.c` under the server. A member's is a real file system of limited
-size besides, in an image of its own: full, by real bytes; damaged, by flipped bits in the files of the database and in
-segment files, or by an end that its log lacks; blank, by removal; without power, by what ext4's own tests take for that.
+Failing, slow, standing still or without room, by the library of `faulty_disk.c` under the server. One in an image is a real file system besides:
+without power, by what ext4's own tests take for that. And a member's, of limited size, can be full, by real bytes; damaged, by flipped
+bits in the files of the database and in segment files, or by an end that its log lacks; blank, by removal.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Disk:
         self._control.close()
 
 
-class MemberDisk(Disk):
-    """One member's. Mounted by this process, in its own mount namespace, which ends with it."""
+class ImageDisk(Disk):
+    """With a file system of its own. Mounted by this process, in its own mount namespace, which ends with it."""
 
     def __init__(self, directory: Path, name: str, library: Path) -> None:
         path = directory / name
@@ -120,10 +120,23 @@ class MemberDisk(Disk):
         finally:
             os.close(descriptor)
 
+    def flush(self) -> None:
+        """All that was written to it by now, as the operating system does within half a minute."""
+        subprocess.run(("sync", "--file-system", str(self.path)), check=True)
+
     def come_back(self) -> None:
         """As the file system finds it at the next start, by its journal. Nobody has a file of it open."""
         subprocess.run(("umount", str(self.path)), check=True)
         self._mount()
+
+    def close(self) -> None:
+        """Take it out of the tree of files; its image stays."""
+        super().close()
+        subprocess.run(("umount", "--lazy", str(self.path)), check=True)
+
+
+class MemberDisk(ImageDisk):
+    """One member's."""
 
     def fill(self, leaving_mb: int) -> None:
         """Take room by a real file, until so much is left; 0: nothing at all."""
@@ -140,11 +153,6 @@ class MemberDisk(Disk):
         """Room again, besides."""
         (self.path / "ballast").unlink(missing_ok=True)
         return super().mend()
-
-    def close(self) -> None:
-        """Take it out of the tree of files; its image stays."""
-        super().close()
-        subprocess.run(("umount", "--lazy", str(self.path)), check=True)
 
     def wipe(self) -> None:
         """A blank disk at the same place."""

@@ -227,11 +227,12 @@ class Nemesis:
                 self._cluster.signal(name, signal.SIGKILL)
 
     def _lose_power(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            self._cluster.disks[name].lose_power(self._cluster.supervisor.pid(name))
+        disks = {name: disk for name, disk in self._cluster.all_disks.items() if name in names}
+        for name, disk in disks.items():
+            disk.lose_power(self._cluster.supervisor.pid(name))
         self._kill(names)
-        for name in names:
-            self._cluster.disks[name].come_back()
+        for disk in disks.values():
+            disk.come_back()
 
     def _trouble(self, harm: DiskTrouble, names: tuple[str, ...]) -> None:
         for name in names:
