@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from seriatim.coordinator import messages
 from seriatim.coordinator.core import chain_length, readmission, status
 from seriatim.coordinator.core.chain_point import ChainPoint, points
 from seriatim.coordinator.core.events import ReadGrant
-from seriatim.coordinator.core.registry import MEMBERS, GroupState, Registry
+from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, Subscription
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion
-from seriatim.protocol.registration import Registration
 
 KNOWN_LINKS: Final = 4096
 FEW_SOURCES: Final = 100
 """Bounds on what is kept of links that were shown."""
 KNOWN_GROUPS: Final = 1024
 """As many groups' views are kept."""
+View = TypeVar("View")
 
 
 def read_grant(grant: ReadGrant, registry: Registry) -> pb.ReadGrant:
@@ -92,62 +90,42 @@ def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
     return view
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A link as it was shown, and what of the world that depends on. Equal is what is the same object."""
-
-    link: Link
-    marks: Mapping[str, int]
-    are_marks_known: bool
-    master: Registration | None
-    slave: Registration | None
-    view: pb.LinkView
-
-
-class _Links:
-    """Shows links, and again those that ended as they were shown last: everybody who watches a queue is told of all, at each change."""
+class _Made(Generic[View]):
+    """Views as they were made last, and of what; for reading only: everybody who watches a queue is told of all, at each change."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._shown: dict[int, _Shown] = {}
+        self._made: dict[object, tuple[tuple[object, ...], View]] = {}
 
-    def of(self, link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
-        """As `link_view`; for reading only."""
-        if link.certificate is None or len(point.marks) > FEW_SOURCES:
-            return link_view(link, point, registry)
-        master, slave = registry.member(link.master.name), registry.member(link.slave.name)
-        shown = self._shown.get(id(link))
-        if (
-            shown is not None
-            and shown.link is link
-            and shown.marks is point.marks
-            and shown.are_marks_known == point.is_known
-            and shown.master is master
-            and shown.slave is slave
-        ):
-            return shown.view
-        if len(self._shown) >= self._most:
-            del self._shown[next(iter(self._shown))]
-        view = link_view(link, point, registry)
-        self._shown[id(link)] = _Shown(link, point.marks, point.is_known, master, slave, view)
+    def of(self, what: object, shows: tuple[object, ...]) -> View | None:
+        """The view of `what`; None where what it shows is something else by now."""
+        made = self._made.get(what)
+        return made[1] if made is not None and made[0] == shows else None
+
+    def keep(self, what: object, shows: tuple[object, ...], view: View) -> View:
+        if len(self._made) >= self._most:
+            del self._made[next(iter(self._made))]
+        self._made[what] = shows, view
         return view
 
 
-_links = _Links(KNOWN_LINKS)
-_groups: dict[str, tuple[GroupState, pb.GroupView]] = {}
+_links: _Made[pb.LinkView] = _Made(KNOWN_LINKS)
+"""By `id`: a link is kept with its view, so that no other one gets its number."""
+_groups: _Made[pb.GroupView] = _Made(KNOWN_GROUPS)
+
+
+def shown_link(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
+    """As `link_view`, made once for each state of one that ended; for reading only."""
+    if link.certificate is None or len(point.marks) > FEW_SOURCES:
+        return link_view(link, point, registry)
+    shows = link, point.marks, point.is_known, registry.member(link.master.name), registry.member(link.slave.name)
+    return _links.of(id(link), shows) or _links.keep(id(link), shows, link_view(link, point, registry))
 
 
 def shown_group(name: str, registry: Registry) -> pb.GroupView:
-    """As `group_view`, made once for each state; for reading only: everybody who watches a queue is told of all, at each change."""
-    state = registry.group(name)
-    known = _groups.get(name)
-    if known is not None and known[0] is state:
-        return known[1]
-    if len(_groups) >= KNOWN_GROUPS:
-        _groups.clear()
-    view = group_view(name, registry)
-    _groups[name] = state, view
-    return view
+    """As `group_view`, made once for each state; for reading only."""
+    shows = (registry.group(name),)
+    return _groups.of(name, shows) or _groups.keep(name, shows, group_view(name, registry))
 
 
 def subscription_view(subscription: Subscription) -> pb.SubscriptionView:
@@ -194,7 +172,7 @@ def queue_view(
         sender_token=document.sender_token,
         sender=document.sender_node,
         send_list=document.send_list,
-        links=[_links.of(link, point, registry) for link, point in points(document)],
+        links=[shown_link(link, point, registry) for link, point in points(document)],
         subscriptions=map(subscription_view, document.subscriptions),
         waits=messages.reasons(status.waits(document, registry)),
         switches_left=status.switches_left(document, registry),
