@@ -335,6 +335,15 @@ def forget(loop: asyncio.AbstractEventLoop) -> None:
                     known.pop(loop, None)
 
 
+async def _tell(context: Any, error: Exception, method: str) -> None:
+    """End a call with what its method raised, unless that is gRPC's own: then the call, or the whole server, is over."""
+    if isinstance(error, SeriatimError):
+        await abort(context, error)
+    elif not isinstance(error, grpc.aio.BaseError):
+        _log.exception("call failed", method=method)
+        await abort(context, errors.defect(error, method))
+
+
 def answers_errors(
     method: Callable[[Any, Any, Any], Awaitable[Reply]],
 ) -> Callable[[Any, Any, Any], Awaitable[Reply]]:
@@ -344,14 +353,8 @@ def answers_errors(
     async def answer(self: Any, request: Any, context: Any) -> Reply:
         try:
             return await method(self, request, context)
-        except SeriatimError as error:
-            await abort(context, error)
-            raise
-        except (asyncio.CancelledError, grpc.aio.BaseError):
-            raise  # gRPC's own: the call, or the whole server, is over
         except Exception as error:
-            _log.exception("call failed", method=method.__name__)
-            await abort(context, errors.defect(error, method.__name__))
+            await _tell(context, error, method.__name__)
             raise
 
     return answer
@@ -367,12 +370,8 @@ def stream_answers_errors(
         try:
             async for reply in method(self, request, context):
                 yield reply
-        except SeriatimError as error:
-            await abort(context, error)
-        except (asyncio.CancelledError, grpc.aio.BaseError, GeneratorExit):
-            raise
         except Exception as error:
-            _log.exception("call failed", method=method.__name__)
-            await abort(context, errors.defect(error, method.__name__))
+            await _tell(context, error, method.__name__)
+            raise
 
     return answer
