@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
@@ -40,6 +39,7 @@ from seriatim.protocol.zookeeper import (
     NotUnderstood,
     Paths,
     SessionState,
+    TellsOf,
     ZooKeeperSession,
     check_path,
     read_as,
@@ -366,7 +366,9 @@ class Membership:
         self._forget_ended(queue_id, {record.key for record in mine})
         if not mine:
             return
-        data, version = await read_chain_node(self._session, self._paths.chain(queue_id), _ChainChanged(self, queue_id))
+        data, version = await read_chain_node(
+            self._session, self._paths.chain(queue_id), TellsOf(self._watch, queue_id)
+        )
         document = chain_json.decode(data)
         await self._broker.saw_chain(SeenChain(document, ChainVersion(version), data))
         for record in mine:
@@ -435,17 +437,6 @@ class Membership:
         link = chain_json.decode(data).link(key[1])
         side = None if link is None or link.group != self._broker.name.group else link.side(self._broker.name.member)
         return side is not None and side.incarnation.disk_id == self._broker.incarnation.disk_id
-
-
-@dataclass(frozen=True, slots=True)
-class _ChainChanged:
-    """A watch. Two of the same are equal: a chain that is looked at again and again before it changes has one, not one for each look."""
-
-    membership: Membership
-    queue_id: QueueId
-
-    def __call__(self) -> None:
-        self.membership._watch(self.queue_id)  # noqa: SLF001 - of the same module
 
 
 def _message(member: ChainMember) -> pb.LinkMember:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from seriatim.coordinator.core.background import SeenChain
@@ -26,6 +26,7 @@ from seriatim.protocol.zookeeper import (
     NotUnderstood,
     Paths,
     SessionState,
+    TellsOf,
     Watch,
     ZooKeeperSession,
     queue_id_from,
@@ -178,7 +179,7 @@ class Remembered:
         self._wake.set()
 
     def _watch(self, what: str) -> Callable[[], None]:
-        return _Changed(self, what)
+        return TellsOf(self.changed, what)
 
     async def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
@@ -423,14 +424,3 @@ class Remembered:
                 watch()
             return True
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    """Marks `what` as stale. Two of the same are equal, so that a node that is read again has one watch, not two."""
-
-    remembered: Remembered
-    what: str
-
-    def __call__(self) -> None:
-        self.remembered.changed(self.what)

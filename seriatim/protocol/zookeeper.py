@@ -247,6 +247,17 @@ Watch = Callable[[], None]
 """Called once on the loop, when what was read has changed (or may have: also when the session was lost)."""
 
 
+@dataclass(frozen=True, slots=True)
+class TellsOf:
+    """A watch that tells of what it is. Two of the same are equal: what is read again before it changes has one, not one for each look."""
+
+    tell: Callable[[Any], None]
+    what: object
+
+    def __call__(self) -> None:
+        self.tell(self.what)
+
+
 class ZooKeeperSession:
     """A session with ZooKeeper for one asyncio loop.
 
