@@ -481,11 +481,11 @@ class Broker:
 
     async def end_rest(self, runner: LinkRunner) -> None:
         """Before records come: reach the slave again, where the link has let it go and the peer is there. Raises PeerLost."""
-        present = self.peer.present
-        if runner.slave is not None or _is_over(runner) or present is None:
+        peer = self.peer.registered
+        if runner.slave is not None or _is_over(runner) or peer is None:
             return
-        if self.peer.connected == runner.record.peer == present.incarnation:
-            await self._connect_slave(runner, present.stub, present.direct)
+        if self.peer.connected == runner.record.peer == peer.incarnation:
+            await self._connect_slave(runner, self.peer.stub(peer.address), peer.direct)
 
     async def _connect_slave(self, runner: LinkRunner, stub: Any, direct: str) -> None:
         """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""

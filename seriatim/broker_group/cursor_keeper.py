@@ -237,11 +237,12 @@ class CursorKeeper:
             await self._note_stale(runner, record)
 
     async def _relay(self, runner: LinkRunner, record: CursorRecord, cause_id: str, *, is_copied: bool = False) -> None:
-        present = self._broker.peer.present
-        if present is None or self._broker.peer.connected != present.incarnation:
+        peer = self._broker.peer
+        registered = peer.registered
+        if registered is None or peer.connected != registered.incarnation:
             raise Unreachable("the other member can't be reached")
         request = pb.CommitCursorRequest(
-            link=link_name(runner, self._broker.cluster, present.incarnation),
+            link=link_name(runner, self._broker.cluster, registered.incarnation),
             subscription_id=record.subscription_id,
             generation=record.generation,
             token=record.token,
@@ -251,7 +252,7 @@ class CursorKeeper:
             by=record.by,
             cause_id=cause_id,
         )
-        await self._broker.peer.call(present, lambda stub: stub.CommitCursor, request, RELAY_TIMEOUT_S)
+        await peer.call(registered, lambda stub: stub.CommitCursor, request, RELAY_TIMEOUT_S)
 
     async def _note_stale(self, runner: LinkRunner, record: CursorRecord) -> None:
         """Note that the peer's cursors are stale, once per outage and generation of a subscription.
@@ -343,10 +344,10 @@ class CursorKeeper:
     async def take_from_peer(self, runner: LinkRunner) -> None:
         """Take the further cursors from the peer, and count this link's as whole. Raises what the peer answers."""
         peer = self._broker.peer
-        present = peer.to_call()
+        registered = peer.to_call()
         async with self._lock(runner.key):
-            request = pb.ListCursorsRequest(link=link_name(runner, self._broker.cluster, present.incarnation))
-            reply = await peer.call(present, lambda stub: stub.ListCursors, request, RELAY_TIMEOUT_S)
+            request = pb.ListCursorsRequest(link=link_name(runner, self._broker.cluster, registered.incarnation))
+            reply = await peer.call(registered, lambda stub: stub.ListCursors, request, RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
                 theirs = cursors.from_parts(
                     SubscriptionId(cursor.subscription_id),

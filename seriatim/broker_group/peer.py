@@ -35,14 +35,6 @@ class Registered(NamedTuple):
     direct: str = ""
 
 
-class Present(NamedTuple):
-    """The peer as it can be called. `direct`: as in `Registered`."""
-
-    incarnation: Incarnation
-    stub: Any
-    direct: str
-
-
 def of_peer(error: SeriatimError) -> SeriatimError:
     """What the peer answered, as this member tells it: whoever reads that is to look at the other one's disk, and not to replace this one's."""
     if isinstance(error, (Unreachable, DeadlineOver)):
@@ -69,25 +61,17 @@ class Peer:
         """A stub for an address; one channel each."""
         return self._connections.stub(address)
 
-    @property
-    def present(self) -> Present | None:
-        """The peer that is registered now, connected or not."""
+    def to_call(self) -> Registered:
+        """The peer that is registered now, connected or not. Raises Unreachable where it isn't."""
         if self.registered is None:
-            return None
-        incarnation, address, direct = self.registered
-        return Present(incarnation, self.stub(address), direct)
-
-    def to_call(self) -> Present:
-        """The peer that is registered now. Raises Unreachable where it isn't."""
-        present = self.present
-        if present is None:
             raise Unreachable("the other member isn't registered")
-        return present
+        return self.registered
 
-    async def call(self, to: Present, method: Callable[[Any], Any], request: object, timeout_s: float) -> Any:
+    async def call(self, to: Registered, method: Callable[[Any], Any], request: object, timeout_s: float) -> Any:
         """A unary call, by the stub's method where it isn't taken directly. Raises SeriatimErrors, `of_peer`."""
+        stub = self.stub(to.address)  # now: later nobody may be there, and be forgotten
         try:
-            return await self._calls.call(to.direct, lambda: method(to.stub), request, timeout_s)
+            return await self._calls.call(to.direct, lambda: method(stub), request, timeout_s)
         except SeriatimError as error:
             raise of_peer(error) from error.__cause__
 

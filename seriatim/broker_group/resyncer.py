@@ -259,11 +259,12 @@ class Resyncer:
     # ---- copying
 
     async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
-        peer = self._broker.peer.to_call()
-        name = link_name(runner, self._broker.cluster, peer.incarnation)
+        peer = self._broker.peer
+        registered = peer.to_call()
+        name = link_name(runner, self._broker.cluster, registered.incarnation)
         request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
         try:
-            async for message in peer.stub.CopyLink(request):
+            async for message in peer.stub(registered.address).CopyLink(request):
                 for encoded in intact(message).batches():
                     yield encoded
         except asyncio.CancelledError:
@@ -316,9 +317,9 @@ class Resyncer:
 
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
         peer = self._broker.peer
-        present = peer.to_call()
-        request = pb.DescribeLinkRequest(link=link_name(runner, self._broker.cluster, present.incarnation))
-        reply = await peer.call(present, lambda stub: stub.DescribeLink, request, DESCRIBE_TIMEOUT_S)
+        registered = peer.to_call()
+        request = pb.DescribeLinkRequest(link=link_name(runner, self._broker.cluster, registered.incarnation))
+        reply = await peer.call(registered, lambda stub: stub.DescribeLink, request, DESCRIBE_TIMEOUT_S)
         if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
             raise MemberBehind("the peer doesn't hold what the certificate names either", epoch=runner.record.epoch)
 

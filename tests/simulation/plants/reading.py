@@ -91,14 +91,13 @@ def _as_told_now(_: Any, positions: Positions, start: int, end: int, records_per
 
 async def _as_the_peer(right: Any, self: Resyncer) -> str:
     """What lies beyond the peer's copy is cut before anything is planned."""
-    present, broker = self._broker.peer.present, self._broker
-    for record in broker.links() if present is not None else ():
+    broker, peer = self._broker, self._broker.peer.registered
+    for record in broker.links() if peer is not None else ():
         if record.end is None:
             continue
         runner = broker.link(record.key)
-        peer = self._peer()
         asked = pb.DescribeLinkRequest(link=link_name(runner, broker.cluster, peer.incarnation))
-        reply = await rpc.call(peer.stub.DescribeLink, asked, 1.0)
+        reply = await rpc.call(broker.peer.stub(peer.address).DescribeLink, asked, 1.0)
         if reply.next_index < runner.state.durable:
             await broker.store.cut(record, Index(reply.next_index))
             runner.reload(record)
