@@ -143,8 +143,7 @@ class CursorKeeper:
         `cursor`: where it starts, of what both members have; 0 where that isn't known.
         """
         record = await self._told(runner.key, subscription_id, generation, token, cursor)
-        for wake in runner.readers:
-            wake()
+        runner.wake_readers()
         return record
 
     @uninterrupted

@@ -245,49 +245,41 @@ class LinkRunner:
             self._tell_change()
         return refused
 
-    def _run(self, effect: replica_events.Effect) -> None:
+    def _run(self, effect: replica_events.Effect) -> None:  # noqa: C901, PLR0912 - a table
+        source, slave = self.source, self.slave
         match effect:
+            case replica_events.Forward():
+                if slave is not None and self._batch is not None:
+                    slave.forward(self._batch)
             case replica_events.Store():
                 self._store_batch(effect)
-            case replica_events.PushCommitted():
-                self._committed(effect.index)
-            case replica_events.EndStreams():
-                self._end_streams(effect.error)
-            case replica_events.KeepRecord():
-                self.keep(effect.record)
-            case replica_events.WriteSeal():
-                if not self.is_let_go:  # it would be left on the disk, behind the deletion
-                    self._store.put_link(effect.record, self._seal_written)
-            case replica_events.Acknowledge() | replica_events.Confirm():
-                self._tell_source(effect)
-            case replica_events.Forward() | replica_events.TellCommitted() | replica_events.DropPeer():
-                self._tell_slave(effect)
+            case replica_events.Acknowledge(index):
+                if source is not None:
+                    source.acknowledge(index)
+            case replica_events.Confirm(index, digest):
+                if source is not None:
+                    source.confirm(index, digest)
+            case replica_events.TellCommitted(index):
+                if slave is not None:
+                    slave.tell_committed(index)
+            case replica_events.PushCommitted(index):
+                self._committed(index)
+            case replica_events.EndStreams(error):
+                self._end_streams(error)
+            case replica_events.DropPeer(error):
+                if slave is not None:
+                    slave.end(error)
             case replica_events.LetPeerGo():
                 self._let_slave_go()
+            case replica_events.KeepRecord(record):
+                self.keep(record)
+            case replica_events.WriteSeal(record):
+                if not self.is_let_go:  # it would be left on the disk, behind the deletion
+                    self._store.put_link(record, self._seal_written)
             case replica_events.Refuse():
                 pass  # it is returned
             case _:
                 assert_never(effect)
-
-    def _tell_source(self, effect: replica_events.Acknowledge | replica_events.Confirm) -> None:
-        if self.source is None:
-            return
-        if isinstance(effect, replica_events.Acknowledge):
-            self.source.acknowledge(effect.index)
-        else:
-            self.source.confirm(effect.index, effect.hash)
-
-    def _tell_slave(
-        self, effect: replica_events.Forward | replica_events.TellCommitted | replica_events.DropPeer
-    ) -> None:
-        if self.slave is None:
-            return
-        if isinstance(effect, replica_events.TellCommitted):
-            self.slave.tell_committed(effect.index)
-        elif isinstance(effect, replica_events.DropPeer):
-            self.slave.end(effect.error)
-        elif self._batch is not None:
-            self.slave.forward(self._batch)
 
     def _let_slave_go(self) -> None:
         slave, self.slave = self.slave, None
@@ -328,6 +320,10 @@ class LinkRunner:
         sizes = self._flight_bytes
         for passed in [position for position in sizes if position <= index]:
             self._count(-sizes.pop(passed))
+        self.wake_readers()
+
+    def wake_readers(self) -> None:
+        """What they may have, or may be, has changed."""
         for wake in self.readers:
             wake()
 
@@ -394,15 +390,13 @@ class LinkRunner:
         self._forget_flight()
         self._end_streams(no_longer_kept(self.key))
         self._tell_change()
-        for wake in self.readers:
-            wake()
+        self.wake_readers()
 
     def changed_record(self, record: LinkRecord) -> None:
         """What was written of the link beside the replica's own steps: end, cursors."""
         self.state = replace(self.state, record=record)
         self._tell_change()
-        for wake in self.readers:
-            wake()
+        self.wake_readers()
 
 
 def no_longer_kept(key: LinkKey) -> UnknownLink:
