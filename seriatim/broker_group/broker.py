@@ -14,8 +14,8 @@ from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk, setback
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
-from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role, sealed_error
+from seriatim.broker_group.core.replica import SealPhase, disk_failed
 from seriatim.broker_group.core.replica_events import (
     Opened,
 )
@@ -36,7 +36,6 @@ from seriatim.protocol.errors import (
     InvalidArgument,
     OlderVersion,
     PeerLost,
-    Sealed,
     UnknownLink,
     WrongCluster,
     WrongIncarnation,
@@ -412,9 +411,9 @@ class Broker:
         position = runner.state.tail
         await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
         if runner.state.failure:
-            raise DiskFailed(f"this member's disk failed: {runner.state.failure}", epoch=key[1])
+            raise disk_failed(runner.state)
         if _is_over(runner):
-            raise Sealed("this link takes no more records", epoch=key[1])
+            raise sealed_error(runner.record)
         return runner, position
 
     async def until_opened(self, key: LinkKey, timeout_s: float) -> LinkRunner:
@@ -439,9 +438,7 @@ class Broker:
             self.opened(key)
             if (opening := self._opening.get(key)) is not None:
                 opening.set()
-            _log.info(
-                "link opened", queue=record.queue, epoch=record.epoch, role=record.role, cause_id=request.cause_id
-            )
+            _log.info("link opened", **record.named, role=record.role, cause_id=request.cause_id)
             return runner
         side = self._side(request)
         if side is not None and (what := setback.opened_before(runner.record, self.incarnation.start, *side)):
@@ -529,7 +526,7 @@ class Broker:
         self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
         self.resync_wanted.set()
         if refused is None:
-            _log.info("link sealed by the member itself", queue=record.queue, epoch=record.epoch)
+            _log.info("link sealed by the member itself", **record.named)
 
     @uninterrupted
     async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:
@@ -563,7 +560,7 @@ class Broker:
                 await self.keep(runner, record)
             if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
                 await self.cut(runner, record, end)
-                _log.info("link cut", queue=record.queue, epoch=record.epoch, end=end)
+                _log.info("link cut", **record.named, end=end)
             has_it = runner.holding().has_it
         if not has_it or record.lacks_cursors:
             if is_news:  # else it was said: a coordinator asks each second, of each link, and all that watch are told what changes

@@ -284,7 +284,7 @@ class LinkRunner:
     def _let_slave_go(self) -> None:
         slave, self.slave = self.slave, None
         if slave is not None:
-            _log.info("slave let go, nobody sends", queue=self.record.queue, epoch=self.record.epoch)
+            _log.info("slave let go, nobody sends", **self.record.named)
             slave.let_go()
 
     def _store_batch(self, effect: replica_events.Store) -> None:
@@ -310,11 +310,11 @@ class LinkRunner:
     def _seal_written(self, _: int, error: DiskFailed | None) -> None:
         if error is None:
             self.apply(replica_events.SealWritten())
-            _log.info("link sealed", queue=self.record.queue, epoch=self.record.epoch, next_index=self.state.durable)
+            _log.info("link sealed", **self.record.named, next_index=self.state.durable)
         else:
             self.seal_failure = error
             self._tell_change()
-            _log.error("seal can't be written", queue=self.record.queue, epoch=self.record.epoch, reason=error)
+            _log.error("seal can't be written", **self.record.named, reason=error)
 
     def _committed(self, index: Index) -> None:
         sizes = self._flight_bytes

@@ -15,14 +15,14 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.core import replica_events
-from seriatim.broker_group.core.link_record import LinkKey
+from seriatim.broker_group.core.link_record import LinkKey, sealed_error
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
-from seriatim.protocol.errors import MemberBehind, PeerLost, Sealed, SeriatimError, UnknownLink
+from seriatim.protocol.errors import MemberBehind, PeerLost, SeriatimError, UnknownLink
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import Incarnation, Index
 from seriatim.protocol.streams import each, intact, read, send_now, write
@@ -246,7 +246,7 @@ async def first_confirmation(runner: LinkRunner, context: Any) -> None:
     """
     await runner.until(lambda: runner.is_quiet or runner.state.phase is not SealPhase.OPEN)
     if runner.state.phase is not SealPhase.OPEN:
-        raise Sealed("this link takes no more records", epoch=runner.record.epoch)
+        raise sealed_error(runner.record)
     tail = runner.state.tail
     await context.write(pb.ReplicateReply(next_index=tail.index, hash=tail.hash))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role, sealed_error
 from seriatim.broker_group.core.replica import SealPhase, sealed_positions
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.fetch import FetchStream
@@ -25,7 +25,6 @@ from seriatim.protocol.errors import (
     DiskFailed,
     MalformedFrame,
     MemberBehind,
-    Sealed,
     UnknownLink,
     WrongIncarnation,
 )
@@ -80,7 +79,7 @@ class BrokerService(BrokerServicer):
         runner = await self._broker.until_opened(self._broker.check_name(message.open.link), OPENING_S)
         record, master = runner.record, from_message(message.open.from_master)
         if runner.state.phase is not SealPhase.OPEN:
-            raise Sealed("this link takes no more records", epoch=record.epoch)
+            raise sealed_error(record)
         if record.role is not Role.SLAVE or record.opened_start == 0:
             raise UnknownLink("this member isn't the slave of this link", epoch=record.epoch)
         if master != record.peer:

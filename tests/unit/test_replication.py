@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.replication import first_confirmation
 from seriatim.protocol.errors import Sealed
+from seriatim.protocol.names import Epoch, QueueId
 
 
 class Context:
@@ -24,7 +26,7 @@ class Runner:
     """A link with batches up to 5 taken, of which 3 records are durable until `settles` is reached."""
 
     def __init__(self, phase: SealPhase, *, settles: bool) -> None:
-        self.record = SimpleNamespace(epoch=1)
+        self.record = LinkRecord(QueueId(1), Epoch(1))
         self.state = SimpleNamespace(phase=SealPhase.OPEN, tail=SimpleNamespace(index=5, hash=b"h"), durable=3)
         self.is_quiet = False
         self._after = (phase, settles)

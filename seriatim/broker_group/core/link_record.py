@@ -10,7 +10,7 @@ from typing import Any
 
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import Durability, Whose, whose_from
-from seriatim.protocol.errors import IncompatibleVersion
+from seriatim.protocol.errors import IncompatibleVersion, Sealed
 from seriatim.protocol.hashing import EMPTY_HASH, hash_after_batch
 from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
@@ -85,6 +85,11 @@ class LinkRecord:
         return self.queue_id, self.epoch
 
     @property
+    def named(self) -> dict[str, object]:
+        """What an error, or a line of the log, says of which link it is."""
+        return {"queue": self.queue, "epoch": self.epoch}
+
+    @property
     def has_cursors(self) -> bool:
         """Every commit that counts is here."""
         return self.lacks == ()
@@ -97,6 +102,11 @@ class LinkRecord:
     def lacks_of(self, whose: Whose) -> bool:
         """Whether a commit of theirs may be missing here. Who came to the link, or was sought, since then has all here."""
         return self.lacks is None or whose in self.lacks
+
+
+def sealed_error(record: LinkRecord) -> Sealed:
+    """For whoever brings records, or asks to bring some, behind the seal."""
+    return Sealed("this link takes no more records", **record.named)
 
 
 def encode(record: LinkRecord) -> bytes:

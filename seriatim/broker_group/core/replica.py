@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role, sealed_error
 from seriatim.broker_group.core.replica_events import (
     Acknowledge,
     BatchArrived,
@@ -64,7 +64,6 @@ from seriatim.protocol.errors import (
     PeerLost,
     RecordTooLarge,
     Resend,
-    Sealed,
     SeqNotRising,
     SeriatimError,
     TooManySources,
@@ -153,35 +152,38 @@ def step(state: Replica, event: Event) -> Step:  # noqa: C901 - a transition tab
 def reason_not_to_take(state: Replica, now_s: float, lease_until_s: float, *, has_room: bool) -> SeriatimError | None:
     """Why this member takes no record of this link now, whatever it is; None where it does."""
     record = state.record
-    details = {"queue": record.queue, "epoch": record.epoch}
     if state.phase is not SealPhase.OPEN:
-        return Sealed("this link takes no more records", **details)
+        return sealed_error(record)
     if state.failure:
-        return DiskFailed(f"this member's disk failed: {state.failure}", **details)
+        return disk_failed(state)
     if now_s >= lease_until_s:
-        return LeaseOver("this member can't tell whether its ZooKeeper session still lives", **details)
+        return LeaseOver("this member can't tell whether its ZooKeeper session still lives", **record.named)
     if record.role is Role.MASTER and not state.is_peer_ready:
-        return PeerLost("the other member of this link can't be reached", **details)
+        return PeerLost("the other member of this link can't be reached", **record.named)
     if not has_room:
-        return DiskFull("this member's disk has no room for more records", **details)
+        return DiskFull("this member's disk has no room for more records", **record.named)
     return None
+
+
+def disk_failed(state: Replica) -> DiskFailed:
+    """For whoever brings records to a link of which nothing can be written any more."""
+    return DiskFailed(f"this member's disk failed: {state.failure}", **state.record.named)
 
 
 def _take(state: Replica, event: BatchArrived) -> Step:
     record, header, token = state.record, event.header, event.token
-    details = {"queue": record.queue, "epoch": record.epoch}
     error = reason_not_to_take(state, event.now_s, event.lease_until_s, has_room=event.has_room)
     if error is not None:
         return state, (Refuse(error),)
     if token is not None and token != record.token:
         if token < record.token:
-            return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **details)),)
-        return state, (Refuse(OlderVersion("this member wasn't told of this sender's token", **details)),)
+            return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **record.named)),)
+        return state, (Refuse(OlderVersion("this member wasn't told of this sender's token", **record.named)),)
     if header.first_index != state.tail.index:
         return _at_used_index(state, event)
     if header.payload_size > header.count * (record.max_record_bytes + ROW_OVERHEAD_BYTES) + ROW_OVERHEAD_BYTES:
         limit = record.max_record_bytes
-        error = RecordTooLarge("a record is over the queue's limit", limit_bytes=limit, **details)
+        error = RecordTooLarge("a record is over the queue's limit", limit_bytes=limit, **record.named)
         return state, (Refuse(error),)
     error = _resend_error(state, header) or _source_error(state, header)
     if error is not None:
@@ -199,7 +201,7 @@ def _stored(state: Replica, header: BatchHeader, header_bytes: bytes) -> tuple[R
 def _copied(state: Replica, event: BatchCopied) -> Step:
     """Only between streams: a batch that the sender passes on meanwhile would be in its place."""
     if state.phase is not SealPhase.OPEN or state.failure:
-        return state, (Refuse(Sealed("this link takes no more records", epoch=state.record.epoch)),)
+        return state, (Refuse(sealed_error(state.record)),)
     if state.is_peer_ready or event.header.first_index != state.tail.index:
         error = WrongIndex(f"the slave's copy doesn't continue at {state.tail.index}", epoch=state.record.epoch)
         return state, (Refuse(error),)
@@ -218,8 +220,7 @@ def _at_used_index(state: Replica, event: BatchArrived) -> Step:
     error = WrongIndex(
         f"this link takes index {state.tail.index} next, not {header.first_index}",
         next_index=state.tail.index,
-        queue=state.record.queue,
-        epoch=state.record.epoch,
+        **state.record.named,
     )
     return state, (Refuse(error),)
 
@@ -230,7 +231,7 @@ def _resend_error(state: Replica, header: BatchHeader) -> SeriatimError | None:
     Only what two members hold may count as stored (H2); the rest of what was taken makes a seq that doesn't rise.
     """
     on_two = _Marks(state.record.start_marks, state.committed.marks)
-    details = {"queue": state.record.queue, "epoch": state.record.epoch, "next_index": state.tail.index}
+    details = {**state.record.named, "next_index": state.tail.index}
     if overlaps(on_two.of(header.spans), header.spans):
         marks = on_two.of(header.spans)
         if is_resend(marks, header.spans):
@@ -247,7 +248,7 @@ def _source_error(state: Replica, header: BatchHeader) -> TooManySources | None:
     new = [span.source for span in header.spans if span.source not in before and span.source not in tail]
     if not new or room_bytes(before.keys() | tail.keys() | set(new)) <= SOURCES_ROOM_BYTES:
         return None
-    return too_many_sources(new[0], queue=state.record.queue, epoch=state.record.epoch)
+    return too_many_sources(new[0], **state.record.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +308,7 @@ def _confirmed(state: Replica, event: PeerConfirmed) -> Step:
     if position is None or position.hash != event.hash:
         error = PeerLost(
             f"the slave confirmed {event.index} with a hash that isn't the master's, or beyond what it was sent",
-            queue=state.record.queue,
-            epoch=state.record.epoch,
+            **state.record.named,
         )
         return replace(state, is_peer_ready=False), (DropPeer(error), EndStreams(error))
     return _commit(replace(state, confirmed=event.index))
@@ -343,14 +343,15 @@ def _committed_learnt(state: Replica, index: Index) -> Step:
 
 def _opened(state: Replica, event: Opened) -> Step:
     record = state.record
-    details = {"queue": record.queue, "epoch": record.epoch}
     if event.token < record.token:
-        return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **details)),)
+        return state, (Refuse(Fenced("a newer sender was elected", token=record.token, **record.named)),)
     # Before the seal: who goes by an older chain, as where ZooKeeper was set back, is not to take this for a failure, and go on with the next group.
     if event.chain_version < record.chain_version:
-        return state, (Refuse(OlderVersion("the chain has changed", chain_version=record.chain_version, **details)),)
+        return state, (
+            Refuse(OlderVersion("the chain has changed", chain_version=record.chain_version, **record.named)),
+        )
     if state.phase is not SealPhase.OPEN:
-        return state, (Refuse(Sealed("this link takes no more records", **details)),)
+        return state, (Refuse(sealed_error(record)),)
     if event.token == record.token and event.chain_version == record.chain_version:
         return state, ()
     limit_bytes = max(record.max_record_bytes, event.max_record_bytes)
@@ -360,9 +361,9 @@ def _opened(state: Replica, event: Opened) -> Step:
 
 def _peer_ready(state: Replica, event: PeerReady) -> Step:
     if state.phase is not SealPhase.OPEN:
-        return state, (DropPeer(Sealed("this link takes no more records")),)
+        return state, (DropPeer(sealed_error(state.record)),)
     if _hash_at(state, event.index) != event.hash:
-        error = PeerLost("the two copies of this link differ", queue=state.record.queue, epoch=state.record.epoch)
+        error = PeerLost("the two copies of this link differ", **state.record.named)
         return state, (DropPeer(error),)
     state, effects = _commit(replace(state, is_peer_ready=True, confirmed=event.index))
     # What the broken stream was to tell the slave may never have arrived.
@@ -374,7 +375,7 @@ def _peer_ready(state: Replica, event: PeerReady) -> Step:
 def _peer_gone(state: Replica, event: PeerGone) -> Step:
     if not state.is_peer_ready:
         return state, ()
-    error = PeerLost(f"the slave is lost: {event.reason}", queue=state.record.queue, epoch=state.record.epoch)
+    error = PeerLost(f"the slave is lost: {event.reason}", **state.record.named)
     return replace(state, is_peer_ready=False), (EndStreams(error),)
 
 
@@ -391,10 +392,9 @@ def _seal_asked(state: Replica, event: SealAsked) -> Step:
     if state.phase is not SealPhase.OPEN:
         return state, ()
     record = replace(state.record, chain_version=event.chain_version)
-    error = Sealed("this link takes no more records", queue=record.queue, epoch=record.epoch)
     state = replace(state, record=record, phase=SealPhase.WAITING, is_peer_ready=False)
     state, effects = _write_seal_when_quiet(state)
-    return state, (EndStreams(error), *effects)
+    return state, (EndStreams(sealed_error(record)), *effects)
 
 
 def _write_seal_when_quiet(state: Replica) -> Step:
@@ -413,7 +413,7 @@ def _seal_written(state: Replica) -> Step:
 def _write_failed(state: Replica, event: WriteFailed) -> Step:
     """What was taken but not kept is gone: the position falls back to what is durable, and the link takes no more."""
     state = replace(state, failure=event.reason or "unknown", is_peer_ready=False)
-    error = DiskFailed(f"this member's disk failed: {state.failure}", epoch=state.record.epoch)
+    error = disk_failed(state)
     if state.phase is SealPhase.WAITING:
         state, effects = _write_seal_when_quiet(state)
         return state, (EndStreams(error), *effects)
