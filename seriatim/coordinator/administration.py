@@ -208,7 +208,7 @@ class Operations:
             reply.groups.extend(views.shown_group(name, self._store.registry) for name in sorted(named))
         return reply
 
-    async def delete_queue(self, request: pb.QueueRequest) -> None:
+    async def delete_queue(self, request: pb.QueueRequest) -> pb.Done:
         """Mark it as deleted and free its name; the elected coordinator clears it away (H16).
 
         Who names its id may ask again, whoever has its name by then.
@@ -220,6 +220,7 @@ class Operations:
         except UnknownQueue:
             _log.info("queue was deleted before", queue=name, cause_id=request.cause_id)
         await self._store.free_name(name, queue_id)
+        return pb.Done()
 
     async def rotate_queue(self, request: pb.QueueRequest) -> pb.QueueView:
         """Close the open link as after a failure; the sender goes on with the next group.
@@ -370,7 +371,7 @@ class Operations:
                 )
                 break
 
-    async def remove_group(self, request: pb.GroupRequest) -> None:
+    async def remove_group(self, request: pb.GroupRequest) -> pb.Done:
         """Forget a drained group without members. Raises UnknownGroup, and Waiting with all that stands against it.
 
         Its mark has to be the same from before the chains are read until it goes: where a group is drained no new link is made.
@@ -388,6 +389,7 @@ class Operations:
                     await self.change(document.queue_id, lambda now: removal.without(now, name), what, request.cause_id)
         await self._store.remove_group(name, mark_version)
         _log.info("group removed", group=name, cause_id=request.cause_id)
+        return pb.Done()
 
     def _queues(self) -> Iterator[ChainDocument]:
         """All that aren't deleted. One that is stays until every member that held anything of it has been told, and asks nothing of a group."""
@@ -467,7 +469,7 @@ class Operations:
         document, _ = await _in_time(put)
         return await self._description.subscription(document, subscriptions.found(document, subscription))
 
-    async def delete_subscription(self, request: pb.SubscriptionRequest) -> None:
+    async def delete_subscription(self, request: pb.SubscriptionRequest) -> pb.Done:
         """The subscription goes, with its backlog. Who names its id may ask again, whoever has its name by then."""
         queue_id = await self._store.queue_id(request.queue)
         what = f"subscription {request.subscription} deleted"
@@ -479,6 +481,7 @@ class Operations:
             request.cause_id,
         )
         await self._store.sweep_readers(document)
+        return pb.Done()
 
     # ---- abandoning
 

@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc.aio
 
 from seriatim import __version__
-from seriatim.coordinator import administration, messages, views
+from seriatim.coordinator import messages, views
+from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
@@ -50,7 +52,7 @@ class Parts:
     members: Members
     execution: Execution
     description: Description
-    operations: administration.Operations
+    operations: Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,16 @@ class _Made:
     registry: Registry
     shown: tuple[object, ...]
     view: pb.QueueView
+
+
+def _by_operator(do: Callable[[Operations, Any], Awaitable[Any]]) -> Any:
+    """A method of the service that does what an operator asks for. Any: the base class names its parameters, no Callable can."""
+
+    @functools.wraps(do)
+    async def answer(self: CoordinatorService, request: Any, _: _Context) -> Any:
+        return await do(self._operations, request)
+
+    return rpc.answers_errors(answer)
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -291,36 +303,12 @@ class CoordinatorService(CoordinatorServicer):
 
     # ---- operators
 
-    @rpc.answers_errors
-    async def CreateQueue(self, request: pb.CreateQueueRequest, context: _Context) -> pb.QueueView:
-        """A new queue."""
-        return await self._operations.create_queue(request)
-
-    @rpc.answers_errors
-    async def AlterQueue(self, request: pb.AlterQueueRequest, context: _Context) -> pb.QueueView:
-        """Other settings for a queue."""
-        return await self._operations.alter_queue(request)
-
-    @rpc.answers_errors
-    async def ListQueues(self, request: pb.ListQueuesRequest, context: _Context) -> pb.ListQueuesReply:
-        """All queues, by name."""
-        return await self._operations.list_queues(request)
-
-    @rpc.answers_errors
-    async def DeleteQueue(self, request: pb.QueueRequest, context: _Context) -> pb.Done:
-        """The queue goes, with all its records; its name is free at once."""
-        await self._operations.delete_queue(request)
-        return pb.Done()
-
-    @rpc.answers_errors
-    async def RotateQueue(self, request: pb.QueueRequest, context: _Context) -> pb.QueueView:
-        """A planned switch to the next group."""
-        return await self._operations.rotate_queue(request)
-
-    @rpc.answers_errors
-    async def AbandonLink(self, request: pb.AbandonLinkRequest, context: _Context) -> pb.AbandonLinkReply:
-        """Give up what is gone for good (protocol.md 5.7)."""
-        return await self._operations.abandon_link(request)
+    CreateQueue = _by_operator(Operations.create_queue)
+    AlterQueue = _by_operator(Operations.alter_queue)
+    ListQueues = _by_operator(Operations.list_queues)
+    DeleteQueue = _by_operator(Operations.delete_queue)
+    RotateQueue = _by_operator(Operations.rotate_queue)
+    AbandonLink = _by_operator(Operations.abandon_link)
 
     @rpc.answers_errors
     async def RecoverQueue(self, request: pb.RecoverQueueRequest, context: _Context) -> pb.RecoverQueueReply:
@@ -342,27 +330,10 @@ class CoordinatorService(CoordinatorServicer):
         """Put a drained group back into service."""
         return await self._operations.drain_group(request, is_draining=False)
 
-    @rpc.answers_errors
-    async def RemoveGroup(self, request: pb.GroupRequest, context: _Context) -> pb.Done:
-        """Forget a group that was switched off for good."""
-        await self._operations.remove_group(request)
-        return pb.Done()
-
-    @rpc.answers_errors
-    async def CreateSubscription(self, request: pb.CreateSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
-        """A new subscription at a position."""
-        return await self._operations.create_subscription(request)
-
-    @rpc.answers_errors
-    async def SeekSubscription(self, request: pb.SeekSubscriptionRequest, context: _Context) -> pb.SubscriptionView:
-        """A new position for a subscription."""
-        return await self._operations.seek_subscription(request)
-
-    @rpc.answers_errors
-    async def DeleteSubscription(self, request: pb.SubscriptionRequest, context: _Context) -> pb.Done:
-        """The subscription goes."""
-        await self._operations.delete_subscription(request)
-        return pb.Done()
+    RemoveGroup = _by_operator(Operations.remove_group)
+    CreateSubscription = _by_operator(Operations.create_subscription)
+    SeekSubscription = _by_operator(Operations.seek_subscription)
+    DeleteSubscription = _by_operator(Operations.delete_subscription)
 
     def _check_cluster(self, cluster: str) -> None:
         if cluster != self._store.cluster:
