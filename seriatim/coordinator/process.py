@@ -17,7 +17,7 @@ from seriatim.coordinator.description import Description
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.outside import AnswersOutside
-from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -145,8 +145,7 @@ class CoordinatorProcess:
         await self._done(self._store.start)
         self._store.on_change(self._members.connect)
         self._members.connect()
-        parts = Parts(self._store, self._members, self._execution, self._description, self._operations)
-        service = CoordinatorService(parts)
+        service = CoordinatorService(self._store, self._members, self._execution, self._description, self._operations)
         self._serve(service, self._server)
         self.port = rpc.listen(self._server, self._settings.listen)
         host = self._settings.listen.rsplit(":", 1)[0]

@@ -45,17 +45,6 @@ _BEAT: Final = pb.QueueView(is_beat=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the service works with."""
-
-    store: Store
-    members: Members
-    execution: Execution
-    description: Description
-    operations: Operations
-
-
-@dataclass(frozen=True, slots=True)
 class _Made:
     """A view, the chain that it is of, and of the registry what it shows. `registry`: the last one in which that was the same."""
 
@@ -78,13 +67,15 @@ def _by_operator(do: Callable[[Operations, Any], Awaitable[Any]]) -> Any:
 class CoordinatorService(CoordinatorServicer):
     """Answers clients, members and operators. Every method is safe to call again, at any coordinator."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._store = parts.store
-        self._members = parts.members
-        self._execution = parts.execution
-        self._description = parts.description
-        self._operations = parts.operations
-        self._recovery = Recovery(parts.store, parts.members)
+    def __init__(
+        self, store: Store, members: Members, execution: Execution, description: Description, operations: Operations
+    ) -> None:
+        self._store = store
+        self._members = members
+        self._execution = execution
+        self._description = description
+        self._operations = operations
+        self._recovery = Recovery(store, members)
         self._views: dict[QueueId, _Made] = {}
         self._turns = asyncio.Lock()
 

@@ -14,7 +14,7 @@ from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.subscriptions import Committed
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.members import Members
-from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, LinkState
@@ -225,7 +225,7 @@ def test_who_wants_less_of_a_queue_is_told_that_and_nobody_else_is_asked() -> No
     one_queue = OneQueue(cast("ZooKeeperSession", zookeeper), "c")
     one_queue.registry = store.registry
     description = Description(one_queue, cast("Members", members))
-    service = CoordinatorService(Parts(one_queue, nothing, nothing, description, nothing))
+    service = CoordinatorService(one_queue, nothing, nothing, description, nothing)
     told = asyncio.run(service.DescribeQueue(pb.QueueRequest(queue="q", only_chain=True), nothing))
     assert told == views.queue_view(world.document, world.version, store.registry)
     assert (zookeeper.syncs, zookeeper.looked_at, members.epochs) == (0, [], set())

@@ -19,7 +19,7 @@ from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
-from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
@@ -981,8 +981,8 @@ def served(document: ChainDocument) -> tuple[Listened, Changes, CoordinatorServi
     """A service that knows this chain, what tells it of changes, and what it writes."""
     store, changes, nothing = Listened(document), Changes(), cast("Any", None)
     execution = Execution(cast("Store", store), nothing, 1.0)
-    parts = Parts(cast("Store", store), nothing, execution, nothing, cast("Any", changes))
-    return store, changes, CoordinatorService(parts)
+    service = CoordinatorService(cast("Store", store), nothing, execution, nothing, cast("Any", changes))
+    return store, changes, service
 
 
 async def reported(service: CoordinatorService, report: Any) -> None:

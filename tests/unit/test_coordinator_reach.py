@@ -14,7 +14,7 @@ from seriatim.coordinator.background import BackgroundWork
 from seriatim.coordinator.core.reach import Reach
 from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.coordinator.members import Members
-from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.election import Election, Standing
@@ -141,7 +141,7 @@ def test_whoever_asks_where_to_send_or_read_is_left_to_another_coordinator():
     async def scenario() -> None:
         found, brokers = members()
         unasked = cast("Any", None)
-        service = CoordinatorService(Parts(unasked, found, unasked, unasked, unasked))
+        service = CoordinatorService(unasked, found, unasked, unasked, unasked)
         await look(found, A, B)
         for method, request in (
             (service.AcquireSend, pb.AcquireSendRequest(queue="q")),

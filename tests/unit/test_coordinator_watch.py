@@ -14,7 +14,7 @@ import pytest
 from seriatim.coordinator import views
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.registry import Registry
-from seriatim.coordinator.service import CoordinatorService, Parts
+from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
@@ -77,7 +77,7 @@ def test_where_a_member_changes_only_views_that_show_its_group_are_made_again_wi
     some = [replace(of_some_groups(world.document), queue_id=QueueId(at)) for at in range(41, 81)]
     store = WatchedStore(first, [*every, *some])
     nothing = cast("Any", None)
-    service = CoordinatorService(Parts(cast("Store", store), nothing, nothing, nothing, nothing))
+    service = CoordinatorService(cast("Store", store), nothing, nothing, nothing, nothing)
     made: Counter[QueueId] = Counter()
     told: Counter[QueueId] = Counter()
     queue_view = views.queue_view
