@@ -20,10 +20,10 @@ def key(kind: bytes, link: LinkKey, number: int | None = None) -> bytes:
     return name if number is None else name + number.to_bytes(8, "big")
 
 
-def after(kind: bytes, link: LinkKey) -> bytes:
-    """The first key behind all of a link's; there is one also behind the last epoch that a message can name."""
+def all_of(kind: bytes, link: LinkKey, number: int | None = None) -> tuple[bytes, bytes]:
+    """A link's, from this number on: the first key, and the first behind all; there is one also behind the last epoch that a message can name."""
     name = key(kind, link)
-    return (int.from_bytes(name, "big") + 1).to_bytes(len(name), "big")
+    return key(kind, link, number), (int.from_bytes(name, "big") + 1).to_bytes(len(name), "big")
 
 
 def link_of(found: bytes) -> LinkKey:

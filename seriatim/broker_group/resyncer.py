@@ -22,6 +22,7 @@ from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import of_peer
 from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.writer import ignored
 from seriatim.protocol import chain_json, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -304,7 +305,7 @@ class Resyncer:
             size_bytes += encoded.size_bytes
             unflushed += encoded.size_bytes
             stored = StoredPosition(position, position.index, size_bytes)
-            self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, _ignore)
+            self._broker.store.append(replace(record, durability=Durability.SYNC), encoded, stored, ignored)
             self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
             if unflushed > UNFLUSHED_BYTES:
                 await self._broker.store.flushed()
@@ -336,7 +337,7 @@ class Resyncer:
             self._broker.check_kept(key)  # as in `_copy`
             if not runner.is_here(encoded, index):
                 raise BadChecksum(f"the peer's batch at index {index} isn't the one that was stored here", epoch=key[1])
-            self._broker.store.repair(key, encoded, _ignore)
+            self._broker.store.repair(key, encoded)
             self._broker.room = disk.taken(self._broker.room, encoded.size_bytes)
         await self._broker.store.flushed()
         self._broker.damaged.discard((key, index))
@@ -356,7 +357,3 @@ class Resyncer:
 
 def _translated(error: Exception) -> Exception:
     return of_peer(rpc.translated(error)) if isinstance(error, grpc.aio.AioRpcError) else error
-
-
-def _ignore(_: int, error: DiskFailed | None) -> None:
-    """The next wait for a flush raises what this write met."""

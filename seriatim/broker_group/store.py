@@ -37,7 +37,7 @@ from seriatim.broker_group.flush_mark import Flushed, FlushMark
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import SUFFIX, LargeBatch, Place, SegmentFiles
-from seriatim.broker_group.writer import Deletion, Done, Write, Writer, is_the_disk_s, settling
+from seriatim.broker_group.writer import Deletion, Done, Write, Writer, ignored, is_the_disk_s, settling
 from seriatim.protocol import batch, log
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
@@ -143,7 +143,7 @@ class Store:
         if is_urgent is self._is_clearing_up and not is_due:
             return
         self._is_clearing_up = is_urgent
-        self._writer.submit(Write((), _ignore, flush_within_s=None, waits_for_flush=False, clears_up=is_urgent))
+        self._writer.submit(Write((), ignored, flush_within_s=None, waits_for_flush=False, clears_up=is_urgent))
 
     def forget_cached(self) -> None:
         """What was written before is next read from the disk, and not from the system's memory. From any thread; may take seconds."""
@@ -220,12 +220,11 @@ class Store:
     def put_chain(self, queue_id: QueueId, version: ChainVersion, data: bytes) -> None:
         """Keep a copy of a queue's chain; nobody waits for it."""
         puts = ((layout.key(b"Q", (queue_id, Epoch(0))), version.to_bytes(8, "big") + data),)
-        self._writer.submit(Write(puts, _ignore, flush_within_s=CHAIN_FLUSH_S, waits_for_flush=False))
+        self._writer.submit(Write(puts, ignored, flush_within_s=CHAIN_FLUSH_S, waits_for_flush=False))
 
     async def forget_chain(self, queue_id: QueueId) -> None:
         """Raises DiskFailed."""
-        link = queue_id, Epoch(0)
-        await self._wait((), (Deletion(layout.key(b"Q", link), layout.after(b"Q", link)),))
+        await self._wait((), (Deletion(*layout.all_of(b"Q", (queue_id, Epoch(0)))),))
 
     async def cut(self, record: LinkRecord, end: Index) -> None:
         """In one write: the record, and no batch or position at or beyond `end`. Raises DiskFailed.
@@ -233,20 +232,16 @@ class Store:
         What of a segment file isn't used any more stays in it, as much as was in flight, unless nothing is kept.
         """
         link = record.key
-        deletions: tuple[Deletion, ...] = (
-            Deletion(layout.key(b"B", link, end), layout.after(b"B", link)),
-            Deletion(layout.key(b"P", link, end + 1), layout.after(b"P", link)),
-        )
+        deletions = [Deletion(*layout.all_of(b"B", link, end)), Deletion(*layout.all_of(b"P", link, end + 1))]
         if end == 0:
-            deletions = (*deletions, Deletion(layout.key(b"S", link), layout.after(b"S", link)))
-        await self._wait(((layout.key(b"L", link), link_record.encode(record)),), deletions, None if end else link)
+            deletions.append(Deletion(*layout.all_of(b"S", link)))
+        puts = ((layout.key(b"L", link), link_record.encode(record)),)
+        await self._wait(puts, tuple(deletions), None if end else link)
         self._forgotten += 1
 
     async def drop(self, link: LinkKey) -> None:
         """Forget a link: batches, positions, cursors and record. Raises DiskFailed."""
-        deletions = tuple(
-            Deletion(layout.key(kind, link), layout.after(kind, link)) for kind in (b"B", b"P", b"C", b"L", b"S")
-        )
+        deletions = tuple(Deletion(*layout.all_of(kind, link)) for kind in (b"B", b"P", b"C", b"L", b"S"))
         size_bytes = 0
         with contextlib.suppress(DiskFailed):  # what can't be read can be forgotten all the same
             size_bytes = max(0, self.last_position(link).size_bytes - self._segments.size_bytes(link))
@@ -285,7 +280,7 @@ class Store:
         return None if value is None else _kept_chain(value)
 
     def cursors(self, link: LinkKey) -> list[CursorRecord]:
-        return [cursors.decode(value) for _, value in self._scan(layout.key(b"C", link), layout.after(b"C", link))]
+        return [cursors.decode(value) for _, value in self._scan(*layout.all_of(b"C", link))]
 
     def last_position(self, link: LinkKey) -> StoredPosition:
         """After the link's last batch; START for none."""
@@ -305,12 +300,12 @@ class Store:
 
     def positions(self, link: LinkKey, after: Index) -> list[Position]:
         """All positions behind `after`, in rising order."""
-        found = self._scan(layout.key(b"P", link, after + 1), layout.after(b"P", link))
+        found = self._scan(*layout.all_of(b"P", link, after + 1))
         return [layout.decode_position(key, value).position for key, value in found]
 
     def position_behind(self, link: LinkKey, index: Index) -> Position | None:
         """The first position behind `index`; None for none. One read, however long the link is."""
-        found = next(self._scan(layout.key(b"P", link, index + 1), layout.after(b"P", link)), None)
+        found = next(self._scan(*layout.all_of(b"P", link, index + 1)), None)
         return None if found is None else layout.decode_position(*found).position
 
     def batches(self, link: LinkKey, from_index: Index, end: Index, limit_bytes: int) -> list[EncodedBatch]:
@@ -371,7 +366,7 @@ class Store:
             size_bytes = self._segments.size_bytes(link)
             if size_bytes >= used_bytes:
                 continue
-            for batch_key, stored in self._scan(layout.key(b"B", link), layout.after(b"B", link)):
+            for batch_key, stored in self._scan(*layout.all_of(b"B", link)):
                 if (place := Place.of(stored)) is not None and place.end > size_bytes:
                     found.append((link, layout.number_of(batch_key)))
         return found
@@ -381,11 +376,11 @@ class Store:
         for key, value in self._scan(b"S", b"T"):
             yield layout.link_of(key), int.from_bytes(value, "big")
 
-    def repair(self, link: LinkKey, encoded: EncodedBatch, done: Done) -> None:
+    def repair(self, link: LinkKey, encoded: EncodedBatch) -> None:
         """Write a batch again, as the peer has it; its position is there already."""
         value = b"".join((encoded.header_bytes, encoded.payload))
         key = layout.key(b"B", link, encoded.header.first_index)
-        self._writer.submit(Write(((key, value),), done, size_bytes=len(value)))
+        self._writer.submit(Write(((key, value),), ignored, size_bytes=len(value)))
 
     def _get(self, key: bytes) -> bytes | None:
         try:
@@ -427,10 +422,6 @@ def _check_place(encoded: EncodedBatch, index: int, expected: int) -> None:
 
 def _kept_chain(value: bytes) -> tuple[ChainVersion, bytes]:
     return ChainVersion(int.from_bytes(value[:8], "big")), value[8:]
-
-
-def _ignore(_: int, error: DiskFailed | None) -> None:
-    """The next write that somebody waits for meets the same error."""
 
 
 class _Sink:

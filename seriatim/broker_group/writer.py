@@ -232,6 +232,10 @@ class Writer:
             done(tag, None if error is None else copied(error))
 
 
+def ignored(_: int, error: DiskFailed | None) -> None:
+    """Of a write that nobody waits for: the next that somebody waits for meets the same error."""
+
+
 def settling(future: asyncio.Future[None]) -> Done:
     """What settles it when a write is complete, unless nobody waits for that any more."""
 

@@ -978,7 +978,7 @@ def flip(directory: Path, one: EncodedBatch) -> None:
     async def damage() -> None:
         store = open_store(directory, place_of(directory))
         bad = replace(one, payload=b"!" + one.payload[1:])
-        store.repair((QUEUE, Epoch(1)), bad, lambda *_: None)
+        store.repair((QUEUE, Epoch(1)), bad)
         await store.flushed()
         await store.close()
 

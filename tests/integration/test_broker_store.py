@@ -60,9 +60,8 @@ class MemoryStore:
         self._positions[record.key, stored.position.index] = stored
         asyncio.get_running_loop().call_soon(done, stored.position.index, None)
 
-    def repair(self, link: LinkKey, encoded: EncodedBatch, done: Any) -> None:
+    def repair(self, link: LinkKey, encoded: EncodedBatch) -> None:
         self._batches[link, encoded.header.first_index] = encoded
-        asyncio.get_running_loop().call_soon(done, 0, None)
 
     async def keep_link(self, record: LinkRecord) -> None:
         self._links[record.key] = record
@@ -272,14 +271,14 @@ def test_a_damaged_batch_is_never_not_there_and_can_be_mended(on_store: Callable
         sent = batches(3)
         await fill(store, RECORD, sent)
         bad = replace(sent[1], payload=b"!" + sent[1].payload[1:])
-        store.repair(RECORD.key, bad, lambda *_: None)
+        store.repair(RECORD.key, bad)
         await store.flushed()
         if isinstance(store, Store):
             assert store.lost() == []
             assert as_sent(store.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(sent[:1])
             with pytest.raises(BadChecksum):
                 store.batches(RECORD.key, Index(10), Index(30), 1 << 20)
-        store.repair(RECORD.key, sent[1], lambda *_: None)
+        store.repair(RECORD.key, sent[1])
         await store.flushed()
         assert as_sent(store.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(sent)
 
@@ -350,7 +349,7 @@ def test_a_flipped_bit_in_a_segment_file_is_damage_and_no_end(tmp_path: Path, pl
             assert store.last_position(RECORD.key).position.index == 30
             with pytest.raises(BadChecksum, match=f"at index {at * 10} "):
                 store.batches(RECORD.key, Index(at * 10), Index(30), 1 << 20)
-            store.repair(RECORD.key, one, lambda *_: None)
+            store.repair(RECORD.key, one)
             await store.flushed()
             assert as_sent(store.batches(RECORD.key, Index(0), Index(at * 10 + 10), 1 << 20)) == as_sent(sent[: at + 1])
 
@@ -372,7 +371,7 @@ def test_a_lost_segment_file_is_known_at_the_start(tmp_path: Path, left: str) ->
         with pytest.raises(BadChecksum):
             store.batches(RECORD.key, Index(10), Index(30), 1 << 20)
         for _, index in lost:
-            store.repair(RECORD.key, batches(3)[index // 10], lambda *_: None)
+            store.repair(RECORD.key, batches(3)[index // 10])
         await store.flushed()
         assert store.lost() == []
         assert as_sent(store.batches(RECORD.key, Index(0), Index(30), 1 << 20)) == as_sent(batches(3))
@@ -639,7 +638,7 @@ def test_damage_in_a_table_ends_writing_when_that_is_rewritten_also_after_its_ba
         asyncio.run(opened())
 
     async def mended(store: Store) -> None:
-        store.repair(RECORD.key, sent[0], lambda *_: None)
+        store.repair(RECORD.key, sent[0])
         await store.flushed()
 
     async def rewritten(store: Store) -> None:
