@@ -422,7 +422,7 @@ class ZooKeeperSession:
         `beside`: another one and its data; where one of the two can't be made, neither is.
         """
         if beside is not None:
-            _check_done(await self._ask(self._create_both, (path, data), beside), path)
+            await self._together(path, ("create", path, data), ("create", *beside))
             return path
         made: str = await self._ask(
             self._client.create_async, path, data, ephemeral=ephemeral, sequence=sequential, makepath=parents, may=_MADE
@@ -448,7 +448,8 @@ class ZooKeeperSession:
         """
         room = max(0, _REQUEST_BYTES - len(data)) // (len(self._client.chroot) + len(path) + _WRITE_BYTES)
         to = min(to, version + max(1, min(room, _MOST_WRITES)))
-        _check_done(await self._ask(self._write_often, path, data, range(version, to)), path)
+        empty = [("set_data", path, b"", before) for before in range(version, to - 1)]
+        await self._together(path, *empty, ("set_data", path, data, to - 1))
         return to
 
     async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
@@ -461,26 +462,16 @@ class ZooKeeperSession:
             may = (*_ANY_VERSION, NotEmpty) if version < 0 else (*_WRITTEN, NotEmpty)
             await self._ask(self._client.delete_async, path, version, may=may)
             return
-        _check_done(await self._ask(self._delete_guarded, path, version, guard), path)
+        await self._together(path, ("set_data", guard[0], b"", guard[1]), ("delete", path, version))
 
-    def _create_both(self, *nodes: tuple[str, bytes]) -> Any:
-        both = self._client.transaction()
-        for path, data in nodes:
-            both.create(path, data)
-        return both.commit_async()
-
-    def _write_often(self, path: str, data: bytes, versions: range) -> Any:
-        all_of_them = self._client.transaction()
-        for version in versions[:-1]:
-            all_of_them.set_data(path, b"", version)
-        all_of_them.set_data(path, data, versions[-1])
-        return all_of_them.commit_async()
-
-    def _delete_guarded(self, path: str, version: int, guard: tuple[str, int]) -> Any:
-        both = self._client.transaction()
-        both.set_data(guard[0], b"", guard[1])
-        both.delete(path, version)
-        return both.commit_async()
+    async def _together(self, path: str, *parts: tuple[Any, ...]) -> None:
+        """One transaction of these, each by its name and arguments; where one can't be done, none is, and this raises why."""
+        transaction = self._client.transaction()
+        for name, *arguments in parts:
+            getattr(transaction, name)(*arguments)
+        for result in await self._ask(lambda _: transaction.commit_async(), path):
+            if isinstance(result, Exception) and not isinstance(result, kazoo.exceptions.RolledBackError):
+                raise _translated(result, path)
 
     async def sync(self, path: str) -> None:
         """Let this server catch up with the leader: what is read next is not older than now."""
@@ -589,13 +580,6 @@ def _apart(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
 def _leader(zxid: int) -> int:
     """The upper half of a transaction's number (ZooKeeper's internals, "Zxid")."""
     return int(zxid) >> 32
-
-
-def _check_done(results: Iterable[object], path: str) -> None:
-    """Raises why a transaction wasn't done: of all that were undone, the one that failed says it."""
-    for result in results:
-        if isinstance(result, Exception) and not isinstance(result, kazoo.exceptions.RolledBackError):
-            raise _translated(result, path)
 
 
 _REFUSED = kazoo.exceptions.NoAuthError, kazoo.exceptions.AuthFailedError, kazoo.exceptions.InvalidACLError
