@@ -206,6 +206,17 @@ class Codec:
         return BatchMessage(batch.header, batch.payload, committed_index, following)
 
 
+class _Plain:
+    """As `Codec`, of a message that carries no batch."""
+
+    def __init__(self, generated: Any) -> None:
+        self.serialize = checksums.written_by(generated.SerializeToString)
+        self.parse = checksums.read_by(generated.FromString)
+
+    def parts(self, message: Any) -> Sequence[Data]:
+        return (self.serialize(message),)
+
+
 APPEND: Final = Codec(pb.AppendRequest, pb.AppendRequest.BATCH_FIELD_NUMBER, is_viewed=True)
 REPLICATE: Final = Codec(
     pb.ReplicateRequest,
@@ -215,8 +226,14 @@ REPLICATE: Final = Codec(
 )
 COPY: Final = Codec(pb.Batch, is_viewed=True)
 FETCH: Final = Codec(pb.FetchReply, pb.FetchReply.BATCH_FIELD_NUMBER, pb.FetchReply.COMMITTED_INDEX_FIELD_NUMBER)
-_APPEND_REPLY: Final = checksums.read_by(pb.AppendReply.FromString)
-_REPLICATE_REPLY: Final = checksums.read_by(pb.ReplicateReply.FromString)
+_MESSAGES: Final[dict[str, tuple[Codec | _Plain, Codec | _Plain]]] = {
+    "Append": (APPEND, _Plain(pb.AppendReply)),
+    "Replicate": (REPLICATE, _Plain(pb.ReplicateReply)),
+    "CopyLink": (_Plain(pb.CopyLinkRequest), COPY),
+    "Fetch": (_Plain(pb.FetchRequest), FETCH),
+    "Connect": (_Plain(pb.ConnectRequest), _Plain(pb.ConnectReply)),
+}
+"""What the caller says, and what it is told, by method."""
 
 
 class BatchStub(BrokerStub):
@@ -224,64 +241,45 @@ class BatchStub(BrokerStub):
 
     def __init__(self, channel: Any) -> None:
         super().__init__(checksums.CheckedChannel(channel))  # type: ignore[call-arg] # the stub file knows another way to make one
-        self.Append = channel.stream_stream(
-            f"/{_SERVICE}/Append",
-            request_serializer=APPEND.serialize,
-            response_deserializer=_APPEND_REPLY,
-            _registered_method=True,
-        )
-        self.Replicate = channel.stream_stream(
-            f"/{_SERVICE}/Replicate",
-            request_serializer=REPLICATE.serialize,
-            response_deserializer=_REPLICATE_REPLY,
-            _registered_method=True,
-        )
-        self.CopyLink = channel.unary_stream(
-            f"/{_SERVICE}/CopyLink",
-            request_serializer=checksums.written_by(pb.CopyLinkRequest.SerializeToString),
-            response_deserializer=COPY.parse,
-            _registered_method=True,
-        )
-        self.Fetch = channel.stream_stream(
-            f"/{_SERVICE}/Fetch",
-            request_serializer=checksums.written_by(pb.FetchRequest.SerializeToString),
-            response_deserializer=FETCH.parse,
-            _registered_method=True,
-        )
+        self.Append = _method(channel.stream_stream, "Append")
+        self.Replicate = _method(channel.stream_stream, "Replicate")
+        self.CopyLink = _method(channel.unary_stream, "CopyLink")
+        self.Fetch = _method(channel.stream_stream, "Fetch")
+
+
+def _method(kind: Callable[..., Any], name: str) -> Any:
+    request, reply = _MESSAGES[name]
+    return kind(
+        f"/{_SERVICE}/{name}",
+        request_serializer=request.serialize,
+        response_deserializer=reply.parse,
+        _registered_method=True,
+    )
 
 
 async def append(address: str, stub: Callable[[], Any]) -> Any:
     """An Append stream, direct where the master takes them at `address` (empty: it doesn't), else of what `stub` makes."""
-    found = await _direct(address, "Append", APPEND.parts, _APPEND_REPLY)
-    return stub().Append() if found is None else found
+    return await _direct(address, "Append") or stub().Append()
 
 
 async def replicate(address: str, stub: Callable[[], Any]) -> Any:
     """A Replicate stream, as `append`."""
-    found = await _direct(address, "Replicate", REPLICATE.parts, _REPLICATE_REPLY)
-    return stub().Replicate() if found is None else found
+    return await _direct(address, "Replicate") or stub().Replicate()
 
 
 async def fetch(address: str, stub: Callable[[], Any]) -> Any:
     """A Fetch stream, as `append`. A member of an earlier version takes none there: the first answer is IncompatibleVersion."""
-    found = await _direct(address, "Fetch", _plain_parts, FETCH.parse)
-    return stub().Fetch() if found is None else found
+    return await _direct(address, "Fetch") or stub().Fetch()
 
 
 async def connect(address: str, stub: Callable[[], Any]) -> Any:
     """A Connect stream, as `fetch`: it carries no records, but a group that is idle says nothing else."""
-    found = await _direct(address, "Connect", _plain_parts, checksums.read_by(pb.ConnectReply.FromString))
-    return stub().Connect() if found is None else found
+    return await _direct(address, "Connect") or stub().Connect()
 
 
-async def _direct(
-    address: str, method: str, serialize: direct.Serialize, parse: Callable[[Any], Any]
-) -> direct.DirectStream | None:
-    return await direct.opened(address, method, serialize, direct.parsed_by(parse)) if address else None
-
-
-def _plain_parts(message: Any) -> Sequence[Data]:
-    return (checksums.with_checksum(message.SerializeToString()),)
+async def _direct(address: str, method: str) -> direct.DirectStream | None:
+    request, reply = _MESSAGES[method]
+    return await direct.opened(address, method, request.parts, direct.parsed_by(reply.parse)) if address else None
 
 
 def direct_server(
@@ -291,28 +289,19 @@ def direct_server(
 
     `calls`: all unary methods (`direct_calls.CallServer.serve`).
     """
-    return direct.DirectServer(
-        {
-            "Append": direct.Method(append, _plain_parts, direct.parsed_by(APPEND.parse)),
-            "Replicate": direct.Method(replicate, _plain_parts, direct.parsed_by(REPLICATE.parse)),
-            "Fetch": direct.Method(fetch, FETCH.parts, direct.parsed_by(checksums.read_by(pb.FetchRequest.FromString))),
-            "Connect": direct.Method(
-                connect, _plain_parts, direct.parsed_by(checksums.read_by(pb.ConnectRequest.FromString))
-            ),
-            **direct_calls.methods(calls),
-        }
-    )
-
-
-_WITH_BATCHES: Final[dict[str, dict[str, Callable[..., Any]]]] = {
-    "Append": {"request_deserializer": APPEND.parse},
-    "Replicate": {"request_deserializer": REPLICATE.parse},
-    "CopyLink": {"response_serializer": COPY.serialize},
-    "Fetch": {"response_serializer": FETCH.serialize},
-}
+    served = {"Append": append, "Replicate": replicate, "Fetch": fetch, "Connect": connect}
+    methods = direct_calls.methods(calls)
+    for name, serve in served.items():
+        request, reply = _MESSAGES[name]
+        methods[name] = direct.Method(serve, reply.parts, direct.parsed_by(request.parse))
+    return direct.DirectServer(methods)
 
 
 def add_broker(servicer: BrokerServicer, server: Any) -> None:
     """Register a servicer whose methods are given, and give, BatchMessages for batches."""
-    to: Any = checksums.CheckedServer(server, _WITH_BATCHES)
+    how = {
+        name: {"request_deserializer": request.parse, "response_serializer": reply.serialize}
+        for name, (request, reply) in _MESSAGES.items()
+    }
+    to: Any = checksums.CheckedServer(server, how)
     add_BrokerServicer_to_server(servicer, to)
