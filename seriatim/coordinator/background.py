@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from seriatim.coordinator.core import background, close_link
 from seriatim.coordinator.core.background import (
@@ -152,21 +153,21 @@ class BackgroundWork:
         bare = {one: self._store.bare[one] for one in queue_ids if one in self._store.bare}
         view = View(seen, self._store.registry, self._store.names, self._told, self._sealed, bare)
         for action in background.plan(view, now_ms()):
-            key = _key(action)
-            lane, most = _lane(action)
-            if key in self._under_way or key in self._not_before_s:
+            way = _way(action)
+            if way.key in self._under_way or way.key in self._not_before_s:
                 continue
-            if lane is Rotate and self._lanes[lane] >= most:
+            is_lane_full = self._lanes[way.lane] >= way.most
+            if way.lane is Rotate and is_lane_full:
                 continue  # no hurry: when that one is done, its chain has changed, and is looked at
             is_full = len(self._under_way) >= MAX_AT_ONCE
-            if is_full or self._lanes[lane] >= most:
+            if is_full or is_lane_full:
                 self._is_more_due = True
                 # One member that answers nobody is no reason to stop.
-                is_held_up |= is_full or not isinstance(lane, MemberName)
+                is_held_up |= is_full or not isinstance(way.lane, MemberName)
                 continue
             has_begun = True
-            self._lanes[lane] += 1
-            self._under_way[key] = tasks.create_task(self._act(key, lane, action))
+            self._lanes[way.lane] += 1
+            self._under_way[way.key] = tasks.create_task(self._act(way, action))
         return has_begun or not is_held_up
 
     def _forget_told(self) -> None:
@@ -185,7 +186,7 @@ class BackgroundWork:
             }
         )
 
-    async def _act(self, key: object, lane: object, action: Action) -> None:
+    async def _act(self, way: _Way, action: Action) -> None:
         cause_id = log.new_cause_id("background")
         try:
             is_done = await self._done(action, cause_id)
@@ -198,12 +199,12 @@ class BackgroundWork:
             is_done = False
             _log.exception("not done", action=type(action).__name__, cause_id=cause_id)
         finally:
-            self._under_way.pop(key, None)
-            self._lanes[lane] -= 1
+            self._under_way.pop(way.key, None)
+            self._lanes[way.lane] -= 1
             if self._is_more_due:
                 self._wake.set()
         if not is_done:
-            self._not_before_s[key] = boottime_s() + _retry_s(action)
+            self._not_before_s[way.key] = boottime_s() + way.retry_s
 
     async def _done(self, action: Action, cause_id: str) -> bool:
         """Carry out one action. False: it has to be tried again."""
@@ -281,46 +282,32 @@ class BackgroundWork:
             return set()  # no answer says nothing; its session will tell
 
 
-def _lane(action: Action) -> tuple[object, int]:
-    """With what an action shares its turns, and how many of those may be under way."""
-    match action:
-        case CloseIt():
-            return CloseIt, CLOSINGS_AT_ONCE
-        case Rotate():
-            return Rotate, 1  # a moment's standstill each, and not of all queues in the same moment
-        case Change() | FreeName() | ClearQueue() | SweepQueue():
-            return Change, CHANGES_AT_ONCE
-        case TellEnd() | TellDrop():
-            return action.member, CALLS_AT_ONCE
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How an action has its turn.
+
+    `key`: by what it is known while it is under way. `lane`: with what it shares its turns, of which `most` may be under way.
+    `retry_s`: how long it rests where it failed.
+    """
+
+    key: object
+    lane: object
+    most: int
+    retry_s: float = RETRY_S
 
 
-def _retry_s(action: Action) -> float:
-    """How long an action that failed rests."""
-    match action:
-        case Rotate():
-            return ROTATE_AGAIN_S
-        case CloseIt() if action.there:
-            return LOST_AGAIN_S
-        case _:
-            return RETRY_S
-
-
-def _key(action: Action) -> object:
-    """By what an action is known while it is under way."""
+def _way(action: Action) -> _Way:
     match action:
         case CloseIt(queue_id, epoch, _, there):
-            return "close", queue_id, epoch, there
-        case Rotate(queue_id, epoch):
-            return "rotate", queue_id, epoch
+            retry_s = LOST_AGAIN_S if there else RETRY_S
+            return _Way(("close", queue_id, epoch, there), CloseIt, CLOSINGS_AT_ONCE, retry_s)
+        case Rotate(queue_id, epoch):  # a moment's standstill each, and not of all queues in the same moment
+            return _Way(("rotate", queue_id, epoch), Rotate, 1, ROTATE_AGAIN_S)
         case Change(document, expected, _):
-            return "change", document.queue_id, expected
+            return _Way(("change", document.queue_id, expected), Change, CHANGES_AT_ONCE)
+        case FreeName(queue_id) | ClearQueue(queue_id) | SweepQueue(queue_id):
+            return _Way((type(action), queue_id), Change, CHANGES_AT_ONCE)
         case TellEnd(document, _, link, member, incarnation):
-            return "end", document.queue_id, link.epoch, member, incarnation
+            return _Way(("end", document.queue_id, link.epoch, member, incarnation), member, CALLS_AT_ONCE)
         case TellDrop(document, below, member, incarnation):
-            return "drop", document.queue_id, below, member, incarnation
-        case FreeName(queue_id, _):
-            return "free", queue_id
-        case ClearQueue(queue_id, _):
-            return "clear", queue_id
-        case SweepQueue(queue_id):
-            return "sweep", queue_id
+            return _Way(("drop", document.queue_id, below, member, incarnation), member, CALLS_AT_ONCE)

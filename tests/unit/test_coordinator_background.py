@@ -150,7 +150,7 @@ def test_a_lost_link_is_tried_again_rarely_and_at_once_when_somebody_else_is_the
 
     def tried(there: tuple[Incarnation, ...]) -> dict[object, float]:
         action = CloseIt(QueueId(1), Epoch(1), "why", there)
-        asyncio.run(work._act(background_shell._key(action), CloseIt, action))
+        asyncio.run(work._act(background_shell._way(action), action))
         return work._not_before_s
 
     alone, both = (Incarnation("blank", 1),), (Incarnation("blank", 1), Incarnation("disk", 2))
