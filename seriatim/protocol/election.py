@@ -73,8 +73,8 @@ class Election:
     """One instance in one election.
 
     `on_change(standing)` is called on the loop whenever the standing changes. After ELECTED the caller asks a
-    coordinator for its token; after anything else it must already have stopped. `node` is the name of its node while
-    it has one. The caller owns the session; `run` is a task of the caller's, which ends when cancelled and then
+    coordinator for its token; after anything else it must already have stopped. `node`: the name of its node; empty
+    where it has none. The caller owns the session; `run` is a task of the caller's, which ends when cancelled and then
     resigns. `gives_way`: where others stand as well, one whose connection breaks again and again goes behind them.
     """
 
@@ -92,18 +92,13 @@ class Election:
         self._name = name
         self._on_change = on_change
         self._wake = asyncio.Event()
-        self._node: str | None = None
+        self.node = ""
         self._node_session = 0
         self._gives_way = gives_way
         self._broken_at_s: deque[float] = deque(maxlen=_BREAKS)
         self._reason_to_go = ""
         self.standing = Standing.OUT
         session.on_state(self._session_changed)
-
-    @property
-    def node(self) -> str:
-        """Name of this instance's node; empty where it has none."""
-        return self._node or ""
 
     async def run(self) -> None:
         """Stand for election until cancelled, then resign."""
@@ -115,8 +110,9 @@ class Election:
                 except (Unreachable, SessionExpired, NoNode) as error:
                     _log.debug("election can't be read", path=self._path, error=error)
                     if isinstance(error, NoNode):
-                        self._node = None  # also where all of it is gone, with the queue: a coordinator says so to who is elected
-                    self._change(Standing.UNSURE if self._node else Standing.OUT)
+                        # Also where all of it is gone, with the queue: a coordinator says so to who is elected.
+                        self.node = ""
+                    self._change(Standing.UNSURE if self.node else Standing.OUT)
                     await asyncio.sleep(_RETRY_S)
                     continue
                 await self._wake.wait()
@@ -133,17 +129,17 @@ class Election:
         session = self._session
         if session.state is not SessionState.CONNECTED:
             raise Unreachable("the session is not connected")
-        if self._node is not None and self._node_session != session.session_id:
-            self._node = None
-        if self._node is None:
+        if self.node and self._node_session != session.session_id:
+            self.node = ""
+        if not self.node:
             self._node_session = session.session_id
             await session.ensure(self._path)
             await session.sync(self._path)  # what was asked through another server may be on its way still
-            self._node = await self._find_own() or await self._make_own()
-        own = number_of(self._node)
+            self.node = await self._find_own() or await self._make_own()
+        own = number_of(self.node)
         nodes = await session.children(self._path)
-        if self._node not in nodes:
-            self._node = None
+        if self.node not in nodes:
+            self.node = ""
             raise NoNode(self._path)
         standing = candidates(nodes)
         before = [node for node in standing if number_of(node) < own]
@@ -153,13 +149,13 @@ class Election:
                 reason = "its connection breaks again and again"
             if reason and len(standing) > 1:
                 self._broken_at_s.clear()
-                _log.warning("gives way", path=self._path, node=self._node, reason=reason)
-                await session.delete(f"{self._path}/{self._node}")
+                _log.warning("gives way", path=self._path, node=self.node, reason=reason)
+                await session.delete(f"{self._path}/{self.node}")
                 raise NoNode(self._path)
             if session.state is SessionState.CONNECTED:
                 # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
-                if not await self._watch_end(self._node):
-                    self._node = None
+                if not await self._watch_end(self.node):
+                    self.node = ""
                     raise NoNode(self._path)
                 self._change(Standing.ELECTED)
             return
@@ -188,22 +184,22 @@ class Election:
         made = await self._session.create(f"{self._path}/{self._name}-", ephemeral=True, sequential=True)
         return made.rsplit("/", 1)[1]
 
-    async def _find_own(self) -> str | None:
-        """The node that a create made whose answer was lost; without it, this session would wait behind itself."""
+    async def _find_own(self) -> str:
+        """The node that a create made whose answer was lost; without it, this session would wait behind itself. Empty for none."""
         for node in await self._session.children(self._path):
             if node[:-_NUMBER_DIGITS] == f"{self._name}-":
                 with contextlib.suppress(NoNode):
                     if await self._session.owner(f"{self._path}/{node}") == self._session.session_id:
                         return node
-        return None
+        return ""
 
     def _session_changed(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
             if self.standing is Standing.ELECTED:
                 self._broken_at_s.append(asyncio.get_running_loop().time())
             if state is SessionState.LOST:
-                self._node = None
-            self._change(Standing.UNSURE if self._node else Standing.OUT)
+                self.node = ""
+            self._change(Standing.UNSURE if self.node else Standing.OUT)
         self._wake.set()
 
     def _change(self, standing: Standing) -> None:
@@ -214,8 +210,8 @@ class Election:
 
     async def _resign(self) -> None:
         """Give the node back. Where nobody answers for long, it has been asked for, or goes with the session."""
-        node, self._node = self._node, None
-        if node is not None and self._session.state is SessionState.CONNECTED:
+        node, self.node = self.node, ""
+        if node and self._session.state is SessionState.CONNECTED:
             with contextlib.suppress(Unreachable, SessionExpired, NoNode, TimeoutError):
                 async with asyncio.timeout(_RESIGN_S):
                     await self._session.delete(f"{self._path}/{node}")
