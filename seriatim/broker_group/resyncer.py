@@ -248,8 +248,6 @@ class Resyncer:
                         is_abandoned=action.is_abandoned,
                     )
                 )
-            case resync.Cut():
-                await self._broker.record_end(self._broker.link(key).record)
             case resync.Copy():
                 await self._copy(self._broker.link(key), action.from_index, action.end)
             case resync.Lack():

@@ -11,7 +11,7 @@ from seriatim.broker_group.core import cursors, disk, lease, link_record, resync
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
-from seriatim.broker_group.core.resync import Adopt, Copy, Cut, Drop, Holding, Lack, TakeCursors
+from seriatim.broker_group.core.resync import Adopt, Copy, Drop, Holding, Lack, TakeCursors
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.protocol.chain import (
     Certificate,
@@ -347,7 +347,7 @@ def test_what_is_missing_ends_with_a_seek_also_where_no_disk_has_it() -> None:
 
 def test_it_is_cut_to_the_certificate_never_to_the_peer() -> None:
     key = (QUEUE, Epoch(1))
-    assert plan(sealed(1, 9), holding=(held(1, 9, 12),)) == (Cut(*key, Index(9)),)
+    assert plan(sealed(1, 9), holding=(held(1, 9, 12),)) == (Adopt(*key, Index(9), HASH, is_abandoned=False),)
     other = b"x" * 32
     assert plan(sealed(1, 9), holding=(held(1, 9, 12, other),)) == (Copy(*key, Index(0), Index(9)),)
     assert plan(sealed(1, 9), holding=(held(1, 9, 9, other),)) == (Copy(*key, Index(0), Index(9)),)

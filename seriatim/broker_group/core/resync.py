@@ -43,22 +43,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Record the end that the chain has."""
+    """Record the end that the chain has, and remove what lies at or beyond it."""
 
     queue_id: QueueId
     epoch: Epoch
     end: Index
     end_hash: bytes
     is_abandoned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Remove what lies at or beyond the end."""
-
-    queue_id: QueueId
-    epoch: Epoch
-    end: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +83,7 @@ class TakeCursors:
     of: tuple[str, ...]
 
 
-Action = Drop | Adopt | Cut | Copy | Lack | TakeCursors
+Action = Drop | Adopt | Copy | Lack | TakeCursors
 
 
 def plan(name: MemberName, documents: Mapping[QueueId, ChainDocument], held: Iterable[Holding]) -> tuple[Action, ...]:
@@ -196,16 +187,11 @@ def _for_cursors(document: ChainDocument, link: Link, name: MemberName, holding:
 def _for_records(wanted: Adopt, holding: Holding | None) -> list[Action]:
     if holding is None:
         return [wanted]
-    record = holding.record
-    if record.end != wanted.end or record.end_hash != wanted.end_hash or record.is_abandoned != wanted.is_abandoned:
+    record, end = holding.record, wanted.end
+    if (record.end, record.end_hash, record.is_abandoned) != (end, wanted.end_hash, wanted.is_abandoned):
         return [wanted]
-    return [] if holding.has_it else [_towards_end(holding, wanted.end)]
-
-
-def _towards_end(holding: Holding, end: Index) -> Action:
-    queue_id, epoch = holding.record.key
-    if holding.next_index > end and holding.hash_at_end == holding.record.end_hash:
-        return Cut(queue_id, epoch, end)
-    if holding.next_index < end:
-        return Copy(queue_id, epoch, holding.next_index, end)
-    return Copy(queue_id, epoch, Index(0), end)
+    if holding.has_it:
+        return []
+    if holding.next_index > end and holding.hash_at_end == record.end_hash:
+        return [wanted]  # what lies beyond was still to be removed
+    return [Copy(*record.key, holding.next_index if holding.next_index < end else Index(0), end)]
