@@ -105,16 +105,17 @@ class Operations:
         is_present = False
         for _ in range(MAX_CONFLICTS):
             document, version = await self._store.read_chain(queue_id)
-            is_refused = False
+            changed = None
             try:
                 if only_at not in (ANY_VERSION, version):
                     raise OlderVersion("the chain has changed", queue=document.name, chain_version=version)
-                changed = _changed(document, transition)
+                if document.is_deleted:
+                    raise chain.deleted_error(document)
+                changed = transition(document)
             except SeriatimError:
                 if is_present:
                     raise
-                changed, is_refused = document, True
-            if is_refused or (changed == document and not must_write):
+            if changed is None or (changed == document and not must_write):
                 if is_present:
                     return document, version
                 await self._store.catch_up()
@@ -553,12 +554,6 @@ class Operations:
                 raise InvalidArgument(
                     f"link {link.epoch} need not be abandoned: {link.group}-{place} has all its {link.end} records"
                 )
-
-
-def _changed(document: ChainDocument, transition: Callable[[ChainDocument], ChainDocument]) -> ChainDocument:
-    if document.is_deleted:
-        raise chain.deleted_error(document)
-    return transition(document)
 
 
 def _what_is_given_up(document: ChainDocument, link: Link, end: int, answers: dict[str, SealAnswer]) -> str:

@@ -57,7 +57,7 @@ _log = log.logger("coordinator")
 GIVE_WAY_S = 0.1
 """So long what nobody waits for gives way to a switch; one that waits for members is not to hold it up."""
 State = TypeVar("State")
-Result = SendGrant | ReadGrant | LinkClosed | Wait | Refused
+Result = SendGrant | ReadGrant | LinkClosed | Wait
 
 
 class Execution:
@@ -150,7 +150,9 @@ class Execution:
                     await turn.suit(effects)
                     for effect in effects:
                         if isinstance(effect, Answer):
-                            return _answered(effect.result)
+                            if isinstance(effect.result, Refused):
+                                raise effect.result.error
+                            return effect.result
                         self._spawn(run.carry_out(effect))
                     event = await run.next_event()
                     state, effects = step(state, event, now_ms())
@@ -163,12 +165,6 @@ class Execution:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _answered(result: Result) -> Result:
-    if isinstance(result, Refused):
-        raise result.error
-    return result
 
 
 class _Turn:

@@ -150,19 +150,15 @@ class Change:
     ts_ms: int
 
 
-_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+dump_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+"""Compact JSON, not escaped to ASCII: the one way all parts of an envelope are written."""
 _load = json.JSONDecoder().decode
-
-
-def dump_json(value: object) -> str:
-    """Compact JSON, not escaped to ASCII: the one way all parts of an envelope are written."""
-    return _dump(value)
 
 
 def encode(change: Change) -> bytes:
     """The envelope as UTF-8 JSON. Members of ``source`` that hold nothing are left out."""
     source = _encode_origin(change.source)
-    return _dump(
+    return dump_json(
         {"op": change.op, "before": change.before, "after": change.after, "source": source, "ts_ms": change.ts_ms}
     ).encode()
 
@@ -288,7 +284,7 @@ def record_key(schema: str, table: str, key_values: Sequence[Value]) -> bytes:
 
     The new row's values, for a delete the old one's. Without a key (replica identity full) the table alone.
     """
-    return _dump([f"{schema}.{table}", *key_values]).encode()
+    return dump_json([f"{schema}.{table}", *key_values]).encode()
 
 
 def key_of(change: Change) -> bytes | None:
