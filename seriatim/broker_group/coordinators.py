@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, Unreachable
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, read_coordinators
-
-Reply = TypeVar("Reply")
 
 
 class Coordinators:
@@ -29,14 +26,14 @@ class Coordinators:
         found = await read_coordinators(self._session, self._paths, sorted(names))
         return [one.address for one in found.values()]
 
-    async def ask(self, ask: Callable[[Any], Awaitable[Reply]]) -> Reply:
-        """The first answer of any coordinator; `ask` makes one call. Raises Unreachable where none answers."""
+    async def call(self, method: str, request: object, timeout_s: float) -> Any:
+        """The first answer of any coordinator to a unary call. Raises Unreachable where none answers."""
         failure: Exception | None = None
         addresses = await self._addresses()
         await self._connections.forget_dead(addresses)
         for address in addresses:
             try:
-                return await ask(self._connections.stub(address))
+                return await rpc.call(getattr(self._connections.stub(address), method), request, timeout_s)
             except (Unreachable, DeadlineOver) as error:
                 failure = error
         raise Unreachable("no coordinator answers") from failure

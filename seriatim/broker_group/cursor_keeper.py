@@ -25,7 +25,7 @@ from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import Lock, uninterrupted
-from seriatim.protocol import log, rpc
+from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Whose, whose_from
 from seriatim.protocol.errors import (
@@ -281,7 +281,7 @@ class CursorKeeper:
             cause_id=log.new_cause_id("stale-cursors"),
             **{"from": as_message(self._broker.incarnation)},
         )
-        await self._coordinators.ask(lambda stub: rpc.call(stub.NoteStaleCursors, note, NOTE_TIMEOUT_S))
+        await self._coordinators.call("NoteStaleCursors", note, NOTE_TIMEOUT_S)
         _log.info("peer's cursors noted", queue_id=key[0], epoch=key[1], is_stale=note.is_stale, cause_id=note.cause_id)
 
     @property
@@ -470,7 +470,7 @@ class CursorKeeper:
             cause_id=cause_id,
             **{"from": as_message(self._broker.incarnation)},
         )
-        reply = await self._coordinators.ask(lambda stub: rpc.call(stub.ReportDrained, report, NOTE_TIMEOUT_S))
+        reply = await self._coordinators.call("ReportDrained", report, NOTE_TIMEOUT_S)
         noted = reply.noted or [first]
         _log.info(
             "drained reported", queue_id=key[0], epoch=key[1], subscriptions=[one.subscription_id for one in noted]

@@ -96,7 +96,7 @@ def test_a_broker_forgets_where_its_peer_was(closed: list[str]) -> None:
     asyncio.run(scenario())
 
 
-def test_a_broker_forgets_where_coordinators_were(closed: list[str]) -> None:
+def test_a_broker_forgets_where_coordinators_were(closed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class OneCoordinator:
         address = DEAD
 
@@ -106,16 +106,18 @@ def test_a_broker_forgets_where_coordinators_were(closed: list[str]) -> None:
         async def get(self, *_: object) -> tuple[bytes, int]:
             return CoordinatorRegistration(self.address).encode(), 0
 
-    async def answer(_: object) -> str:
+    async def answer(*_: object) -> str:
         return "answer"
+
+    monkeypatch.setattr("seriatim.protocol.rpc.call", answer)
 
     async def scenario() -> None:
         session = OneCoordinator()
         coordinators = Coordinators(cast("Any", session), Paths("c"))
-        await coordinators.ask(answer)
+        await coordinators.call("ReportDrained", None, 1.0)
         assert closed == []
         session.address = "m:1"
-        await coordinators.ask(answer)
+        await coordinators.call("ReportDrained", None, 1.0)
         assert closed == [DEAD]
 
     asyncio.run(scenario())
