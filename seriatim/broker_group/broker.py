@@ -490,9 +490,7 @@ class Broker:
             peer = runner.record.peer
             if peer is None:
                 raise PeerLost("this link has no other member", epoch=runner.record.epoch)
-            stream = SlaveStream(runner, self.batches, stub, direct, self.cluster, self.incarnation, peer)
-            runner.slave = stream
-            stream.start()
+            runner.slave = SlaveStream(runner, self.batches, stub, direct, self.cluster, self.incarnation, peer)
         stream_now: Any = runner.slave
         await runner.until(lambda: runner.state.is_peer_ready or runner.slave is not stream_now)
         if not runner.state.is_peer_ready:

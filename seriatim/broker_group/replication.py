@@ -62,11 +62,8 @@ class SlaveStream:
         self._committed = Index(0)
         self._committed_told = Index(0)
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._is_let_go = False
         self.is_ended = False
-
-    def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="slave-stream")
 
     def forward(self, encoded: EncodedBatch) -> None:
@@ -84,8 +81,7 @@ class SlaveStream:
         if not self.is_ended:
             self.is_ended = True
             _log.info("stream to the slave ends", epoch=self._runner.record.epoch, reason=error.message)
-            if self._task is not None:
-                self._task.cancel()
+            self._task.cancel()
 
     def let_go(self) -> None:
         """End without an error, behind what the slave is still to be told."""
