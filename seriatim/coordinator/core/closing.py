@@ -111,11 +111,9 @@ def begin(
         marked = chain.closing(document, epoch)
         return Closing(epoch, marked, version, Phase.MARKING), (WriteChain(marked, version, f"closing link {epoch}"),)
     again = Closing(epoch, document, version, Phase.SEALING)
-    if before is not None and before.epoch == epoch:
-        known = replace(again, answers=before.answers)
-        decision = _decision(known, now_ms)
-        if isinstance(decision, Certificate):
-            return _ended(known, decision), ()
+    known = before.answers if before is not None and before.epoch == epoch else {}
+    if known and (ended := _ended(replace(again, answers=known), now_ms)):
+        return ended, ()
     return _sealing(again)
 
 
@@ -142,15 +140,13 @@ def step(  # noqa: C901, PLR0912 - a transition table
         case Phase.SEALING, SealAnswered(place, answer):
             return _considered(_with_answer(state, place, answer), now_ms)
         case Phase.SEALING, Woken():
-            decision = _decision(state, now_ms)
-            return (_ended(state, decision), ()) if isinstance(decision, Certificate) else (state, ())
+            return _ended(state, now_ms) or state, ()
         case Phase.READING, KeptSealsRead(answers):
             for place, answer in answers.items():
                 if place not in state.answers or state.answers[place].wholeness is Wholeness.UNKNOWN:
                     state = _with_answer(state, place, answer)
-            decision = _decision(state, now_ms)
-            if isinstance(decision, Certificate):
-                return _ended(state, decision), ()
+            if ended := _ended(state, now_ms):
+                return ended, ()
             return replace(state, phase=Phase.LOOKING), (LookUpSessions(state.link.group),)
         case Phase.LOOKING, SessionsSeen(registry):
             return _without_answer(state, registry), ()
@@ -174,16 +170,19 @@ def _decision(state: Closing, now_ms: int) -> Certificate | Undecided:
 
 def _considered(state: Closing, now_ms: int) -> tuple[Closing | Outcome, Effects]:
     """Decide as soon as one whole answer is there and the other has come, has failed, or was waited for."""
-    is_settled = len(state.answers) + len(state.failures) == 2
-    decision = _decision(state, now_ms)
-    if isinstance(decision, Certificate):
-        return (_ended(state, decision), ()) if is_settled else (state, (WakeAfter(OTHER_ANSWER_MS),))
-    if is_settled:
-        return replace(state, phase=Phase.READING), (ReadKeptSeals(state.link),)
-    return state, ()
+    if len(state.answers) + len(state.failures) < 2:
+        is_told = isinstance(_decision(state, now_ms), Certificate)
+        return state, (WakeAfter(OTHER_ANSWER_MS),) if is_told else ()
+    if ended := _ended(state, now_ms):
+        return ended, ()
+    return replace(state, phase=Phase.READING), (ReadKeptSeals(state.link),)
 
 
-def _ended(state: Closing, certificate: Certificate) -> Ended:
+def _ended(state: Closing, now_ms: int) -> Ended | None:
+    """How the link ended, where what was answered tells that."""
+    certificate = _decision(state, now_ms)
+    if isinstance(certificate, Undecided):
+        return None
     document = chain.sealed(state.document, state.epoch, certificate)
     answered = ",".join(str(one) for one in certificate.answered)
     what = f"link {state.epoch} sealed at {certificate.end} whole={certificate.is_whole} answered={answered}"
