@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
+DESCRIBE_TIMEOUT_S = 0.5
+"""Of calls that only look."""
 KEPT_TIMEOUT_S = 10.0
 """A member looks through all the chains that it keeps."""
 
 
 class Members:
-    """Brokers by their place. `timeout_s`: deadline of each call; `describe_timeout_s`: of those that only look."""
+    """Brokers by their place. `timeout_s`: deadline of each call but those that only look."""
 
-    def __init__(self, store: Store, timeout_s: float, describe_timeout_s: float = 0.5) -> None:
+    def __init__(self, store: Store, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._describe_timeout_s = describe_timeout_s
         self._connections: rpc.Connections[BrokerAsyncStub] = rpc.Connections(rpc.checked(BrokerStub))
         self._calls = DirectCalls()
         self._turns: weakref.WeakValueDictionary[tuple[MemberName, type], Turns] = weakref.WeakValueDictionary()
@@ -187,7 +188,7 @@ class Members:
         request = pb.DescribeLinksRequest(
             cluster=self._store.cluster, to=as_message(state.incarnation), queue_id=queue_id, epochs=epochs
         )
-        reply = await self._call(member, lambda stub: stub.DescribeLinks, request, self._describe_timeout_s)
+        reply = await self._call(member, lambda stub: stub.DescribeLinks, request, DESCRIBE_TIMEOUT_S)
         return {Epoch(one.epoch): one for one in reply.links}
 
     async def find_sealed(
@@ -200,7 +201,7 @@ class Members:
             to=as_message(state.incarnation),
             links=[pb.LinkKey(queue_id=queue_id, epoch=epoch) for queue_id, epoch in links],
         )
-        reply = await self._call(member, lambda stub: stub.FindSealed, request, self._describe_timeout_s)
+        reply = await self._call(member, lambda stub: stub.FindSealed, request, DESCRIBE_TIMEOUT_S)
         return {(QueueId(one.queue_id), Epoch(one.epoch)) for one in reply.sealed}
 
     async def kept_chains(self, queue: str, member: MemberName) -> tuple[list[Copy], QueueId]:
