@@ -35,7 +35,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, NoReturn, TypeAlias, get_args
 
 from seriatim.protocol.errors import CallerError
 
@@ -285,22 +285,3 @@ def record_key(schema: str, table: str, key_values: Sequence[Value]) -> bytes:
     The new row's values, for a delete the old one's. Without a key (replica identity full) the table alone.
     """
     return dump_json([f"{schema}.{table}", *key_values]).encode()
-
-
-def key_of(change: Change) -> bytes | None:
-    """The record key that belongs to a change; None where no row is meant (begin, commit, truncate, …).
-
-    Raises:
-        MalformedChange: the image lacks a key column.
-    """
-    if change.op not in ROW_OPERATIONS:
-        return None
-    image = change.before if change.op == "d" else change.after
-    origin = change.source
-    if image is None:
-        raise MalformedChange(f"operation {change.op} without the image that holds its key")
-    try:
-        values = [image[name] for name in origin.key]
-    except KeyError as error:
-        raise MalformedChange(f"{origin.schema}.{origin.table}: key column {error} is not in the image") from error
-    return record_key(cast(str, origin.schema), cast(str, origin.table), values)

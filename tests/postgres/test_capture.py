@@ -16,7 +16,8 @@ from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, KeylessTable
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
-from seriatim.protocol.change import Change, decode, encode, key_of
+from seriatim.protocol.change import Change, decode, encode
+from tests.changes import key_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 SLOT = "cap"

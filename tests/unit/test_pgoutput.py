@@ -35,7 +35,8 @@ from seriatim.producer.sources.postgres.errors import (
     MalformedLog,
     TransactionTooLarge,
 )
-from seriatim.protocol.change import decode, encode, key_of
+from seriatim.protocol.change import decode, encode
+from tests.changes import key_of
 
 TRACES = Path(__file__).parent / "test_pgoutput_traces"
 NAMES = ("rows", "origin", "types")
