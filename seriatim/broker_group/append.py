@@ -15,13 +15,12 @@ from seriatim.broker_group.core.replica_events import (
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.protocol import batch, errors
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchMessage
+from seriatim.protocol.batch_streams import BatchMessage, opening
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
     BadChecksum,
     CallerError,
     Fenced,
-    MalformedFrame,
     PartlyResend,
     Resend,
     SeriatimError,
@@ -100,17 +99,15 @@ class AppendStream:
             runner.detach(self)
 
     async def _opened(self) -> tuple[LinkRunner, Token]:
-        message = await read(self._context)
-        if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
-            raise MalformedFrame("an Append stream starts with what it is for")
-        runner = self._broker.link(self._broker.check_name(message.open.link))
+        opened = await opening(self._context, "an Append")
+        runner = self._broker.link(self._broker.check_name(opened.link))
         record = runner.record
         if record.role is not Role.MASTER:
             raise UnknownLink("this member isn't the master of this link", epoch=record.epoch)
-        token = Token(message.open.token)
+        token = Token(opened.token)
         if token < record.token:
             raise Fenced("a newer sender was elected", token=record.token, epoch=record.epoch)
-        if message.open.next_index > runner.state.tail.index:
+        if opened.next_index > runner.state.tail.index:
             raise WrongIndex(
                 f"this link takes index {runner.state.tail.index} next", next_index=runner.state.tail.index
             )

@@ -13,10 +13,9 @@ from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
-from seriatim.protocol.batch_streams import BatchMessage, together
+from seriatim.protocol.batch_streams import BatchMessage, opening, together
 from seriatim.protocol.errors import (
     InvalidArgument,
-    MalformedFrame,
     MemberBehind,
     SeriatimError,
 )
@@ -45,10 +44,7 @@ class FetchStream:
 
     async def run(self) -> None:
         """Until the link's end is sent or the reader leaves. Raises the error that ends it."""
-        message = await read(self._context)
-        if message is None or message.WhichOneof("kind") != "open":
-            raise MalformedFrame("a Fetch stream starts with what it is for")
-        opened = message.open
+        opened = await opening(self._context, "a Fetch")
         runner = self._broker.link(self._broker.check_name(opened.link))
         self._check(runner, opened)
         self._credit_bytes = opened.credit_bytes

@@ -20,10 +20,9 @@ from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_co
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchMessage, together
+from seriatim.protocol.batch_streams import BatchMessage, opening, together
 from seriatim.protocol.errors import (
     DiskFailed,
-    MalformedFrame,
     MemberBehind,
     UnknownLink,
     WrongIncarnation,
@@ -73,11 +72,9 @@ class BrokerService(BrokerServicer):
 
     async def replicate(self, context: Any) -> None:
         """Serve a Replicate, by gRPC or direct."""
-        message = await read(context)
-        if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
-            raise MalformedFrame("a Replicate stream starts with what it is for")
-        runner = await self._broker.until_opened(self._broker.check_name(message.open.link), OPENING_S)
-        record, master = runner.record, from_message(message.open.from_master)
+        opened = await opening(context, "a Replicate")
+        runner = await self._broker.until_opened(self._broker.check_name(opened.link), OPENING_S)
+        record, master = runner.record, from_message(opened.from_master)
         if runner.state.phase is not SealPhase.OPEN:
             raise sealed_error(record)
         if record.role is not Role.SLAVE or record.opened_start == 0:

@@ -29,8 +29,10 @@ from google.protobuf.message import DecodeError
 from seriatim.protocol import checksums, direct, direct_calls
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, Payload, parse
+from seriatim.protocol.errors import MalformedFrame
 from seriatim.protocol.frames import Data
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
+from seriatim.protocol.streams import read
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Broker"].full_name
 _LENGTH_DELIMITED: Final = 2
@@ -280,6 +282,14 @@ async def connect(address: str, stub: Callable[[], Any]) -> Any:
 async def _direct(address: str, method: str) -> direct.DirectStream | None:
     request, reply = _MESSAGES[method]
     return await direct.opened(address, method, request.parts, direct.parsed_by(reply.parse)) if address else None
+
+
+async def opening(context: Any, stream: str) -> Any:
+    """What a stream of a servicer's is opened for: its first message says that. Raises MalformedFrame."""
+    message = await read(context)
+    if message is None or isinstance(message, BatchMessage) or message.WhichOneof("kind") != "open":
+        raise MalformedFrame(f"{stream} stream starts with what it is for")
+    return message.open
 
 
 def direct_server(
