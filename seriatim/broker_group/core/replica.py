@@ -230,16 +230,16 @@ def _resend_error(state: Replica, header: BatchHeader) -> SeriatimError | None:
 
     Only what two members hold may count as stored (H2); the rest of what was taken makes a seq that doesn't rise.
     """
-    on_two = _Marks(state.record.start_marks, state.committed.marks)
+    on_two = _marks_of(header.spans, state.record.start_marks, state.committed.marks)
+    is_stored = overlaps(on_two, header.spans)
+    if not is_stored and not overlaps(state.tail.marks, header.spans):
+        return None
     details = {**state.record.named, "next_index": state.tail.index}
-    if overlaps(on_two.of(header.spans), header.spans):
-        marks = on_two.of(header.spans)
-        if is_resend(marks, header.spans):
-            return Resend("every record of this batch was stored before", marks=marks, **details)
-        return PartlyResend("some records of this batch were stored before", marks=marks, **details)
-    if overlaps(state.tail.marks, header.spans):
+    if not is_stored:
         return SeqNotRising("this batch repeats a seq that is on its way", **details)
-    return None
+    if is_resend(on_two, header.spans):
+        return Resend("every record of this batch was stored before", marks=on_two, **details)
+    return PartlyResend("some records of this batch were stored before", marks=on_two, **details)
 
 
 def _source_error(state: Replica, header: BatchHeader) -> TooManySources | None:
@@ -251,19 +251,12 @@ def _source_error(state: Replica, header: BatchHeader) -> TooManySources | None:
     return too_many_sources(new[0], **state.record.named)
 
 
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    """Marks of a link's start, and of a place in it, looked at as one, without merging them: a link may have many sources, a batch has few.
+def _marks_of(spans: tuple[SourceSpan, ...], start: Mapping[str, int], place: Mapping[str, int]) -> dict[str, int]:
+    """Marks of these sources, of a link's start and of a place in it, without merging them: a link may have many sources, a batch has few.
 
-    A link takes no record at or below a mark of its start, so where both have a mark, `other` has the further one.
+    A link takes no record at or below a mark of its start, so where both have a mark, that of the place is the further one.
     """
-
-    one: Mapping[str, int]
-    other: Mapping[str, int]
-
-    def of(self, spans: tuple[SourceSpan, ...]) -> dict[str, int]:
-        both = (self.one, self.other)
-        return {span.source: marks[span.source] for marks in both for span in spans if span.source in marks}
+    return {span.source: marks[span.source] for marks in (start, place) for span in spans if span.source in marks}
 
 
 def _position_at(state: Replica, index: Index) -> Position | None:
