@@ -244,13 +244,9 @@ class ChainDocument:
     def subscription(self, name: str) -> Subscription | None:
         return next((one for one in self.subscriptions if one.name == name), None)
 
-    @property
-    def subscription_ids(self) -> frozenset[SubscriptionId]:
-        return frozenset(one.subscription_id for one in self.subscriptions)
-
     def deleted_of(self, subscription_ids: Collection[SubscriptionId]) -> set[SubscriptionId]:
         """Those that the queue had, and has no more; their ids are never given again. Of one made since it says nothing."""
-        there = self.subscription_ids
+        there = {one.subscription_id for one in self.subscriptions}
         return {one for one in subscription_ids if one not in there and one < self.next_subscription_id}
 
     def readers_of(self, epoch: Epoch) -> tuple[Subscription, ...]:
