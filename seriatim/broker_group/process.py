@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
@@ -17,13 +15,14 @@ from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
-from seriatim.broker_group.store import SEGMENT_BYTES, open_store
+from seriatim.broker_group.store import SEGMENT_BYTES, Store, open_store
 from seriatim.protocol import log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import add_broker, direct_server
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import CallServer
 from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.flag import until_set
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName, check_served, checked_address, checked_name
 from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession, check_hosts
@@ -58,6 +57,10 @@ class BrokerSettings:
     scrub_interval_s: int = 24 * 60 * 60
     direct_port: int = 0
 
+    @property
+    def name(self) -> MemberName:
+        return MemberName(self.group, self.member)
+
     def check(self) -> None:
         """Raises InvalidArgument."""
         check_hosts(self.zookeeper, "zookeeper")
@@ -86,44 +89,29 @@ async def serve(settings: BrokerSettings, ready: Callable[[str, str], None], sto
     no ZooKeeper answers.
     """
     settings.check()
-    name = MemberName(settings.group, settings.member)
-    store = open_store(settings.dir, f"{settings.cluster}/{name}", settings.segment_bytes)
+    store = open_store(settings.dir, f"{settings.cluster}/{settings.name}", settings.segment_bytes)
     try:
-        session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
-        if not await _is_connected(session, stop):
-            return
-        try:
-            peer = Peer(settings.cluster, store.incarnation)
-            broker = Broker(settings.cluster, name, store, peer, settings.reserve_mb * 1024 * 1024)
-            await _serve(broker, session, settings, ready, stop)
-        finally:
-            await session.stop()
+        await until_set(stop, _live(settings, store, ready))
     finally:
         await store.close()
 
 
-async def _is_connected(session: ZooKeeperSession, stop: asyncio.Event) -> bool:
-    """Connect; False where `stop` was set first. Raises Unreachable."""
-    connecting, stopping = asyncio.ensure_future(session.start()), asyncio.ensure_future(stop.wait())
+async def _live(settings: BrokerSettings, store: Store, ready: Callable[[str, str], None]) -> None:
+    """Until cancelled."""
+    session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
+    await session.start()
     try:
-        await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if connecting.done():
-            await connecting
-            return True
-        return False
+        peer = Peer(settings.cluster, store.incarnation)
+        broker = Broker(settings.cluster, settings.name, store, peer, settings.reserve_mb * 1024 * 1024)
+        await _serve(broker, session, settings, ready)
     finally:
-        for task in (connecting, stopping):
-            task.cancel()
-        await asyncio.gather(connecting, stopping, return_exceptions=True)
+        await session.stop()
 
 
 async def _serve(
-    broker: Broker,
-    session: ZooKeeperSession,
-    settings: BrokerSettings,
-    ready: Callable[[str, str], None],
-    stop: asyncio.Event,
+    broker: Broker, session: ZooKeeperSession, settings: BrokerSettings, ready: Callable[[str, str], None]
 ) -> None:
+    is_stopping = False
     paths = Paths(settings.cluster)
     coordinators = Coordinators(session, paths)
     keeper = CursorKeeper(broker, coordinators)
@@ -145,44 +133,28 @@ async def _serve(
     def is_ready() -> bool:
         """Registered, and sure of it: without a lease, or a disk, it takes no records."""
         is_there = membership.is_registered.is_set() and broker.lease.usable_until_s > boottime_s()
-        return is_there and broker.store.failure is None and not broker.store.stands_still and not stop.is_set()
+        return is_there and broker.store.failure is None and not broker.store.stands_still and not is_stopping
 
     add_health(server, pb.DESCRIPTOR.services_by_name["Broker"].full_name, is_ready)
-    # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).
-    await broker.seal_open_links()
-    await server.start()
     try:
+        # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).
+        await broker.seal_open_links()
+        await server.start()
         if settings.direct_port >= 0:
             direct_port = await direct.listen(host, settings.direct_port)
             membership.direct = f"{address.rsplit(':', 1)[0]}:{direct_port}"
-        async with _tasks(
-            membership.run_session(),
-            membership.watch_peer(),
-            membership.watch_chains(),
-            resyncer.run(),
-            keeper.report_drained(),
-            Scrubber(broker, settings.scrub_interval_s).run(),
-        ) as group:
-            announcing = group.create_task(_announce(membership, ready, str(broker.name), address))
-            await stop.wait()
-            announcing.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(membership.run_session())
+            tasks.create_task(membership.watch_peer())
+            tasks.create_task(membership.watch_chains())
+            tasks.create_task(resyncer.run())
+            tasks.create_task(keeper.report_drained())
+            tasks.create_task(Scrubber(broker, settings.scrub_interval_s).run())
+            await membership.is_registered.wait()
+            ready(str(broker.name), address)
     finally:
+        is_stopping = True
         await direct.stop()
         await server.stop(STOP_S)
         await broker.peer.close()
         await coordinators.close()
-
-
-async def _announce(membership: Membership, ready: Callable[[str, str], None], name: str, address: str) -> None:
-    await membership.is_registered.wait()
-    ready(name, address)
-
-
-@contextlib.asynccontextmanager
-async def _tasks(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.TaskGroup]:
-    """Run the parts while the block runs; the first that fails ends it."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part) for part in parts]
-        yield group
-        for task in tasks:
-            task.cancel()

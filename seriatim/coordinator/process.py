@@ -24,6 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.checksums import CheckedServer
 from seriatim.protocol.election import Election, Standing
 from seriatim.protocol.errors import InvalidArgument, WorldError
+from seriatim.protocol.flag import until_set
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import check_served, checked_address, checked_name
 from seriatim.protocol.registration import CoordinatorRegistration
@@ -243,12 +244,4 @@ class CoordinatorProcess:
 
 async def serve(settings: CoordinatorSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:
     """Run one coordinator until `stop` is set; `ready(name, address)` is called when it serves."""
-    work = asyncio.create_task(CoordinatorProcess(settings).live(ready))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (stopping, work):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    await until_set(stop, CoordinatorProcess(settings).live(ready))

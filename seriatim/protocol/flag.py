@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 
 class Waking:
@@ -63,3 +65,15 @@ async def is_set_within(event: asyncio.Event, within_s: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def until_set(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do it until it is done, or the event is set: then it is cancelled, and its end is waited for. Raises what it raises."""
+    tasks = asyncio.ensure_future(event.wait()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
