@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Literal, Self
 
 from seriatim.producer.buffer import Buffer
@@ -364,9 +363,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
         else:
@@ -375,9 +372,7 @@ class Producer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
 
 

@@ -9,7 +9,6 @@ import queue
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -38,9 +37,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for one in self._sockets:

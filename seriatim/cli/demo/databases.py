@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -44,9 +43,7 @@ class Databases:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join(10)
         for connection in (self._east, self._west):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from seriatim.cli.demo.errors import DemoFailed
@@ -47,9 +46,7 @@ class Nemesis:
         self._began_s = time.monotonic()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restarting.shutdown(wait=True, cancel_futures=True)
 
     @property

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from seriatim.cli.demo.errors import DemoFailed
@@ -65,9 +64,7 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.supervisor.stop_all([PGBENCH, *CAPTURES, REPLAY])
             self.cluster.close()

@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 _LINE_EVERY_S = 2.0
@@ -43,9 +42,7 @@ class View(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def say(self, text: str) -> None:
         """Something happened."""
@@ -77,9 +74,7 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._output.flush()
 
     def say(self, text: str) -> None:
@@ -107,9 +102,7 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # a terminal that is closed
             self._live.stop()
 

@@ -10,7 +10,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 from seriatim.protocol import seriatim_pb2 as pb
@@ -56,9 +55,7 @@ class Watch:
         self._began.result(_START_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join(2 * _TIMEOUT_S)
 

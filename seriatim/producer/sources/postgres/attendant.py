@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from types import TracebackType
 from typing import Final, Self
 
 import psycopg
@@ -45,9 +44,7 @@ class Attendant:
         self._looking.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._breaking.join()
         self._looking.join(_LOOK_S)
