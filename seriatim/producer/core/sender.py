@@ -275,7 +275,7 @@ def _answered(
 
 def _not_granted(state: SenderState, error: SeriatimError, now_s: float, settings: SenderSettings) -> Step:
     if isinstance(error, Fenced) or (isinstance(error, NotElected) and state.token):
-        return _overtaken(state, error)
+        return _withdrawn(state, str(error))
     if isinstance(error, CallerError):
         return _stopped(state, error)
     # A coordinator that reads the election late says not elected too; without a token nothing is at stake.
@@ -290,7 +290,7 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
         return _failed(state, event.reason)
     error = event.error
     if isinstance(error, Fenced):
-        return _overtaken(state, error)
+        return _withdrawn(state, str(error))
     # Seqs were checked when they were sent: one that doesn't rise at the master is on its way there twice. Nonsense may be a bit that was
     # flipped on its way, outside of what a batch's checksums cover; who sends it again and again is wrong.
     is_damaged = isinstance(error, MalformedFrame) and state.refusals < settings.tries_on_link
@@ -317,10 +317,9 @@ def _stream_ended(state: SenderState, event: Refused | StreamBroken, settings: S
 
 def _failed(state: SenderState, failure: str) -> Step:
     """Give the link up, and ask for the next one."""
-    effects: list[Effect] = [CloseStream(state.stream)]
     state = replace(state, in_flight=0, in_flight_bytes=0, refusals=0, failed_epoch=state.epoch, failure=failure)
-    state, more = _asked(state)
-    return state, effects + more
+    state, asked = _asked(state)
+    return state, [CloseStream(state.stream), *asked]
 
 
 def _deposed(state: SenderState, reason: str) -> Step:
@@ -333,10 +332,6 @@ def _deposed(state: SenderState, reason: str) -> Step:
     if state.is_told:
         effects.append(TellDeposed(reason))
     return SenderState(request=state.request, stream=state.stream), effects
-
-
-def _overtaken(state: SenderState, error: SeriatimError) -> Step:
-    return _withdrawn(state, str(error))
 
 
 def _withdrawn(state: SenderState, reason: str) -> Step:
