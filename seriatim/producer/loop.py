@@ -458,7 +458,6 @@ class SendingLoop:
                     Index(grant.next_index),
                     dict(grant.resume_point) if grant.is_resume_known else None,
                     grant.base if grant.has_base else None,
-                    grant.max_record_bytes,
                     grant,
                     dict(grant.held),
                     dict(grant.given_up_from),

@@ -174,7 +174,7 @@ class World(RuleBasedStateMachine):
             self.epoch += 1
             self.link = []
         marks = dict(self.stored_two) if is_known else None
-        grant = Grant(Epoch(self.epoch), Index(len(self.link)), marks, None, 0, "route")
+        grant = Grant(Epoch(self.epoch), Index(len(self.link)), marks, None, "route")
         self.feed(events.Granted(self.state.request, Token(self.token), grant))
 
     @precondition(lambda self: self.is_in(Phase.ACQUIRING))

@@ -217,7 +217,7 @@ class SlowSender:
             match effect:
                 case sending.Acquire(request):
                     self.epoch += 1
-                    grant = Grant(Epoch(self.epoch), Index(0), dict(self.stored), 0, 0, "route")
+                    grant = Grant(Epoch(self.epoch), Index(0), dict(self.stored), 0, "route")
                     self.happened(sending.Granted(request, Token(7), grant))
                 case sending.OpenStream(stream):
                     self.open_streams.add(stream)

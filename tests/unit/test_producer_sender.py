@@ -24,7 +24,7 @@ def batch(first_seq: int, count: int, source: str = "s") -> EncodedBatch:
 
 
 def grant(epoch: int = 1, next_index: int = 0, marks: dict[str, int] | None = None, *, known: bool = True) -> Grant:
-    return Grant(Epoch(epoch), Index(next_index), (marks or {}) if known else None, 0, 0, "route")
+    return Grant(Epoch(epoch), Index(next_index), (marks or {}) if known else None, 0, "route")
 
 
 def text(effect: events.Effect) -> str:

@@ -24,7 +24,6 @@ class Grant:
     next_index: Index
     resume_point: Marks | None
     base: int | None
-    max_record_bytes: int
     route: object
     held: Marks = field(default_factory=dict)
     given_up_from: Marks = field(default_factory=dict)

@@ -130,9 +130,7 @@ class SenderStep:
             events.Granted(
                 self.state.request,
                 Token(grant.token),
-                events.Grant(
-                    Epoch(grant.link.epoch), grant.next_index, resume_point, grant.base, grant.max_record_bytes, route
-                ),
+                events.Grant(Epoch(grant.link.epoch), grant.next_index, resume_point, grant.base, route),
             )
         )
         handed = [order for order in self.orders if order[0] == "records"]
