@@ -344,5 +344,5 @@ def _target(state: CursorState, link: LinkView) -> Index:
 
 
 def _choice(link: LinkView, avoid: str) -> Side | None:
-    registered = [side for side in link.sides_by_preference() if side.is_registered]
+    registered = link.registered
     return next((side for side in registered if side.member != avoid), registered[0] if registered else None)

@@ -296,7 +296,7 @@ def _is_to_be_left(state: Reading, link: LinkView) -> bool:
     fetch, at = state.fetch, state.at
     if fetch is None or at is None or link.end is None or at.index >= link.end or fetch.member in link.answered:
         return False
-    return any(side.is_registered and side.member in link.answered for side in link.sides_by_preference())
+    return any(side.member in link.answered for side in link.registered)
 
 
 def _answered(state: Reading, event: StartArrived | BatchesArrived | EndReached | FetchFailed, now_s: float) -> Step:
@@ -553,11 +553,11 @@ def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
 
 
 def _is_another_there(link: LinkView, fetch: Fetch) -> bool:
-    return any(side.is_registered and side.member != fetch.member for side in link.sides_by_preference())
+    return any(side.member != fetch.member for side in link.registered)
 
 
 def _choice(link: LinkView, avoid: str) -> Side | None:
-    registered = [side for side in link.sides_by_preference() if side.is_registered]
+    registered = link.registered
     if link.end is not None:  # first those that had it all when its end was recorded
         registered.sort(key=lambda side: side.member not in link.answered)
     return next((side for side in registered if side.member != avoid), registered[0] if registered else None)

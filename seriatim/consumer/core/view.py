@@ -69,9 +69,10 @@ class LinkView:
     is_committed_exact: bool = False
     answered: tuple[str, ...] = ()
 
-    def sides_by_preference(self) -> tuple[Side, Side]:
-        """The slave first: it has less to do."""
-        return self.slave, self.master
+    @property
+    def registered(self) -> list[Side]:
+        """The sides where somebody answers; the slave first: it has less to do."""
+        return [side for side in (self.slave, self.master) if side.is_registered]
 
     def side(self, member: str) -> Side:
         return self.slave if self.slave.member == member else self.master
