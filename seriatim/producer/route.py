@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc.aio
-
 from seriatim.producer.core import events
 from seriatim.producer.transport import AppendStream
 from seriatim.protocol import rpc
@@ -31,7 +29,7 @@ class Route:
     ) -> None:
         self._spawn = spawn
         self._handle = handle
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._connections = rpc.Connections(BatchStub, has_batches=True)
         self._stream: AppendStream | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -41,7 +39,6 @@ class Route:
         if not isinstance(route, SendGrant):
             raise InvariantBroken("a grant without a route")
         address = route.master.address
-        channel = self._channel(address)
         link = LinkName(cluster=cluster, queue_id=queue_id, epoch=route.epoch, to=route.master.incarnation)
         opening = AppendOpen(link=link, token=effect.token, next_index=route.next_index)
         number = effect.stream
@@ -49,24 +46,23 @@ class Route:
         def ended(error: SeriatimError) -> None:
             if isinstance(error, Unreachable | DeadlineOver):
                 # The next connection to this address must not inherit the present one's back-off.
-                self._drop(address, channel)
+                self._spawn(self._connections.forget([address]))
                 self._handle(events.StreamBroken(number, error.message))
             else:
                 self._handle(events.Refused(number, error))
 
         self._stream = AppendStream(
             route.master.direct,
-            lambda: BatchStub(channel),
+            lambda: self._connections.stub(address),
             opening,
             lambda next_index: self._handle(events.Acknowledged(number, next_index)),
             ended,
         )
         self._task = self._spawn(self._stream.run())
         if route.next_master:
-            rpc.connect(self._channel(route.next_master))
-        for one, left in list(self._channels.items()):
-            if one not in (address, route.next_master) and not rpc.is_connected(left):
-                self._drop(one, left)  # gRPC would try it twice a second, for ever
+            self._connections.connect(route.next_master)
+        if dead := self._connections.dead((address, route.next_master)):
+            self._spawn(self._connections.forget(dead))
 
     def send(self, batch: EncodedBatch) -> None:
         """Send a batch on the stream, behind those sent before."""
@@ -81,20 +77,4 @@ class Route:
 
     async def close(self) -> None:
         """Close every connection; the stream's task is the producer's to end."""
-        while self._channels:
-            _, channel = self._channels.popitem()
-            await channel.close(None)
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = rpc.channel(address, has_batches=True)
-        return self._channels[address]
-
-    def _drop(self, address: str, channel: grpc.aio.Channel) -> None:
-        if self._channels.get(address) is channel:
-            del self._channels[address]
-            self._spawn(_closed(channel))
-
-
-async def _closed(channel: grpc.aio.Channel) -> None:
-    await channel.close(None)
+        await self._connections.close()

@@ -173,21 +173,25 @@ class Connections(Generic[Stub]):
         """As the function of this name."""
         connect(self._at(address)[0])
 
-    async def forget_dead(self, known: Collection[str]) -> None:
-        """Close the channels to other addresses than these where nobody answers: gRPC would try them twice a second, for ever.
+    def dead(self, known: Collection[str]) -> list[str]:
+        """Other addresses than these where nobody answers: gRPC would try them twice a second, for ever.
 
         Where somebody does, what is under way may be worth waiting for.
         """
         others = [address for address in self._found if address not in known]
-        await self._close([one for one in others if not is_connected(self._found[one][0])])
+        return [one for one in others if not is_connected(self._found[one][0])]
+
+    async def forget_dead(self, known: Collection[str]) -> None:
+        """Close the channels to those."""
+        await self.forget(self.dead(known))
 
     async def close(self) -> None:
         """Close all channels."""
-        await self._close(list(self._found))
+        await self.forget(list(self._found))
 
-    async def _close(self, addresses: Iterable[str]) -> None:
-        """One that can't be closed is let go."""
-        gone = [self._found.pop(address)[0] for address in addresses]
+    async def forget(self, addresses: Iterable[str]) -> None:
+        """Close the channels to these addresses, where there are any. One that can't be closed is let go."""
+        gone = [self._found.pop(address)[0] for address in addresses if address in self._found]
         _process.closed.update(gone)
         _process.closed_at_s = time.monotonic()
         for to in gone:
