@@ -14,13 +14,14 @@ from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Backoff, Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.reader import Reader
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import BugError, Fenced, InvalidArgument, NotElected, SeriatimError
+from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.names import Index, Offset
 from seriatim.protocol.record import Record
 from seriatim.protocol.timeouts import check_seconds
@@ -37,7 +38,7 @@ _COMMIT_TIMEOUT_S = 30.0
 _CLOSED = "the consumer is closed"
 
 
-class Consumer:
+class Consumer(Reader):
     """An elected reader of one subscription: an iterator of records in the queue's order, sync or async.
 
     Of all consumers of a subscription one is elected and gets records; the others stand by and wait. A consumer that
@@ -86,13 +87,12 @@ class Consumer:
             raise InvalidArgument("prefetch_bytes and auto_commit_ms must be above 0")
         if idle_timeout_s is not None:
             check_seconds("idle_timeout_s", idle_timeout_s, may_be_zero=True)
-        self.queue = queue
+        super().__init__(
+            coordinators,
+            ReaderSettings(queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name),
+        )
         self.subscription = subscription
         self.blocked: Blocked | None = None
-        self._coordinators = coordinators
-        self._settings = ReaderSettings(
-            queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name
-        )
         self._prefetch_bytes = prefetch_bytes
         self._auto_commit_ms = auto_commit_ms
         self._idle_timeout_s = idle_timeout_s
@@ -100,10 +100,7 @@ class Consumer:
         self._on_deposed = on_deposed
         self._hand_over = HandOver()
         self._opening = threading.RLock()  # a signal's handler may close what its own thread is opening or closing
-        self._thread: LoopThread | None = None
-        self._session: ReaderSession | None = None
         self._fetcher: Fetcher | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         # The application's side: the batch in hand, and the place behind the batches before it, in their term.
         self._chunk: Chunk | None = None
         self._passed = (0, START)
@@ -165,22 +162,10 @@ class Consumer:
             on_failure=session.failed,
         )
         session.read_with(fetcher)
-        try:
-            await session.connect()
-        except BaseException:
-            await session.close()
-            raise
-        self._session, self._fetcher = session, fetcher
-        self._tasks.append(asyncio.create_task(self._run(session)))
+        await self._stand(session)
+        self._fetcher = fetcher
         if self._auto_commit_ms is not None:
             self._tasks.append(asyncio.create_task(self._commit_regularly(self._auto_commit_ms / 1000)))
-
-    async def _run(self, session: ReaderSession) -> None:
-        try:
-            await session.run()
-        except Exception as error:
-            _log.exception("consumer failed", queue=self.queue)
-            self._hand_over.fail(BugError(f"the consumer failed: {error}"))
 
     def close(self) -> None:
         """Commit what the application has moved past, unless commits are its own affair; then stop and resign."""
@@ -207,10 +192,6 @@ class Consumer:
     def _end(self, thread: LoopThread) -> None:
         thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
 
-    def _leave(self) -> None:
-        if self._session is not None:
-            self._session.leave()
-
     async def _stop(self) -> None:
         session = self._session
         if session is not None and self._auto_commit_ms is not None:
@@ -221,12 +202,7 @@ class Consumer:
                         await session.commit(place)
                 except (SeriatimError, TimeoutError) as error:
                     _log.info("not all committed at the end", queue=self.queue, reason=error)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if session is not None:
-            await session.close()
+        await super()._stop()
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that it reads in: hand out nothing, and leave nothing to close."""
@@ -234,12 +210,6 @@ class Consumer:
         if self._thread is not None:
             self._thread = self._session = None
             self._hand_over.leave_to_parent()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -297,16 +267,6 @@ class Consumer:
         """Whether ZooKeeper says that it is elected: it is handed records as soon as a coordinator grants where to read."""
         session = self._session
         return session is not None and session.standing is Standing.ELECTED and session.is_live
-
-    @property
-    def is_live(self) -> bool:
-        """Whether its loop turns: not where a callback has kept it for longer than its ZooKeeper session has."""
-        return self._session is None or self._session.is_live
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
-        return self._session is not None and self._session.is_connected
 
     @property
     def waiting_for(self) -> str:

@@ -193,6 +193,9 @@ class ReaderSession:
 
     async def run(self) -> None:
         """Stand for election, and act while elected, until cancelled."""
+        await self._or_fail(self._stand())
+
+    async def _stand(self) -> None:
         election, session = self._election, self._zookeeper
         if election is None or session is None:
             raise Unreachable("the reader isn't connected")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.reader import Reader
 from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
-    BugError,
     DeadlineOver,
     Fenced,
     InvalidArgument,
@@ -45,7 +44,7 @@ class Term:
         return self.subscription_id << 32 | self.token
 
 
-class Subscriber:
+class Subscriber(Reader):
     """Stands for election as a subscription's reader, without reading.
 
     `term` is there while elected; by its own clock it ends before the session can (H8). `on_elected(term)` and
@@ -68,10 +67,9 @@ class Subscriber:
         on_deposed: Callable[[], object] | None = None,
         name: str = "",
     ) -> None:
-        self.queue = queue
-        self._coordinators = coordinators
-        self._settings = ReaderSettings(
-            queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name
+        super().__init__(
+            coordinators,
+            ReaderSettings(queue, subscription, str(start), create, session_timeout_s, connect_timeout_s, name),
         )
         self._on_elected = on_elected
         self._on_deposed = on_deposed
@@ -80,9 +78,6 @@ class Subscriber:
         self._told: Term | None = None  # the application
         self._valid_until_s = 0.0
         self._error: SeriatimError | None = None
-        self._thread: LoopThread | None = None
-        self._session: ReaderSession | None = None
-        self._running: asyncio.Task[None] | None = None
         forks.call_in_child(self, Subscriber._leave_to_parent)
 
     def open(self) -> Self:
@@ -108,10 +103,6 @@ class Subscriber:
         self._thread = None
         thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
 
-    def _leave(self) -> None:
-        if self._session is not None:
-            self._session.leave()
-
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that is elected: the term, and its token, stay there."""
         if self._thread is not None:
@@ -119,12 +110,6 @@ class Subscriber:
             self._error = InvalidArgument(
                 "the subscriber was opened before a fork, and is elected in the parent only: start processes by spawn, and make one there"
             )
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def term(self) -> Term | None:
@@ -151,16 +136,6 @@ class Subscriber:
         """When the queue was made; 0 before the first term."""
         view = None if self._session is None else self._session.view
         return 0 if view is None else view.created_at_ms
-
-    @property
-    def is_live(self) -> bool:
-        """Whether its loop turns: not where a callback has kept it for longer than its ZooKeeper session has."""
-        return self._session is None or self._session.is_live
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it stands in the election, elected or not: its ZooKeeper session is known to live."""
-        return self._session is not None and self._session.is_connected
 
     @property
     def waiting_for(self) -> str:
@@ -251,28 +226,7 @@ class Subscriber:
             on_end=self._ended,
             on_failure=self._failed,
         )
-        try:
-            await session.connect()
-        except BaseException:
-            await session.close()
-            raise
-        self._session = session
-        self._running = asyncio.create_task(self._run(session))
-
-    async def _run(self, session: ReaderSession) -> None:
-        try:
-            await session.run()
-        except Exception as error:
-            _log.exception("subscriber failed", queue=self.queue)
-            self._failed(BugError(f"the subscriber failed: {error}"))
-
-    async def _stop(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._stand(session)
 
     def _granted(self, grant: Grant, place: Place) -> None:
         view = None if self._session is None else self._session.view
