@@ -11,7 +11,7 @@ from typing import Self
 
 from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
-from seriatim.consumer.handling import Backoff, Blocked, handle
+from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
@@ -557,7 +557,7 @@ class Consumer(Reader):
         What isn't an `Exception` (KeyboardInterrupt) ends this at once, and its record is not done: the next `run` begins with it.
         """
         try:
-            handle(self, self._hand_over, handler, park, Backoff(backoff_s, backoff_max_s))
+            handle(self, self._hand_over, handler, park, backoff_s, backoff_max_s)
         except BaseException:
             if self._chunk is not None:
                 self._chunk.row = self._chunk.passed

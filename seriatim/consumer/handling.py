@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from seriatim.consumer.handover import HandOver
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.record import Record
+
+if TYPE_CHECKING:
+    from seriatim.consumer.client import Consumer
 
 _log = log.logger("consumer")
 
@@ -25,80 +28,46 @@ class Blocked:
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Seconds until a record that failed is tried again: doubled each time, up to a bound."""
-
-    first_s: float
-    max_s: float
-
-
-class Records(Protocol):
-    """An iterator of records that shows what blocks it."""
-
-    queue: str
-    blocked: Blocked | None
-
-    def __iter__(self) -> Iterator[Record]: ...
-
-
 def handle(
-    records: Records,
+    consumer: Consumer,
     hand_over: HandOver,
     handler: Callable[[Record], object],
     park: Callable[[Record, Exception], object] | None,
-    backoff: Backoff,
+    backoff_s: float,
+    backoff_max_s: float,
 ) -> None:
     """See Consumer.run. To ask for the next record is to be done with the one before: who isn't, asks for none."""
-    handling = _Handling(records, hand_over, handler, park)
-    for record in records:
-        term = hand_over.handed_in
-        error = handling.failure(record, term)
-        if error is not None and not _repeat(handling, term, Blocked(record, error, 1, time.time()), backoff):
-            return
 
-
-@dataclass(frozen=True, slots=True)
-class _Handling:
-    """What is done with each record."""
-
-    records: Records
-    hand_over: HandOver
-    handler: Callable[[Record], object]
-    park: Callable[[Record, Exception], object] | None
-
-    def failure(self, record: Record, term: int) -> Exception | None:
+    def failure(record: Record, term: int) -> Exception | None:
         """Hand it over, once. None: it is done. Who is deposed meanwhile doesn't park it: another reader may be past it."""
         try:
-            self.handler(record)
+            handler(record)
         except Exception as error:
-            if self.park is None or not self.hand_over.holds(term):
+            if park is None or not hand_over.holds(term):
                 return error
             try:
-                self.park(record, error)
+                park(record, error)
             except Exception as failed:
                 return failed
-            _log.warning("record parked", queue=self.records.queue, offset=record.offset, error=error)
+            _log.warning("record parked", queue=consumer.queue, offset=record.offset, error=error)
         return None
 
-
-def _repeat(handling: _Handling, term: int, blocked: Blocked, backoff: Backoff) -> bool:
-    """Try again until it works, or the record is another term's to hand out. False: the consumer was closed before it worked."""
-    pause_s, record, records = backoff.first_s, blocked.record, handling.records
-    while True:
-        records.blocked = blocked
-        _log.warning(
-            "queue blocked", queue=records.queue, offset=record.offset, attempts=blocked.attempts, error=blocked.error
-        )
-        if not _may_be_repeated(handling.hand_over, term, pause_s):
-            records.blocked = None
-            return not handling.hand_over.is_closed
-        pause_s = min(backoff.max_s, pause_s * 2)
-        error = handling.failure(record, term)
+    for record in consumer:
+        term = hand_over.handed_in
+        error = failure(record, term)
         if error is None:
-            records.blocked = None
-            return True
-        blocked = Blocked(record, error, blocked.attempts + 1, blocked.since_s)
+            continue
+        attempts, since_s, pause_s = 1, time.time(), backoff_s
+        while error is not None:
+            consumer.blocked = Blocked(record, error, attempts, since_s)
+            _log.warning("queue blocked", queue=consumer.queue, offset=record.offset, attempts=attempts, error=error)
+            if not _may_be_repeated(hand_over, term, pause_s):
+                break
+            attempts, pause_s = attempts + 1, min(backoff_max_s, pause_s * 2)
+            error = failure(record, term)
+        consumer.blocked = None
+        if error is not None and hand_over.is_closed:
+            return
 
 
 def _may_be_repeated(hand_over: HandOver, term: int, pause_s: float) -> bool:
