@@ -160,6 +160,18 @@ def _resolved(place: Place, earliest: int, end: int) -> int:
     return end if place == "latest" else place
 
 
+def _check_not_behind(queue: str, end: int, **offsets: int) -> None:
+    """Raises InvalidArgument where one of these options' offsets is behind the queue's end."""
+    for name, offset in offsets.items():
+        if offset > end:
+            raise InvalidArgument(
+                f"{name} {offset} is behind the end of queue {queue!r}, which is {end}",
+                queue=queue,
+                offset=offset,
+                latest=end,
+            )
+
+
 def _positions_for(reader: RangeReader, *places: Place) -> Positions:
     """With an end that is known, where that matters for these places: what nobody tells isn't the end."""
     positions = reader.positions()
@@ -179,14 +191,7 @@ class _BatchReader(DataSourceReader):
         earliest, latest = positions.earliest, positions.end
         start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
         end = _resolved(options.ending_offsets, earliest, latest)
-        for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
-            if offset > latest:
-                raise InvalidArgument(
-                    f"{name} {offset} is behind the end of queue {options.queue!r}, which is {latest}",
-                    queue=options.queue,
-                    offset=offset,
-                    latest=latest,
-                )
+        _check_not_behind(options.queue, latest, startingOffsets=start, endingOffsets=end)
         return _tasks(offset_ranges(positions.spans, start, end, options.records_per_partition), positions.of)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -228,13 +233,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         positions = _positions_for(self._opened(), options.starting_offsets)
         earliest, latest = positions.earliest, positions.end
         start = _kept_start(options, _resolved(options.starting_offsets, earliest, latest), earliest)
-        if start > latest:
-            raise InvalidArgument(
-                f"startingOffsets {start} is behind the end of queue {options.queue!r}, which is {latest}",
-                queue=options.queue,
-                offset=start,
-                latest=latest,
-            )
+        _check_not_behind(options.queue, latest, startingOffsets=start)
         return _noted(positions, start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 # Spark's name

@@ -49,63 +49,59 @@ class SourceOptions:
     max_task_bytes: int = field(compare=False)
 
 
-NAMES = {
-    "coordinators": "coordinators",
-    "queue": "queue",
-    "starting_offsets": "startingOffsets",
-    "ending_offsets": "endingOffsets",
-    "max_records": "maxRecordsPerTrigger",
-    "records_per_partition": "recordsPerPartition",
-    "fails_on_data_loss": "failOnDataLoss",
-    "subscription_id": "subscriptionId",
-    "generation": "generation",
-    "token": "token",
-    "max_task_bytes": "maxBytesPerTask",
-}
-"""Spark's spelling of each option."""
+NAMES = (
+    "coordinators",
+    "queue",
+    "startingOffsets",
+    "endingOffsets",
+    "maxRecordsPerTrigger",
+    "recordsPerPartition",
+    "failOnDataLoss",
+    "subscriptionId",
+    "generation",
+    "token",
+    "maxBytesPerTask",
+)
+"""In Spark's spelling."""
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
     """Check what was given; case doesn't count. Raises InvalidArgument, which names the option."""
-    options = {name.lower(): str(value) for name, value in given.items()}
-    unknown = options.keys() - {name.lower() for name in NAMES.values()}
+    options = {name.lower(): str(value).strip() for name, value in given.items()}
+    unknown = options.keys() - {name.lower() for name in NAMES}
     if unknown:
-        raise InvalidArgument(f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(NAMES.values())}")
+        raise InvalidArgument(f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if is_stream and "endingoffsets" in options:
         raise InvalidArgument("endingOffsets is for a batch read: a stream has no end")
-
-    def text(field: str, default: str = "") -> str:
-        return options.get(NAMES[field].lower(), default).strip()
-
     for needed in ("coordinators", "queue"):
-        if not text(needed):
-            raise InvalidArgument(f"option {NAMES[needed]} is missing")
+        if not options.get(needed):
+            raise InvalidArgument(f"option {needed} is missing")
+
+    def place(name: str, default: str) -> Place:
+        value = options.get(name.lower(), default)
+        if value == "earliest":
+            return "earliest"
+        return "latest" if value == "latest" else _number(name, value, also="earliest, latest or ")
+
+    def number(name: str, default: int = 0, *, least: int = 0) -> int:
+        return _number(name, options.get(name.lower(), str(default)), least=least)
+
     found = SourceOptions(
-        coordinators=text("coordinators"),
-        queue=text("queue"),
-        starting_offsets=_place("startingOffsets", text("starting_offsets", "latest" if is_stream else "earliest")),
-        ending_offsets=_place("endingOffsets", text("ending_offsets", "latest")),
-        max_records=_number("maxRecordsPerTrigger", text("max_records", "0")),
-        records_per_partition=_number(
-            "recordsPerPartition", text("records_per_partition", str(_RECORDS_PER_PARTITION)), least=1
-        ),
-        fails_on_data_loss=_yes_or_no("failOnDataLoss", text("fails_on_data_loss", "true")),
-        subscription_id=_number("subscriptionId", text("subscription_id", "0")),
-        generation=_number("generation", text("generation", "0")),
-        token=_number("token", text("token", "0")),
-        max_task_bytes=_number("maxBytesPerTask", text("max_task_bytes", "0")),
+        coordinators=options["coordinators"],
+        queue=options["queue"],
+        starting_offsets=place("startingOffsets", "latest" if is_stream else "earliest"),
+        ending_offsets=place("endingOffsets", "latest"),
+        max_records=number("maxRecordsPerTrigger"),
+        records_per_partition=number("recordsPerPartition", _RECORDS_PER_PARTITION, least=1),
+        fails_on_data_loss=_yes_or_no("failOnDataLoss", options.get("failondataloss", "true")),
+        subscription_id=number("subscriptionId"),
+        generation=number("generation"),
+        token=number("token"),
+        max_task_bytes=number("maxBytesPerTask"),
     )
     if found.ending_offsets == "earliest":
         raise InvalidArgument("endingOffsets is latest or an offset, not earliest")
     return found
-
-
-def _place(name: str, value: str) -> Place:
-    if value == "earliest":
-        return "earliest"
-    if value == "latest":
-        return "latest"
-    return _number(name, value, also="earliest, latest or ")
 
 
 def _number(name: str, value: str, *, least: int = 0, also: str = "") -> int:
