@@ -57,23 +57,10 @@ def base_seq(lsn: int) -> int:
     return lsn >> LSN_SHIFT << NUMBER_BITS
 
 
-def seq_of(commit_lsn: int, number: int) -> int:
-    """Seq of a record.
-
-    Raises:
-        LogTooFar: the position has no seq.
-        TransactionTooLarge: the number doesn't fit.
-    """
-    if number > NUMBER_LIMIT:
-        raise too_large(None)
-    return base_seq(commit_lsn) | number
-
-
-def too_large(tx_id: int | None) -> TransactionTooLarge:
+def too_large(tx_id: int) -> TransactionTooLarge:
     """The error for a transaction with more than `NUMBER_LIMIT` records."""
-    which = "a transaction" if tx_id is None else f"transaction {tx_id}"
     return TransactionTooLarge(
-        f"{which} has more than {NUMBER_LIMIT:,} records, begin and commit included: more than a seq can count",
+        f"transaction {tx_id} has more than {NUMBER_LIMIT:,} records, begin and commit included: more than a seq can count",
         tx_id=tx_id,
         limit=NUMBER_LIMIT,
     )
