@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import signal
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.cases import Case
 from bench.load import Order
 from bench.measuring import LoadFailed, LoadProcess
 from bench.peers.base import Peer
-from seriatim.cli.measurement import milliseconds, outage_s, percentile
+from seriatim.cli.measurement import milliseconds, percentile
 
 PAUSE_MAX_S = 30.0
 _WHOLE_TIMEOUT_S = 120.0
@@ -51,6 +54,23 @@ def measure_outages(
         "count": found["count"],
         "unacknowledged": found["count"] - len(acknowledged_at_s),
     }
+
+
+def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: float) -> float | None:
+    """How long sending stood still because of a harm.
+
+    The longest time between two acknowledgements, of which the second came after the harm and the first before
+    `until_s`, less the ordinary gap (the median of those before the harm). None where no acknowledgement came after.
+
+    acknowledged_at_s: rising.
+    """
+    harmed = bisect_right(acknowledged_at_s, harmed_at_s)
+    if harmed in {0, len(acknowledged_at_s)}:
+        return None
+    before = acknowledged_at_s[:harmed]
+    ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
+    around = acknowledged_at_s[harmed - 1 : max(harmed + 1, bisect_left(acknowledged_at_s, until_s) + 1)]
+    return max(0.0, max(later - earlier for earlier, later in pairwise(around)) - ordinary_s)
 
 
 def _harm_once(peer: Peer, case: Case, queue: str, load: LoadProcess) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -36,23 +35,6 @@ def throughput(
         "latency_p50_ms": milliseconds(percentile(latencies_s, 50)),
         "latency_p99_ms": milliseconds(percentile(latencies_s, 99)),
     }
-
-
-def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: float) -> float | None:
-    """How long sending stood still because of a harm.
-
-    The longest time between two acknowledgements, of which the second came after the harm and the first before
-    `until_s`, less the ordinary gap (the median of those before the harm). None where no acknowledgement came after.
-
-    acknowledged_at_s: rising.
-    """
-    harmed = bisect_right(acknowledged_at_s, harmed_at_s)
-    if harmed in {0, len(acknowledged_at_s)}:
-        return None
-    before = acknowledged_at_s[:harmed]
-    ordinary_s = median(later - earlier for earlier, later in pairwise(before)) if harmed > 1 else 0.0
-    around = acknowledged_at_s[harmed - 1 : max(harmed + 1, bisect_left(acknowledged_at_s, until_s) + 1)]
-    return _longest_s(around, ordinary_s)
 
 
 @dataclass(frozen=True, slots=True)

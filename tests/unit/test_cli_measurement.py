@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.outage import outage_s
 from seriatim.cli.measurement import (
     Standstill,
     milliseconds,
     ordinary_silence_s,
-    outage_s,
     percentile,
     standstill,
     throughput,
