@@ -14,7 +14,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -78,9 +78,10 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is not a click command")
-        name_variables(command)
-        refuse_other_bytes(command)
-        keep_examples(command)
+        for one in _with_subcommands(command):
+            name_variables(one)
+            refuse_other_bytes(one)
+            keep_examples(one)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,8 +91,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
 
+def _with_subcommands(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            yield from _with_subcommands(subcommand)
+
+
 def name_variables(command: click.Command) -> None:
-    """Give every option of a command, and of its subcommands, its environment variable, but for those that refuse one."""
+    """Give every option of a command its environment variable, but for those that refuse one."""
     for parameter in command.params:
         long_names = [name for name in parameter.opts if name.startswith("--")]
         if not isinstance(parameter, click.Option) or not parameter.allow_from_autoenv:
@@ -100,9 +108,6 @@ def name_variables(command: click.Command) -> None:
             if parameter.envvar is None:
                 parameter.envvar = "SERIATIM_" + long_names[0].removeprefix("--").replace("-", "_").upper()
             parameter.show_envvar = True
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            name_variables(subcommand)
 
 
 def refuse_other_bytes(command: click.Command) -> None:
@@ -110,17 +115,11 @@ def refuse_other_bytes(command: click.Command) -> None:
     for parameter in command.params:
         if parameter.type is click.STRING:
             parameter.type = TEXT
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            refuse_other_bytes(subcommand)
 
 
 def keep_examples(command: click.Command) -> None:
     r"""Let click leave lines as they are where a help text says so by a line of `\b`, without a control character in the source."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            keep_examples(subcommand)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
