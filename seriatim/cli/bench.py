@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from seriatim.cli import exits
+from seriatim.cli import coordinators, exits
 from seriatim.cli.foreground import interruptible
 from seriatim.cli.options import Finite, coordinator_option, json_option, session_timeout_option
 
@@ -134,7 +134,6 @@ def consume(*, queue: str, size: int, count: int, subscription: str | None, coor
     Example:
       seriatim bench consume --queue load --count 1000000 --json
     """
-    from seriatim.cli import coordinators
     from seriatim.cli.measurement import throughput
     from seriatim.consumer import Consumer
     from seriatim.protocol import seriatim_pb2 as pb
@@ -292,7 +291,6 @@ def _wait_until_elected(consumer: Consumer) -> None:
 
 def _ensure(coordinator: str, queue: str, durability: str) -> None:
     """Make the queue where it isn't there, and say so."""
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import UnknownQueue
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from seriatim.cli import exits
+from seriatim.cli import coordinators, exits, views
 from seriatim.cli.options import Finite, coordinator_option, json_option
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ def list_(*, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim group list
     """
-    from seriatim.cli import views
-
     found = _groups(coordinator)
     if is_json:
         for view in found:
@@ -93,7 +91,6 @@ def drain(*, name: str, until: str, no_wait: bool, timeout: float | None, coordi
     Example:
       seriatim group drain g1 --until drained --timeout 60
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "DrainGroup", pb.GroupRequest(group=name), 30.0)
@@ -120,7 +117,6 @@ def resume(*, name: str, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim group resume g1
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     _show(coordinators.call(coordinator, "ResumeGroup", pb.GroupRequest(group=name)), is_json=is_json)
@@ -141,7 +137,6 @@ def remove(*, name: str, coordinator: str, is_json: bool) -> None:
       seriatim group drain g4 --until drained
       seriatim group remove g4         # once its links are gone, and its members are stopped
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import UnknownGroup
 
@@ -186,21 +181,20 @@ def _wait(coordinator: str, view: pb.GroupView, until: str, timeout_s: float | N
 
 def _left(view: pb.GroupView, until: str) -> str:
     """What the draining still waits for; empty when it is done. It is said again whenever it changes."""
-    from seriatim.cli.views import some
-
     if view.sending_queues:
         look = f"`seriatim status {view.sending_queues[0]}`"
-        return f"{view.group} still takes records of {some(view.sending_queues)}, until another group can ({look})"
+        return (
+            f"{view.group} still takes records of {views.some(view.sending_queues)}, until another group can ({look})"
+        )
     if view.lost_queues:
-        queues = some(view.lost_queues)
+        queues = views.some(view.lost_queues)
         return f"a link of {queues} is lost on {view.group}: start its members, or `seriatim queue abandon-link`"
     if until == "drained" and view.backlog_queues:
-        return f"{view.group} still has unread records of {some(view.backlog_queues)}"
+        return f"{view.group} still has unread records of {views.some(view.backlog_queues)}"
     return ""
 
 
 def _groups(coordinator: str) -> list[pb.GroupView]:
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     return list(coordinators.call(coordinator, "ListGroups", pb.ListGroupsRequest()).groups)
@@ -216,6 +210,4 @@ def _one(coordinator: str, name: str) -> pb.GroupView:
 
 
 def _show(view: pb.GroupView, *, is_json: bool) -> None:
-    from seriatim.cli import views
-
     exits.answer(json.dumps(views.group_object(view)) if is_json else "\n".join(views.group_lines([view])))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from seriatim.cli import exits
+from seriatim.cli import coordinators, exits, views
 from seriatim.cli.options import NUMBER_MAX, Duration, Names, coordinator_option, json_option
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ def create(
     Example:
       seriatim queue create orders --groups g1,g2 --retention 7d
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import QueueExists
 
@@ -138,7 +137,6 @@ def alter(
       seriatim queue alter orders --retention 7d
       seriatim queue alter orders --groups g2,g3
     """
-    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
     if not all_groups and all(value is None for value in given.values()):
@@ -171,7 +169,6 @@ def list_(*, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim queue list --json
     """
-    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
     reply = coordinators.call(coordinator, "ListQueues", pb.ListQueuesRequest(groups_apart=True))
@@ -195,7 +192,6 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim queue describe orders
     """
-    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name))
@@ -214,7 +210,6 @@ def delete(*, name: str, yes: bool, coordinator: str, is_json: bool) -> int:
     Example:
       seriatim queue delete orders --yes
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import UnknownQueue
 
@@ -243,7 +238,6 @@ def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
     Example:
       seriatim queue rotate orders
     """
-    from seriatim.cli import coordinators, views
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=name))
@@ -273,7 +267,6 @@ def abandon_link(*, name: str, epoch: int, confirm: str | None, coordinator: str
     Example:
       seriatim queue abandon-link orders --epoch 4
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     _check_confirmed(name, confirm, "given up")
@@ -308,7 +301,6 @@ def recover(*, name: str, confirm: str | None, coordinator: str, is_json: bool) 
     Example:
       seriatim queue recover orders
     """
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.errors import DeadlineOver
 
@@ -378,8 +370,6 @@ def _message(
 
 
 def _show(view: pb.QueueView, *, is_json: bool, done: str) -> None:
-    from seriatim.cli import views
-
     if is_json:
         click.echo(json.dumps(views.queue_object(view)))
         return

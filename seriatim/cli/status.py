@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from seriatim.cli import views
+from seriatim.cli.coordinators import CALL_TIMEOUT_S
 from seriatim.cli.foreground import on_signals
 from seriatim.cli.options import coordinator_option, json_option
 from seriatim.cli.pipes import is_output_read
@@ -75,14 +77,10 @@ async def _queue(coordinators: Coordinators, queue: str, is_json: bool) -> list[
 
 
 def _queue_lines(view: pb.QueueView, is_json: bool) -> list[str]:
-    from seriatim.cli import views
-
     return [json.dumps(views.queue_object(view))] if is_json else list(views.queue_lines(view))
 
 
 async def _cluster(coordinators: Coordinators, is_json: bool) -> list[str]:
-    from seriatim.cli import views
-    from seriatim.cli.coordinators import CALL_TIMEOUT_S
     from seriatim.protocol import seriatim_pb2 as pb
 
     cluster = await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())

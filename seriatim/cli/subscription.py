@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from seriatim.cli import coordinators
 from seriatim.cli.options import coordinator_option, json_option
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def subscription() -> None:
 @json_option
 def create(*, name: str, queue: str, start: str, coordinator: str, is_json: bool) -> None:
     """Make subscription NAME of a queue."""
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.CreateSubscriptionRequest(queue=queue, subscription=name, **{"from": start})
@@ -58,7 +58,6 @@ def create(*, name: str, queue: str, start: str, coordinator: str, is_json: bool
 @json_option
 def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
     """List the subscriptions of a queue: cursor, lag, and who is elected to read."""
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))
@@ -79,7 +78,6 @@ def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
 @json_option
 def seek(*, name: str, queue: str, position: str, coordinator: str, is_json: bool) -> None:
     """Move subscription NAME; whoever reads it goes on from the new position."""
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
@@ -93,7 +91,6 @@ def seek(*, name: str, queue: str, position: str, coordinator: str, is_json: boo
 @json_option
 def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
     """Delete subscription NAME and its cursor; records are kept as long as others need them, or retention says."""
-    from seriatim.cli import coordinators
     from seriatim.protocol import seriatim_pb2 as pb
 
     view = coordinators.call(coordinator, "DescribeQueue", pb.QueueRequest(queue=queue))

@@ -6,9 +6,12 @@ An object has every key always; None says that nobody told (a member that can't 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from seriatim.cli.options import duration_text
-from seriatim.protocol import seriatim_pb2 as pb
+
+if TYPE_CHECKING:
+    from seriatim.protocol import seriatim_pb2 as pb
 
 _SEALED_SHOWN = 12
 """So many of the links that ended are shown to a person, the latest; JSON has all."""
