@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from seriatim.cli import coordinators
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.demo.plan import FaultKind
 from seriatim.cli.embedded.cluster import COMMAND, ClusterSettings, DevelopmentCluster
@@ -22,7 +22,6 @@ CAPTURES = ("capture-1", "capture-2")
 REPLAY = "replay"
 PGBENCH = "pgbench"
 ROWS_PER_SCALE = 100_000 + 10 + 1  # accounts, tellers, branches
-_CALL_TIMEOUT_S = 10.0
 _REPLICA_IDENTITY = "ALTER TABLE pgbench_history REPLICA IDENTITY FULL"  # it has no key
 
 
@@ -94,7 +93,7 @@ class Stage:
         """The queue, with the durability that loses nothing."""
         from seriatim.protocol import seriatim_pb2 as pb
 
-        asyncio.run(self._call("CreateQueue", pb.CreateQueueRequest(queue=QUEUE)))
+        coordinators.call(self.cluster.coordinators, "CreateQueue", pb.CreateQueueRequest(queue=QUEUE))
 
     def start_capture(self, name: str) -> None:
         """One of the captures."""
@@ -151,14 +150,6 @@ class Stage:
     def _start(self, name: str, *arguments: str) -> None:
         command = (*COMMAND, *arguments, "--coordinator", self.cluster.coordinators)
         self.supervisor.start(ProcessSpec(name, command, environment=self._environment))
-
-    async def _call(self, method: str, request: Any) -> Any:
-        from seriatim.protocol.coordinators import Coordinators
-        from seriatim.protocol.log import new_cause_id
-
-        request.cause_id = new_cause_id("demo")
-        async with Coordinators(self.cluster.coordinators) as coordinators:
-            return await coordinators.call(method, request, _CALL_TIMEOUT_S)
 
     def _tidy(self) -> None:
         """Remove a temporary directory; its logs stay where they are wanted."""
