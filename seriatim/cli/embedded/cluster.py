@@ -109,13 +109,8 @@ class DevelopmentCluster:
         try:
             self._choose_ports()
             timeout_s = self.settings.start_timeout_s
-            zookeeper = ZooKeeperSettings(
-                self.supervisor.directory / "zookeeper",
-                self._ports["zookeeper"],
-                is_restarted=self.settings.is_restarted,
-            )
             self._say(f"starting {len(self._ports)} servers in {self.supervisor.directory}")
-            start_zookeeper(self.supervisor, zookeeper, timeout_s=timeout_s)
+            self._start_zookeeper(timeout_s)
             self._say(f"zookeeper serves at {self.zookeeper}")
             names = (*self.coordinator_names, *self.member_names)
             for name in names:
@@ -133,13 +128,10 @@ class DevelopmentCluster:
 
     def restart(self, name: str, *, timeout_s: float = 30.0) -> int:
         """Start a process again (ending it first if it runs) and wait until it serves; answers its new process id."""
+        self.supervisor.stop(name)
         if name == "zookeeper":
-            self.supervisor.stop(name)
-            directory, port = self.supervisor.directory / "zookeeper", self._ports[name]
-            settings = ZooKeeperSettings(directory, port, is_restarted=self.settings.is_restarted)
-            start_zookeeper(self.supervisor, settings, timeout_s=timeout_s)
+            self._start_zookeeper(timeout_s)
         else:
-            self.supervisor.stop(name)
             self.supervisor.start(self._spec(name))
             self.supervisor.wait_for_line(name, "ready", timeout_s=timeout_s)
         pid = self.supervisor.pid(name)
@@ -171,6 +163,11 @@ class DevelopmentCluster:
         first = self.settings.first_port
         for number, name in enumerate(names):
             self._ports[name] = book.port(name, wanted=None if first is None else first + number)
+
+    def _start_zookeeper(self, timeout_s: float) -> None:
+        directory, port = self.supervisor.directory / "zookeeper", self._ports["zookeeper"]
+        settings = ZooKeeperSettings(directory, port, is_restarted=self.settings.is_restarted)
+        start_zookeeper(self.supervisor, settings, timeout_s=timeout_s)
 
     def _spec(self, name: str) -> ProcessSpec:
         common = ("--zookeeper", self.zookeeper, "--cluster", self.settings.name, "--listen", self.address(name))
