@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from seriatim.cli.options import (
     service_options,
     session_timeout_option,
 )
-from seriatim.cli.pipes import Taker
+from seriatim.cli.pipes import Teller
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -129,48 +127,33 @@ def postgres(
 
 
 class _Report:
-    """What the command tells: events as JSON, else as log lines, else lines for a person, with waiting on standard error.
-
-    Told on several threads, and to nobody who doesn't take it: whoever tells goes on. `failure`: why nothing more can be told;
-    `on_failure` is called then.
-    """
+    """What the command tells, on several threads. `failure`: why nothing more can be told; `on_failure` is called then."""
 
     def __init__(self, queue: str, slot: str, *, is_json: bool, is_log: bool) -> None:
         self._queue = queue
         self._slot = slot
-        self._is_json = is_json
-        self._log = log.logger("capture") if is_log and not is_json else None
-        self._taker = Taker()
+        self._teller = Teller("capture", is_json=is_json, is_log=is_log)
         self.failure: OSError | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
-    def _print(self, event: str, text: str, **keys: object) -> None:
-        if self._log is not None:
-            self._log.info(event, queue=self._queue, slot=self._slot, **keys)
-            return
-        if self._is_json:
-            text = json.dumps({"event": event, "queue": self._queue, "slot": self._slot, **keys})
-        output = sys.stderr if event == "waiting" and not self._is_json else sys.stdout
-        with self._taker.undivided(output) as is_taken:
-            if self.failure is not None or not is_taken:
-                return
+    def _tell(self, event: str, text: str, **keys: object) -> None:
+        if self.failure is None:
             try:
-                print(text, flush=True, file=output)
+                self._teller.tell(event, text, queue=self._queue, slot=self._slot, **keys)
             except OSError as error:
                 self.failure = error
-        if self.failure is not None:
-            self.on_failure()
+                self.on_failure()
 
     def waiting(self, reason: str) -> None:
-        self._print("waiting", f"waiting: {reason}", reason=reason)
+        self._tell("waiting", f"waiting: {reason}", reason=reason)
 
     def elected(self, token: int) -> None:
-        self._print("elected", f"elected with token {token}: capturing slot {self._slot}", token=token)
+        self._tell("elected", f"elected with token {token}: capturing slot {self._slot}", token=token)
 
     def snapshot(self, progress: SnapshotProgress) -> None:
         table = f"{progress.schema}.{progress.table}"
         of = f" of about {progress.estimated_rows:,}" if progress.estimated_rows > 0 else ""
-        self._print(
+        self._tell(
             "snapshot",
             f"snapshot of {table}: {progress.rows:,}{of} rows",
             table=table,
@@ -179,7 +162,7 @@ class _Report:
         )
 
     def stopped(self, records: int) -> None:
-        self._print("stopped", f"stopped: {records:,} records sent", records=records)
+        self._tell("stopped", f"stopped: {records:,} records sent", records=records)
 
     @contextmanager
     def regularly(self, sender: CaptureSender) -> Iterator[None]:
@@ -192,7 +175,7 @@ class _Report:
                 sent, unacknowledged, now_s = sender.sent, sender.unacknowledged, time.monotonic()
                 if sent != told or unacknowledged != open_before:
                     rate = round((sent - told) / (now_s - told_at_s))
-                    self._print(
+                    self._tell(
                         "progress",
                         f"{sent:,} records sent, {rate:,} a second, {unacknowledged:,} on their way",
                         records=sent,

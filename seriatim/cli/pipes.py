@@ -6,6 +6,7 @@ whatever signal comes, and what it serves would stand still.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import stat
@@ -64,3 +65,23 @@ class Taker:
             yield self.has_room(output)
         finally:
             turn.release()
+
+
+class Teller:
+    """Tells what a service does, on any thread: as JSON, else as lines of its log, else as lines for a person, with waiting on standard error."""
+
+    def __init__(self, name: str, *, is_json: bool, is_log: bool) -> None:
+        """`name`: of the log."""
+        self._is_json = is_json
+        self._log = log.logger(name) if is_log and not is_json else None
+        self._taker = Taker()
+
+    def tell(self, event: str, text: str, /, **keys: object) -> None:
+        """An event with its keys, or a line of `text`. Who doesn't take it is told nothing. Raises OSError where nobody ever will."""
+        if self._log is not None:
+            self._log.info(event, **keys)
+            return
+        output = sys.stderr if event == "waiting" and not self._is_json else sys.stdout
+        with self._taker.undivided(output) as is_taken:
+            if is_taken:
+                print(json.dumps({"event": event, **keys}) if self._is_json else text, flush=True, file=output)

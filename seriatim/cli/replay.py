@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +13,7 @@ from seriatim.cli import exits
 from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import Finite, Setting, coordinator_option, service_options, session_timeout_option
-from seriatim.cli.pipes import Taker
+from seriatim.cli.pipes import Teller
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -152,32 +150,10 @@ def replay(
     return exits.DONE
 
 
-def _logged(event: Event) -> None:
-    """Tell an event as a line of the log."""
-    log.logger("replay").info(type(event).__name__.lower(), **asdict(event))
-
-
 def reporter(*, is_json: bool, is_log: bool) -> Callable[[Event], None]:
-    """Tells what a replay does, on any thread: as JSON with the event's name, else as a line of the log, else as one for a person.
-
-    Who doesn't take it is told nothing: the replay goes on.
-    """
-    taker = Taker()
-
-    def printed(text: str, output: TextIO) -> None:
-        with taker.undivided(output) as is_taken:
-            if is_taken:
-                print(text, flush=True, file=output)
-
-    def print_json(event: Event) -> None:
-        printed(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}), sys.stdout)
-
-    def print_text(event: Event) -> None:
-        printed(as_text(event), sys.stderr if type(event).__name__ == "Waiting" else sys.stdout)
-
-    if is_json:
-        return print_json
-    return _logged if is_log else print_text
+    """Tells what a replay does, on any thread. Who doesn't take it is told nothing: the replay goes on."""
+    teller = Teller("replay", is_json=is_json, is_log=is_log)
+    return lambda event: teller.tell(type(event).__name__.lower(), as_text(event), **asdict(event))
 
 
 def as_text(event: Event) -> str:

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from seriatim.cli import broker as broker_module
 from seriatim.cli import capture as capture_module
 from seriatim.cli import consume as consume_module
-from seriatim.cli import coordinators, exits, foreground, main, views
+from seriatim.cli import coordinators, exits, foreground, main, pipes, views
 from seriatim.cli import produce as produce_module
 from seriatim.cli import queue as queue_module
 from seriatim.cli import replay as replay_module
@@ -646,7 +646,7 @@ def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch):
     """The queue took nothing for a while, and nothing is sent since."""
     told = []
     monkeypatch.setattr(capture_module, "_REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr(capture_module, "print", lambda text, **_: told.append(json.loads(text)), raising=False)
+    monkeypatch.setattr(pipes, "print", lambda text, **_: told.append(json.loads(text)), raising=False)
     sender = SimpleNamespace(sent=4, unacknowledged=4)
     report = capture_module._Report("q", "slot", is_json=True, is_log=False)
 
