@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--until-idle",
+    "until_idle_s",
     type=Finite(min=0.1),
     metavar="SECONDS",
     help="End when all is applied and nothing came for so long.",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 @session_timeout_option
 @click.option(
     "--spark-log",
+    "spark_log_level",
     type=click.Choice(["off", "fatal", "error", "warn", "info"]),
     default="fatal",
     show_default=True,
@@ -83,21 +85,13 @@ if TYPE_CHECKING:
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line: waiting, started, progress, stopped.")
 def replay(
     *,
-    queue: str,
-    target: str,
     coordinator: str,
-    subscription: str,
-    master: str,
-    checkpoint: str,
-    trigger_ms: int,
-    max_records: int,
-    until_idle: float | None,
     session_timeout_ms: int,
-    spark_log: str,
     spark_conf: tuple[tuple[str, str], ...],
     log_to: str | None,
     health_listen: str | None,
     is_json: bool,
+    **others: Any,  # as ReplaySettings calls them
 ) -> int:
     """Apply a queue of captured changes to a PostgreSQL database, transaction by transaction, each exactly once.
 
@@ -116,17 +110,9 @@ def replay(
 
     settings = ReplaySettings(
         coordinators=coordinator,
-        queue=queue,
-        target=target,
-        subscription=subscription,
-        master=master,
-        checkpoint=checkpoint,
-        trigger_ms=trigger_ms,
-        max_records=max_records,
-        until_idle_s=until_idle,
         session_timeout_s=session_timeout_ms / 1000,
-        spark_log_level=spark_log,
         spark_conf=dict(spark_conf),
+        **others,
     )
     if log_to:
         log.start_logging(to=log_to)
