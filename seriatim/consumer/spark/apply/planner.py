@@ -52,7 +52,7 @@ _SNAPSHOT = frozenset({"snapshot_begin", "r"})
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A transaction that began in a part before this one: the offset of its begin, its position in the log, and how many changes came since."""
+    """A transaction that is open: the offset of its begin, its position in the log, and how many changes came since, in parts before this one."""
 
     begun_at: int
     commit_lsn: int
@@ -120,39 +120,37 @@ def _plan(
 class _Reading:
     """How far the rows are read. `entries[:entries_covered]` and `rows[:rows_covered]` end where the plan may end.
 
-    `before`: the transaction that is open and began in an earlier part. `opened_at`, `begun_at`: where the open one began; `commit_lsn`: its
-    position in the log. `snapshot`: the one under way.
+    `before`: the transaction that an earlier part left open. `open`: the one that is, with the first `opened_at` entries before it.
+    `snapshot`: the one under way.
     """
 
     end: int
-    before: Unfinished | None = None
+    before: Unfinished | None
+    snapshot: Snapshot | None
+    open: Unfinished | None = field(init=False)
+    opened_at: int = 0
     entries: list[Entry] = field(default_factory=list)
     entries_covered: int = 0
     rows_covered: int = 0
     transactions: int = 0
     commit_ts_ms: int | None = None
-    is_open: bool = False
-    opened_at: int = 0
-    begun_at: int = 0
-    commit_lsn: int = 0
-    snapshot: Snapshot | None = None
 
-    @property
-    def changes(self) -> int:
-        """Of the transaction that is open."""
-        return len(self.entries) - self.opened_at + (self.before.changes if self.before else 0)
+    def __post_init__(self) -> None:
+        self.open = self.before
 
     @property
     def unfinished(self) -> Unfinished | None:
-        return Unfinished(self.begun_at, self.commit_lsn, self.changes) if self.is_open else None
+        """The transaction that is open, with its changes so far."""
+        found = self.open
+        return found and replace(found, changes=found.changes + len(self.entries) - self.opened_at)
 
     def take(self, offset: int, change: Change) -> bool:
         """Take one change; True where a plan may end behind it."""
         op = change.op
         if op in _ROW_OPERATIONS or op == "t":
-            if not self.is_open:
+            if self.open is None:
                 raise BrokenStream(f"operation {op} outside a transaction", offset)
-            self._check_is_of_it(offset, change)
+            self._check_is_of(self.open, offset, change)
             self.entries.append((offset, change))
             return False
         if op == "r":
@@ -164,10 +162,10 @@ class _Reading:
             self._commit(offset, change)
         elif op == "snapshot_begin":
             # A new snapshot replaces what a capture left unfinished: it holds all that was committed before it.
-            if self.before is not None:
-                raise GivenUp(self.begun_at, offset)
+            if self.open is not None and self.open is self.before:
+                raise GivenUp(self.open.begun_at, offset)
             del self.entries[self.entries_covered :]
-            self.is_open = False
+            self.open = None
             self.snapshot = _behind(change)
             self.entries.append((offset, change))
         elif op == "snapshot_end":
@@ -175,22 +173,22 @@ class _Reading:
             self.snapshot = NO_SNAPSHOT
         elif op == "heartbeat":
             self._pass_heartbeat(offset, change)
-        return not self.is_open
+        return self.open is None
 
     def _begin(self, offset: int, change: Change) -> None:
-        if self.is_open:
+        if self.open is not None:
             raise BrokenStream("a transaction begins within another", offset)
         if self.snapshot not in {None, NO_SNAPSHOT}:
             raise BrokenStream("a transaction begins within a snapshot", offset)
         self.snapshot = NO_SNAPSHOT
-        self.is_open, self.opened_at, self.begun_at = True, len(self.entries), offset
-        self.commit_lsn = change.source.commit_lsn
+        self.open, self.opened_at = Unfinished(offset, change.source.commit_lsn, 0), len(self.entries)
 
-    def _check_is_of_it(self, offset: int, change: Change) -> None:
+    @staticmethod
+    def _check_is_of(transaction: Unfinished, offset: int, change: Change) -> None:
         """Behind what was given up the rest of another transaction may come, and have the number of changes that are missing."""
-        if change.source.commit_lsn != self.commit_lsn:
+        if change.source.commit_lsn != transaction.commit_lsn:
             raise BrokenStream(
-                f"operation {change.op} of another transaction than began at offset {self.begun_at}", offset
+                f"operation {change.op} of another transaction than began at offset {transaction.begun_at}", offset
             )
 
     def _follow(self, offset: int, change: Change, number: int) -> None:
@@ -214,23 +212,21 @@ class _Reading:
             raise BrokenStream("a heartbeat came within a snapshot", offset)
 
     def _commit(self, offset: int, change: Change) -> None:
-        if not self.is_open:
+        ended = self.unfinished
+        if ended is None:
             raise BrokenStream("a commit without its begin", offset)
-        self._check_is_of_it(offset, change)
-        if self.changes != change.source.changes:
-            raise BrokenStream(f"a transaction of {change.source.changes} changes came with {self.changes}", offset)
-        self.is_open, self.before = False, None
+        self._check_is_of(ended, offset, change)
+        if ended.changes != change.source.changes:
+            raise BrokenStream(f"a transaction of {change.source.changes} changes came with {ended.changes}", offset)
+        self.open = None
         self.transactions += 1
         self.commit_ts_ms = change.ts_ms
 
 
 def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None, snapshot: Snapshot | None) -> _Reading:
-    reading = _Reading(end=start, before=before, is_open=before is not None)
     if before is not None:
-        reading.begun_at, reading.commit_lsn = before.begun_at, before.commit_lsn
-        reading.snapshot = NO_SNAPSHOT
-    else:
-        reading.snapshot = _snapshot_at(rows, start) if snapshot is None else snapshot
+        snapshot = NO_SNAPSHOT
+    reading = _Reading(start, before, _snapshot_at(rows, start) if snapshot is None else snapshot)
     last = -1
     for number, row in enumerate(rows, 1):
         offset = row.offset
