@@ -10,7 +10,8 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -199,17 +200,14 @@ class ReplicationConnection:
             LogUnreadable: it met an error in its log.
             CaptureGap: the server warned that it leaves changes out.
         """
-        with self._lock:
+        with self._on_stream():
             messages = self._drain()
             if messages:
                 return messages
         # Readable or not: TLS may hold the end of what came, and then nothing more is to be read from the socket.
         readable, _, _ = select.select([self._connection.socket], [], [], timeout_s)
-        with self._lock:
-            try:
-                self._connection.consume_input()
-            except psycopg.OperationalError as error:
-                raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
+        with self._on_stream():
+            self._connection.consume_input()
             messages = self._drain()
             self._heed_silence(silence_s, is_heard=bool(readable or messages))
             return messages
@@ -226,7 +224,7 @@ class ReplicationConnection:
         Raises:
             SourceLost: the connection is gone.
         """
-        with self._lock:
+        with self._on_stream():
             self._put_status()
 
     def close(self) -> None:
@@ -238,14 +236,20 @@ class ReplicationConnection:
 
     # ---------------------------------------------------------------------------------------------- inside
 
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """One thread at a time. Raises SourceLost where it breaks."""
+        with self._lock:
+            try:
+                yield
+            except psycopg.OperationalError as error:
+                raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
+
     def _drain(self) -> list[Data | Keepalive]:
         messages: list[Data | Keepalive] = []
         answers = False
         while self._failed is None and len(messages) < _BATCH_MESSAGES:
-            try:
-                size, view = self._connection.get_copy_data(1)
-            except psycopg.OperationalError as error:
-                raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
+            size, view = self._connection.get_copy_data(1)
             if size == 0:
                 break
             if size < 0:
@@ -289,11 +293,8 @@ class ReplicationConnection:
             return  # nobody takes it any more; the receiving thread raises what happened
         now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
         status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, asks)
-        try:
-            self._connection.put_copy_data(status)
-            self._connection.flush()
-        except psycopg.OperationalError as error:
-            raise SourceLost(f"the stream broke: {in_a_line(error)}") from error
+        self._connection.put_copy_data(status)
+        self._connection.flush()
         self._status_sent_s = time.monotonic()
 
     def _repeat_status(self) -> None:
