@@ -246,12 +246,10 @@ class Campaign:
 def main() -> int:
     """Run it; the exit status."""
     arguments = _arguments()
-    if not network.is_inside():
-        try:
-            network.enter("tests.faults.campaign")
-        except network.NoNamespaces as error:
-            sys.stderr.write(f"the fault campaign can't run: {error}\n")
-            return 3
+    return network.run_inside("tests.faults.campaign", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     only = arguments.only
     kinds = [kind for kind in KINDS if not only or any(word in (kind.name, kind.family) for word in only)]
     if not kinds:
@@ -266,9 +264,6 @@ def main() -> int:
             campaign.run()
         report.write(campaign.findings, arguments.report, TARGETS_MS)
         picture.draw(campaign.findings, arguments.report / "faults.png")
-    except network.NoNamespaces as error:
-        sys.stderr.write(f"the fault campaign can't run: {error}\n")
-        return 3
     finally:
         lock.close()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 NETWORK = "10.213.0"
@@ -32,11 +32,23 @@ class NoNamespaces(Exception):
     """This machine doesn't let hosts be made; the message says why, and what to do."""
 
 
+def run_inside(module: str, main: Callable[[], int]) -> int:
+    """What `main` answers inside namespaces of this process's own (`enter`); 3 where they can't be had, which is said then."""
+    try:
+        enter(module)
+        return main()
+    except NoNamespaces as error:
+        sys.stderr.write(f"{module} can't run: {error}\n")
+        return 3
+
+
 def enter(module: str) -> None:
     """Go on inside namespaces of this process's own: runs `python -m MODULE` there, with the same arguments, in its place.
 
-    Raises `NoNamespaces` where that can't be; it is never done without.
+    Nothing happens where this process is there already. Raises `NoNamespaces` where that can't be; it is never done without.
     """
+    if os.environ.get(_INSIDE) == "1":
+        return
     for command, package in (
         ("unshare", "util-linux"),
         ("nsenter", "util-linux"),
@@ -56,11 +68,6 @@ def enter(module: str) -> None:
     sys.stdout.flush()
     os.environ[_INSIDE] = "1"
     os.execvp("unshare", (*unshare, sys.executable, "-m", module, *sys.argv[1:]))
-
-
-def is_inside() -> bool:
-    """Whether this process runs where `enter` leads."""
-    return os.environ.get(_INSIDE) == "1"
 
 
 class Network:

@@ -243,12 +243,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--wrong", choices=WRONG, default="", help="plant a store that promises too early")
     arguments = parser.parse_args()
-    if not network.is_inside():
-        try:
-            network.enter("tests.faults.power")
-        except network.NoNamespaces as error:
-            sys.stderr.write(f"this can't run: {error}\n")
-            return 3
+    return network.run_inside("tests.faults.power", lambda: _lived(arguments))
+
+
+def _lived(arguments: argparse.Namespace) -> int:
     with _folder() as folder:
         lives = Lives(folder, arguments.seed, arguments.wrong)
         try:
