@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,15 @@ _SLACK_S = 180.0
 
 class LoadFailed(Exception):
     """The load ended before it could tell its figures; the message has the end of what it said."""
+
+
+def wait_until(is_so: Callable[[], bool], otherwise: str, timeout_s: float = 120.0, *, every_s: float = 0.1) -> None:
+    """Look until it is so. Raises TimeoutError."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(otherwise)
+        time.sleep(every_s)
 
 
 class LoadProcess:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.cases import Case
 from bench.load import Order
-from bench.measuring import LoadFailed, LoadProcess
+from bench.measuring import LoadFailed, LoadProcess, wait_until
 from bench.peers.base import Peer
 from seriatim.cli.measurement import milliseconds, percentile
 
@@ -75,15 +75,15 @@ def outage_s(acknowledged_at_s: Sequence[float], harmed_at_s: float, until_s: fl
 
 def _harm_once(peer: Peer, case: Case, queue: str, load: LoadProcess) -> tuple[float, float]:
     """When the leader was harmed, and up to when the longest gap is looked for (perf_counter)."""
-    _wait(lambda: peer.is_whole(queue), _WHOLE_TIMEOUT_S, "not all copies were whole before the harm", every_s=0.2)
+    wait_until(lambda: peer.is_whole(queue), "not all copies were whole before the harm", every_s=0.2)
     _wait_for_flow(load, case.rate, _SETTLE_S, _WHOLE_TIMEOUT_S)
     leader = peer.leader(queue)
     is_pause = case.signal == "SIGSTOP"
     harmed_s = time.perf_counter()
     peer.harm(leader, signal.Signals[case.signal])
     try:
-        _wait(lambda: load.latest.get("last_at_s", 0) > harmed_s + _LOOK_EVERY_S,
-              PAUSE_MAX_S if is_pause else _WHOLE_TIMEOUT_S, "sending didn't recover")  # fmt: skip
+        wait_until(lambda: load.latest.get("last_at_s", 0) > harmed_s + _LOOK_EVERY_S, "sending didn't recover",
+                   PAUSE_MAX_S if is_pause else _WHOLE_TIMEOUT_S, every_s=_LOOK_EVERY_S)  # fmt: skip
         _wait_for_flow(load, case.rate, _STEADY_S, _WHOLE_TIMEOUT_S)
     except TimeoutError:
         if not is_pause:
@@ -91,7 +91,7 @@ def _harm_once(peer: Peer, case: Case, queue: str, load: LoadProcess) -> tuple[f
     recovered_s = time.perf_counter()
     if is_pause:
         peer.heal(leader)
-    _wait(lambda: peer.is_whole(queue), _WHOLE_TIMEOUT_S, "not all copies came back", every_s=0.2)
+    wait_until(lambda: peer.is_whole(queue), "not all copies came back", every_s=0.2)
     _wait_for_flow(load, case.rate, _STEADY_S, _WHOLE_TIMEOUT_S)
     is_over = is_pause and recovered_s - harmed_s < PAUSE_MAX_S
     return harmed_s, recovered_s if is_over else time.perf_counter()
@@ -109,11 +109,3 @@ def _wait_for_flow(load: LoadProcess, rate: float, steady_s: float, timeout_s: f
             raise TimeoutError(f"fewer than {rate:g} records a second are acknowledged")
         if load.process.poll() is not None:
             raise LoadFailed("the load ended")
-
-
-def _wait(is_so: Callable[[], bool], timeout_s: float, otherwise: str, *, every_s: float = _LOOK_EVERY_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(otherwise)
-        time.sleep(every_s)

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.growth.cluster import GrownCluster, running, wait_until
+from bench.growth.cluster import GrownCluster, running
 from bench.growth.findings import Finding, Verdict
 from bench.load import Order
-from bench.measuring import anonymous_bytes, measure, settle
+from bench.measuring import anonymous_bytes, measure, settle, wait_until
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import WorldError
 

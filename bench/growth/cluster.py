@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.artifacts import CACHE
+from bench.measuring import wait_until
 from bench.peers.seriatim import Seriatim
 from seriatim.cli import coordinators
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
@@ -23,9 +23,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import WorldError
 
 START_TIMEOUT_S = 400.0
-WAIT_TIMEOUT_S = 120.0
 AT_ONCE = 8
-_LOOK_EVERY_S = 0.1
 _SESSION_S = 4.0
 _RATE = 1000.0
 
@@ -140,15 +138,6 @@ def side_by_side(work: Callable[[Any], Any], items: list[Any]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(work, items):
             pass
-
-
-def wait_until(is_so: Callable[[], bool], otherwise: str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
-    """Look until it is so. Raises TimeoutError."""
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(otherwise)
-        time.sleep(_LOOK_EVERY_S)
 
 
 def written_bytes(pid: int) -> int:

@@ -25,6 +25,8 @@ class Peer(ABC):
     """Which of `load.CLIENTS` drives it."""
     kinds: frozenset[Kind] = frozenset({Kind.THROUGHPUT, Kind.LATENCY, Kind.CATCH_UP})
     has_bulk = True
+    supervisor: Supervisor
+    """Of all its servers."""
 
     def __init__(self, directory: Path) -> None:
         """Take an empty directory; nothing starts yet."""
@@ -39,11 +41,6 @@ class Peer(ABC):
     def takes(cls, case: Case) -> bool:
         """Whether it can be given the case."""
         return case.kind in cls.kinds and (cls.has_bulk or not case.is_bulk)
-
-    @property
-    @abstractmethod
-    def supervisor(self) -> Supervisor:
-        """Of all its servers."""
 
     @abstractmethod
     def start(self) -> None:

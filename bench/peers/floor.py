@@ -23,21 +23,17 @@ class Floor(Peer):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._supervisor = Supervisor(directory)
+        self.supervisor = Supervisor(directory)
         book = PortBook(directory)
         self._addresses = {name: f"{LOCALHOST}:{book.port(name)}" for name in ("first", "second")}
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
 
     def start(self) -> None:
         first, second = self._addresses["first"], self._addresses["second"]
         for name, more in (("second", ()), ("first", (second,))):
             address = first if name == "first" else second
             command = (sys.executable, "-m", "bench.floor_member", address, str(self.directory / f"{name}.data"), *more)
-            self._supervisor.start(ProcessSpec(name, command, environment={"PYTHONPATH": str(HERE.parent)}))
-            self._supervisor.wait_for_line(name)
+            self.supervisor.start(ProcessSpec(name, command, environment={"PYTHONPATH": str(HERE.parent)}))
+            self.supervisor.wait_for_line(name)
 
     def make_queue(self, name: str) -> dict[str, str]:
         return {"address": self._addresses["first"], "queue": name}

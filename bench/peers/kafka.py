@@ -60,7 +60,7 @@ class Kafka(Peer):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._supervisor = Supervisor(directory)
+        self.supervisor = Supervisor(directory)
         book = PortBook(directory)
         self._names = ("controller", *(f"broker-{number}" for number in range(1, self.brokers + 1)))
         self._addresses = {name: f"{LOCALHOST}:{book.port(name)}" for name in self._names}
@@ -70,10 +70,6 @@ class Kafka(Peer):
     def fetch(cls) -> tuple[Path, ...]:
         artifacts.jars("kafka")
         return (artifacts.packages("kafka"),)
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
 
     @property
     def _bootstrap(self) -> str:
@@ -94,7 +90,7 @@ class Kafka(Peer):
             )
             logging = f"-Dlog4j2.configurationFile={log_settings}"
             command = (java[0], *_JVM, logging, *java[1:], "kafka.Kafka", str(settings))
-            self._supervisor.start(ProcessSpec(name, command, is_restarted=True, stop_signal=signal.SIGKILL))
+            self.supervisor.start(ProcessSpec(name, command, is_restarted=True, stop_signal=signal.SIGKILL))
         self._wait_for_brokers()
 
     def _settings(self, number: int) -> dict[str, object]:

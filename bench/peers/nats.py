@@ -33,7 +33,7 @@ class Nats(Peer):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._supervisor = Supervisor(directory)
+        self.supervisor = Supervisor(directory)
         book = PortBook(directory)
         self._ports = {
             name: {what: book.port(f"{name}-{what}") for what in ("client", "cluster", "monitor")} for name in _SERVERS
@@ -44,10 +44,6 @@ class Nats(Peer):
         return (artifacts.packages("nats"),)
 
     @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
-
-    @property
     def _addresses(self) -> str:
         return ",".join(f"nats://{LOCALHOST}:{ports['client']}" for ports in self._ports.values())
 
@@ -56,8 +52,8 @@ class Nats(Peer):
         for name in _SERVERS:
             settings = self.directory / f"{name}.conf"
             settings.write_text(self._settings(name))
-            self._supervisor.start(ProcessSpec(name, (str(binary), "-c", str(settings)), is_restarted=True))
-        self._supervisor.wait_until(_SERVERS[0], self._has_meta_leader, timeout_s=_START_TIMEOUT_S)
+            self.supervisor.start(ProcessSpec(name, (str(binary), "-c", str(settings)), is_restarted=True))
+        self.supervisor.wait_until(_SERVERS[0], self._has_meta_leader, timeout_s=_START_TIMEOUT_S)
 
     def _settings(self, name: str) -> str:
         ports = self._ports[name]

@@ -36,7 +36,7 @@ class RocketMq(Peer):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._supervisor = Supervisor(directory)
+        self.supervisor = Supervisor(directory)
         book = PortBook(directory)
         self._ports = {name: _port(book, name) for name in (*_BROKERS, "names", "proxy")}
         self._more_ports = {name: book.port(f"{name}-more") for name in (*_BROKERS, "proxy")}
@@ -49,10 +49,6 @@ class RocketMq(Peer):
     @classmethod
     def takes(cls, case: Case) -> bool:
         return super().takes(case) and not case.rate
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
 
     @property
     def _names(self) -> str:
@@ -104,8 +100,8 @@ class RocketMq(Peer):
     def _run(self, name: str, main: str, *arguments: str, until: str) -> None:
         environment = {"ROCKETMQ_HOME": str(self.directory)}
         command = (*self._java(main), *arguments)
-        self._supervisor.start(ProcessSpec(name, command, environment, stop_signal=signal.SIGKILL))
-        self._supervisor.wait_until(name, lambda: until in self._supervisor.output(name), timeout_s=_START_TIMEOUT_S)
+        self.supervisor.start(ProcessSpec(name, command, environment, stop_signal=signal.SIGKILL))
+        self.supervisor.wait_until(name, lambda: until in self.supervisor.output(name), timeout_s=_START_TIMEOUT_S)
 
     def make_queue(self, name: str) -> dict[str, str]:
         command = (*self._java("tools.command.MQAdminStartup"), "updateTopic", "-n", self._names, "-c", _CLUSTER,

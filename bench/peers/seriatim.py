@@ -8,7 +8,6 @@ from bench.cases import Kind
 from bench.peers.base import Peer
 from seriatim.cli import coordinators
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from seriatim.cli.embedded.processes import Supervisor
 from seriatim.cli.views import open_link
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import WorldError
@@ -27,10 +26,7 @@ class Seriatim(Peer):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._cluster = DevelopmentCluster(ClusterSettings(directory=directory, groups=_GROUPS, is_restarted=True))
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._cluster.supervisor
+        self.supervisor = self._cluster.supervisor
 
     def start(self) -> None:
         self._cluster.start()
