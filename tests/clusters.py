@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+from seriatim.cli import coordinators
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from tests.faults.logs import logged_defects
 
@@ -15,3 +17,8 @@ def sound_cluster(settings: ClusterSettings) -> Iterator[DevelopmentCluster]:
     with DevelopmentCluster(settings) as cluster:
         yield cluster
     assert not logged_defects(cluster.supervisor.logs.iterdir())
+
+
+def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
+    """A coordinator's answer, also where the machine stands still for a moment."""
+    return coordinators.call(cluster.coordinators, method, request, 60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -11,16 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from seriatim import Consumer, Producer, RangeReader, Subscriber
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import CreateQueueRequest, QueueRequest, QueueView
-from tests.clusters import sound_cluster
+from tests.clusters import ask, sound_cluster
 from tests.faults.trial import wait_until_whole
 from tests.waiting import wait_until
 
@@ -32,14 +29,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
     settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2)
     with sound_cluster(settings) as started:
         yield started
-
-
-def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
-    async def call() -> Any:
-        async with Coordinators(cluster.coordinators) as coordinators:
-            return await coordinators.call(method, request, 30)
-
-    return asyncio.run(call())
 
 
 def describe(cluster: DevelopmentCluster, queue: str) -> QueueView:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from seriatim.producer import Handle, Producer
 from seriatim.protocol.errors import OutcomeUnknown, SeriatimError
 from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 from tests.commands import ended
+from tests.waiting import wait_until
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
 SERVERS = (1, 2, 3)
@@ -138,13 +139,6 @@ def all_in_sync(it: Cluster) -> bool:
     groups = [json.loads(line) for line in done.stdout.splitlines()]
     members = [member for group in groups for member in group["members"]]
     return len(members) == len(MEMBERS) and all(one["is_in_sync"] and one["is_peer_connected"] for one in members)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 90) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition didn't come true"
-        time.sleep(0.1)
 
 
 class Sending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -20,7 +18,6 @@ from kazoo.client import KazooClient
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer import Producer, loop
 from seriatim.protocol import rpc
-from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import (
     CreateQueueRequest,
     DescribeClusterRequest,
@@ -28,7 +25,7 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueSettings,
     QueueView,
 )
-from tests.clusters import sound_cluster
+from tests.clusters import ask, sound_cluster
 from tests.faults.disks import Disk, Trouble, compile_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,17 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SESSION_S = 20
 PATIENT = {"acknowledgement_deadline_s": 5, "session_timeout_s": SESSION_S}
 """A producer that gives neither its session nor a link up because the machine stands still for a moment."""
-
-
-def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
-    async def call() -> Any:
-        coordinators = Coordinators(cluster.coordinators)
-        try:
-            return await coordinators.call(method, request, 30)
-        finally:
-            await coordinators.close()
-
-    return asyncio.run(call())
 
 
 @pytest.fixture(scope="module")

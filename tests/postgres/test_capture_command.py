@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import psycopg
@@ -16,6 +15,7 @@ import pytest
 from seriatim.cli.embedded.cluster import ClusterSettings
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from tests.clusters import sound_cluster
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
@@ -74,13 +74,6 @@ def running(*captures):
         for capture in captures:
             capture.process.kill()
             capture.process.wait()
-
-
-def wait_until(holds, timeout_s=120):
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition didn't come true"
-        time.sleep(0.1)
 
 
 def changes(coordinator, queue):

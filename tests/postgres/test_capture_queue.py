@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +16,6 @@ from seriatim import Consumer, Producer
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer.sources.postgres.core.identity import LSN_SHIFT, NUMBER_BITS, parse_lsn
 from seriatim.producer.sources.postgres.producing import CaptureSender
-from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2 import (
     AlterQueueRequest,
     CreateQueueRequest,
@@ -27,7 +24,7 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueSettings,
 )
 from seriatim.protocol.zookeeper import Paths
-from tests.clusters import sound_cluster
+from tests.clusters import ask, sound_cluster
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,17 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentClu
     )
     with sound_cluster(settings) as started:
         yield started
-
-
-def ask(cluster: DevelopmentCluster, method: str, request: object) -> Any:
-    async def call() -> Any:
-        coordinators = Coordinators(cluster.coordinators)
-        try:
-            return await coordinators.call(method, request, 60)
-        finally:
-            await coordinators.close()
-
-    return asyncio.run(call())
 
 
 def test_captures_that_take_over_from_each_other_leave_the_log_in_the_queue_once(
