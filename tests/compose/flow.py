@@ -14,17 +14,15 @@ from typing import Final, Self
 import docker
 from docker.models.containers import Container
 
-from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from tests.compose.deployment import COORDINATORS, MEMBERS, ROOT, Deployment
 from tests.faults import certificates, checker
 from tests.faults.history import Acknowledged, Delivered, Event, Tail
 from tests.faults.logs import defects
-from tests.faults.trial import copies_of, sealed_links, wait_until
+from tests.faults.trial import SUBSCRIPTIONS, copies_of, is_all_read, read_again, sealed_links, wait_until
 
 SENDERS: Final = ("sender-1", "sender-2")
 READERS: Final = {"reader-1": "main", "reader-2": "main", "reader-3": "other"}
-SUBSCRIPTIONS: Final = ("main", "other")
 RECORDS_PER_S: Final = 150
 
 
@@ -163,9 +161,9 @@ class Flow:
         self.wait_for_progress("after healing")
         wait_until(lambda: self._acknowledged() >= least, f"{least} records are acknowledged")
         self._stop(SENDERS)
-        wait_until(self._is_all_read, "everything is read", 60)
+        wait_until(lambda: is_all_read(self.view()), "everything is read", 60)
         self._stop(tuple(READERS))
-        verdict = checker.check([*self.events(), *self._read_again()])
+        verdict = checker.check([*self.events(), *read_again(self.deployment.coordinators, self.queue)])
         assert verdict.is_clean, (verdict.kinds(), verdict.anomalies[:10], str(self._directory))
         wait_until(
             lambda: all(link.copies == 2 for link in self.view().links if link.has_end and link.end),
@@ -188,19 +186,6 @@ class Flow:
 
     def _acknowledged(self) -> int:
         return sum(isinstance(event, Acknowledged) for event in self.events())
-
-    def _is_all_read(self) -> bool:
-        subscriptions = {one.subscription: one for one in self.view().subscriptions}
-        return all(subscriptions[name].has_lag and subscriptions[name].lag_records == 0 for name in SUBSCRIPTIONS)
-
-    def _read_again(self) -> list[Event]:
-        """The whole queue, read by offset from outside of the network."""
-        with RangeReader(self.deployment.coordinators, self.queue) as reader:
-            positions = reader.positions(needs_end=True)
-            return [
-                Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
-                for one in reader.read(positions.earliest, positions.end)
-            ]
 
 
 def pause(container: Container) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import grpc.aio
 
 from seriatim.cli.embedded.errors import StartFailed
-from seriatim.consumer import RangeReader
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import QueueExists, SeriatimError, UnknownQueue, WorldError
@@ -22,7 +21,7 @@ from tests.faults import certificates, checker
 from tests.faults.catalogue import Role
 from tests.faults.cluster import MEMBERS, READERS, SENDERS, ZOOKEEPERS, FaultCluster
 from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
-from tests.faults.trial import copies_of, sealed_links
+from tests.faults.trial import copies_of, read_again, sealed_links
 
 LATE = "late"
 _CALL_S = 5.0
@@ -262,7 +261,7 @@ class Round:
         self._end(tuple(name for name, kind in self.clients.items() if kind == "reader"))
         self.follow()
         self.note_positions()
-        again = [*self._read_again(), *self.positioned()]
+        again = [*read_again(self.cluster.coordinators, self.queue), *self.positioned()]
         events = sorted(self.events, key=lambda event: event.at_s)
         return checker.check([*events, *again]), self._forgeries()
 
@@ -276,13 +275,6 @@ class Round:
         wanted = {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
         found = {one.subscription for one in self.view().subscriptions if one.has_lag and one.lag_records == 0}
         return wanted <= found
-
-    def _read_again(self) -> Iterator[Delivered]:
-        """The whole queue, read by offset by nobody's reader."""
-        with RangeReader(self.cluster.coordinators, self.queue) as reader:
-            positions = reader.positions(needs_end=True)
-            for one in reader.read(positions.earliest, positions.end):
-                yield Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
 
     def positioned(self) -> Iterator[Positioned]:
         """Where generations started, by the bases that were last seen. An empty link may be gone meanwhile."""

@@ -217,9 +217,9 @@ class Trial:
         self.wait_for_sending("after healing", 200)
         self.wait_for_progress("after healing")
         self._end(SENDERS)
-        wait_until(self._is_all_read, "everything is read")
+        wait_until(lambda: is_all_read(self.view()), "everything is read")
         self._end(READERS)
-        events = [*self.events(), *self._read_again()]
+        events = [*self.events(), *read_again(self.cluster.coordinators, self.queue)]
         verdict = checker.check(events)
         assert verdict.is_clean, (verdict.kinds(), verdict.anomalies[:10], str(self.directory))
         assert verdict.counts["acknowledged"] >= least, verdict.counts
@@ -231,19 +231,6 @@ class Trial:
         statuses = self.cluster.supervisor.stop_all(processes)
         outputs = {name: self.cluster.supervisor.log_path(name) for name in processes}
         assert statuses == dict.fromkeys(processes, 0), (statuses, outputs)
-
-    def _is_all_read(self) -> bool:
-        subscriptions = {one.subscription: one for one in self.view().subscriptions}
-        return all(subscriptions[name].has_lag and subscriptions[name].lag_records == 0 for name in SUBSCRIPTIONS)
-
-    def _read_again(self) -> list[Event]:
-        """The whole queue, read by offset by nobody's reader."""
-        with RangeReader(self.cluster.coordinators, self.queue) as reader:
-            positions = reader.positions(needs_end=True)
-            return [
-                Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
-                for one in reader.read(positions.earliest, positions.end)
-            ]
 
     def _forgeries(self) -> list[str]:
         """What both copies of each sealed link lack of what its certificate says."""
@@ -264,6 +251,21 @@ class Trial:
             for one in self.events(name)
             if isinstance(one, Acknowledged) and one.offset is not None and one.at_s > resumed_s
             if one.seq not in before
+        ]
+
+
+def is_all_read(view: pb.QueueView) -> bool:
+    subscriptions = {one.subscription: one for one in view.subscriptions}
+    return all(subscriptions[name].has_lag and subscriptions[name].lag_records == 0 for name in SUBSCRIPTIONS)
+
+
+def read_again(coordinators: str, queue: str) -> list[Event]:
+    """The whole queue, read by offset by nobody's reader."""
+    with RangeReader(coordinators, queue) as reader:
+        positions = reader.positions(needs_end=True)
+        return [
+            Delivered("range", "range", one.offset, one.source, one.seq, one.value.decode(), time.monotonic())
+            for one in reader.read(positions.earliest, positions.end)
         ]
 
 
