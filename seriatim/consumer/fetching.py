@@ -205,7 +205,7 @@ class Fetcher:
 def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived | BatchesArrived | EndReached | Heard:
     """Raises BadChecksum or MalformedFrame where a batch arrives damaged."""
     if isinstance(reply, BatchMessage):
-        return BatchesArrived(fetch_id, reply.batches(), Index(reply.committed_index))
+        return BatchesArrived(fetch_id, reply.batches())
     match reply.WhichOneof("kind"):
         case "start":
             return StartArrived(fetch_id, Index(reply.start.index), dict(reply.start.marks))

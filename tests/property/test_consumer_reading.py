@@ -178,7 +178,7 @@ class Reader:
         at = batches[first].header.first_index if first < len(batches) else Index(self.world.length(number))
         marks = self.world.marks(number, first) if self.has_marks else {}
         events: list[Event] = [StartArrived(order.fetch_id, at, marks)]
-        events += [BatchesArrived(order.fetch_id, [one], one.header.end_index) for one in batches[first:]]
+        events += [BatchesArrived(order.fetch_id, [one]) for one in batches[first:]]
         if number < self.known - 1 or not self.is_last_open:
             events.append(EndReached(order.fetch_id, Index(self.world.length(number))))
         return events
@@ -195,7 +195,7 @@ class Reader:
             following = left[0]
             if not isinstance(following, BatchesArrived):
                 break
-            event = BatchesArrived(fetch_id, [*event.batches, *following.batches], following.committed)
+            event = BatchesArrived(fetch_id, [*event.batches, *following.batches])
             left.pop(0)
         self.happened(event)
 

@@ -168,7 +168,7 @@ class SlowReader:
         served = self.streams[fetch_id]
         while served.index < BATCHES and served.credit_bytes > 0:
             batch = self.batches[served.index]
-            self._say(fetch_id, BATCH_BYTES, BatchesArrived(fetch_id, (batch,), Index(BATCHES)))
+            self._say(fetch_id, BATCH_BYTES, BatchesArrived(fetch_id, (batch,)))
             served.index, served.credit_bytes = served.index + 1, served.credit_bytes - batch.size_bytes
             if self.is_sealed and served.index == BATCHES:
                 self._say(fetch_id, WORD_BYTES, EndReached(fetch_id, Index(BATCHES)))

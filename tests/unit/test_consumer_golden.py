@@ -79,7 +79,7 @@ def chain(*links: LinkView, version: int = 1) -> ChainView:
 def batch(fetch_id: int, first_index: int, seqs: list[int]) -> BatchesArrived:
     columns = RecordColumns([b"v" * 100] * len(seqs), seqs, "s", [1] * len(seqs))
     encoded = encode(columns, Index(first_index))
-    return BatchesArrived(fetch_id, [encoded], encoded.header.end_index)
+    return BatchesArrived(fetch_id, [encoded])
 
 
 START = Place(Epoch(1), Index(0))

@@ -71,7 +71,7 @@ class Session:
 
 def delivery(epoch: int, base: int, first_seq: int, count: int, marks: dict[str, int] | None = None) -> Delivery:
     columns = RecordColumns([b"v"] * count, list(range(first_seq, first_seq + count)), "s", [1] * count)
-    return Delivery(Epoch(epoch), Offset(base), encode(columns, Index(0)), Index(0), Index(count), marks, Index(count))
+    return Delivery(Epoch(epoch), Offset(base), encode(columns, Index(0)), Index(0), Index(count), marks)
 
 
 def elected(*deliveries: Delivery) -> Consumer:
@@ -129,7 +129,7 @@ def test_a_poll_ends_where_what_it_found_takes_as_much_as_may_be_fetched_ahead()
     def compressed(at: int) -> Delivery:
         batch = encode(RecordColumns([bytes(100_000)] * 10, list(range(10)), "s", [1] * 10), Index(0), compress=True)
         assert batch.size_bytes < 10_000
-        return Delivery(Epoch(1), Offset(10 * at), batch, Index(0), Index(10), None, Index(10))
+        return Delivery(Epoch(1), Offset(10 * at), batch, Index(0), Index(10), None)
 
     for prefetch_bytes, counts in ((1, [10] * 5), (2_500_000, [30, 20]), (100_000_000, [50])):
         consumer = elected(*map(compressed, range(5)))

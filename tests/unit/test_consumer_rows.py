@@ -26,7 +26,7 @@ def delivery(*, has_all: bool, marks: dict[str, int] | None, start: int = FIRST)
     else:
         columns = RecordColumns(values, seqs, "s", [7] * COUNT)
     batch = encode(columns, Index(FIRST))
-    return Delivery(Epoch(3), Offset(1000), batch, Index(start), batch.header.end_index, marks, Index(0))
+    return Delivery(Epoch(3), Offset(1000), batch, Index(start), batch.header.end_index, marks)
 
 
 @pytest.mark.parametrize("has_all", [True, False])

@@ -356,9 +356,7 @@ def _taken_in(state: Reading, event: BatchesArrived, now_s: float) -> Step:
             stop = min(stop, limit)
         if start < stop:
             has_resends = overlaps(marks, header.spans)
-            delivery = Delivery(
-                link.epoch, link.base, batch, start, stop, marks if has_resends else None, event.committed
-            )
+            delivery = Delivery(link.epoch, link.base, batch, start, stop, marks if has_resends else None)
             effects.append(Deliver(delivery))
             buffered_bytes += delivery.size_bytes
         index, marks = header.end_index, raised(marks, header.spans)

@@ -60,7 +60,6 @@ class BatchesArrived:
 
     fetch_id: int
     batches: Sequence[EncodedBatch]
-    committed: Index
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class Delivery:
     start: Index
     stop: Index
     marks: Mapping[str, int] | None
-    committed: Index
 
     @property
     def size_bytes(self) -> int:
