@@ -10,7 +10,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import IncompatibleVersion
 from seriatim.protocol.incarnations import as_message, from_message
-from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId
 
 KNOWN_LINKS: Final = 1024
 KNOWN_LINK_BYTES: Final = 4096
@@ -89,8 +89,6 @@ def _subscription(one: pb.SubscriptionView) -> SubscriptionView:
         SubscriptionId(one.subscription_id),
         one.subscription,
         Generation(one.generation),
-        Token(one.reader_token),
-        one.reader,
         tuple(Epoch(epoch) for epoch in one.consume_list),
     )
 

@@ -36,7 +36,6 @@ from seriatim.protocol.names import (
     Index,
     Offset,
     SubscriptionId,
-    Token,
 )
 
 SUBSCRIPTION = SubscriptionId(1)
@@ -85,9 +84,7 @@ class World:
             )
             for epoch in range(1, self.listed + 1)
         )
-        own = SubscriptionView(
-            SUBSCRIPTION, "s", Generation(self.generation), Token(1), "r", tuple(map(Epoch, self.consume_list))
-        )
+        own = SubscriptionView(SUBSCRIPTION, "s", Generation(self.generation), tuple(map(Epoch, self.consume_list)))
         return ChainView("c", 1, "q", ChainVersion(self.version), links, (own,))
 
     def happened(self, event: Event) -> None:

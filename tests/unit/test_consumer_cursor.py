@@ -30,7 +30,7 @@ from seriatim.consumer.core.reading_events import (
 )
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId
 
 SUBSCRIPTION, GENERATION = SubscriptionId(1), Generation(1)
 
@@ -42,7 +42,7 @@ def link(epoch: int, base: int, end: int | None = None) -> LinkView:
 
 
 def view(version: int, consume_list: tuple[int, ...], *links: LinkView) -> ChainView:
-    own = SubscriptionView(SUBSCRIPTION, "s", GENERATION, Token(1), "r", tuple(map(Epoch, consume_list)))
+    own = SubscriptionView(SUBSCRIPTION, "s", GENERATION, tuple(map(Epoch, consume_list)))
     return ChainView("c", 1, "q", ChainVersion(version), links, (own,))
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,8 +85,6 @@ class SubscriptionView:
     subscription_id: SubscriptionId
     name: str
     generation: Generation
-    reader_token: Token
-    reader: str
     consume_list: tuple[Epoch, ...]
 
 

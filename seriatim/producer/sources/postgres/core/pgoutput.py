@@ -50,7 +50,6 @@ class Commit:
 
     commit_lsn: int
     end_lsn: int
-    ts_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +81,16 @@ class Truncate:
     restart_identity: bool
 
 
-def _milliseconds(postgres_us: int) -> int:
-    return postgres_us // 1000 + POSTGRES_EPOCH_MS
-
-
 def read_begin(data: bytes) -> Begin:
     """Read a Begin message."""
     commit_lsn, time_us, tx_id = _unpack(_BEGIN, data)
-    return Begin(commit_lsn, _milliseconds(time_us), tx_id)
+    return Begin(commit_lsn, time_us // 1000 + POSTGRES_EPOCH_MS, tx_id)
 
 
 def read_commit(data: bytes) -> Commit:
     """Read a Commit message."""
-    _, commit_lsn, end_lsn, time_us = _unpack(_COMMIT, data)
-    return Commit(commit_lsn, end_lsn, _milliseconds(time_us))
+    _, commit_lsn, end_lsn, _ = _unpack(_COMMIT, data)
+    return Commit(commit_lsn, end_lsn)
 
 
 def read_origin(data: bytes) -> str:
