@@ -210,24 +210,18 @@ class RangeReader:
             await fetcher.stop()
         if watching is not None:
             await asyncio.gather(watching, return_exceptions=True)
-        self._tell()
+        self._woken.wake()
 
     async def _watch(self, fetcher: Fetcher) -> None:
         try:
             async for view in self._coordinators.watch(self.queue):
-                self._see(fetcher, chain_view(view))
+                fetcher.happened(reading_events.ViewChanged(chain_view(view)))
+                self._woken.wake()
         except SeriatimError as error:
             self._fail(error)
 
-    def _see(self, fetcher: Fetcher, view: ChainView) -> None:
-        fetcher.happened(reading_events.ViewChanged(view))
-        self._tell()
-
     def _put(self, delivery: Delivery) -> None:
         self._waiting.append(delivery)
-        self._tell()
-
-    def _tell(self) -> None:
         self._woken.wake()
 
     def _tell_taken(self, fetcher: Fetcher) -> None:
@@ -239,7 +233,7 @@ class RangeReader:
 
     def _fail(self, error: SeriatimError) -> None:
         self._error = error
-        self._tell()
+        self._woken.wake()
 
     # ---- on the caller's thread
 

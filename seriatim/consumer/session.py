@@ -428,16 +428,12 @@ class ReaderSession:
                 self._see(view)
             if view.queue_id != self._queue_id or view.is_deleted:
                 raise UnknownQueue(f"queue {self.settings.queue!r} was deleted", queue=self.settings.queue)
-            if view.subscription(self._subscription_id) is None and self._is_newest(view):
+            # A laggard's view may be of before the subscription was made: such a one isn't taken over.
+            if view.subscription(self._subscription_id) is None and self.view is view:
                 raise UnknownSubscription(
                     f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted",
                     queue=self.settings.queue,
                 )
-
-    def _is_newest(self, view: ChainView) -> bool:
-        """Whether a view without the subscription is newer than one that had it, and not just from a laggard."""
-        known = self.view
-        return known is not None and known is view
 
     def _see(self, view: ChainView) -> None:
         if self.view is not None and view.version < self.view.version:

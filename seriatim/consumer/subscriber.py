@@ -73,7 +73,7 @@ class Subscriber(Reader):
         )
         self._on_elected = on_elected
         self._on_deposed = on_deposed
-        self._woken = Waking()  # and no lock, as in HandOver
+        self._woken = Waking()  # when something has changed; and no lock, as in HandOver
         self._term: Term | None = None
         self._told: Term | None = None  # the application
         self._valid_until_s = 0.0
@@ -233,26 +233,22 @@ class Subscriber(Reader):
         offset = Offset(0) if view is None else _offset(view, place)
         term = Term(grant.subscription_id, grant.generation, grant.token, offset)
         self._term = term
-        self._tell()
+        self._woken.wake()
         if self._on_elected is not None:
             self._told = term
         call_back(_log, self._on_elected, term)
 
     def _leased(self, valid_until_s: float) -> None:
         self._valid_until_s = valid_until_s
-        self._tell()
+        self._woken.wake()
 
     def _ended(self) -> None:
         self._term = None
-        self._tell()
+        self._woken.wake()
         call_back(_log, self._on_deposed)
 
     def _failed(self, error: SeriatimError) -> None:
         self._error = error
-        self._tell()
-
-    def _tell(self) -> None:
-        """Something has changed: whoever waits looks again."""
         self._woken.wake()
 
 
