@@ -71,7 +71,7 @@ class Nemesis:
         problem = ""
         try:
             target = self._target(kind)
-        except (SeriatimError, TimeoutError) as error:  # a busy machine, or a fault of before: nobody answers just now
+        except SeriatimError as error:  # a busy machine, or a fault of before: nobody answers just now
             target, problem = None, f" ({error})"
         if target is None or target in self.down:
             if since_s > due_s + _PATIENCE_S:

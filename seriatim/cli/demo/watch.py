@@ -7,11 +7,10 @@ near (`is_close`), else every 150 ms: that, and some milliseconds for the answer
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from concurrent.futures import Future
 from typing import Any, Self
 
+from seriatim.consumer.loop import LoopThread
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
@@ -20,7 +19,6 @@ from seriatim.protocol.log import new_cause_id
 _CLOSE_S = 0.025
 _USUAL_S = 0.15
 _TIMEOUT_S = 2.0
-_START_S = 30.0
 
 
 def committed_end(view: pb.QueueView) -> int:
@@ -34,13 +32,10 @@ class Watch:
     """A context manager. Times are those of `time.monotonic`, in seconds."""
 
     def __init__(self, coordinators: str, queue: str) -> None:
-        self._addresses = coordinators
         self._queue = queue
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = threading.Event()
-        self._began: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="demo watch", daemon=True)
-        self._coordinators: Coordinators | None = None
+        self._coordinators = Coordinators(coordinators)
+        self._thread = LoopThread("demo watch")
+        self._looking: asyncio.Task[None] | None = None
         self.is_close = False
         self.view: pb.QueueView | None = None
         """The newest."""
@@ -51,41 +46,41 @@ class Watch:
         """Why there is no newer view; empty while all is well."""
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._began.result(_START_S)
+        self._thread.run(self._begin())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join(2 * _TIMEOUT_S)
+        self._thread.end(self._end(), 2 * _TIMEOUT_S, lambda: None)
 
     def describe(self) -> pb.QueueView:
-        """The queue now. Raises SeriatimErrors, TimeoutError."""
+        """The queue now. Raises SeriatimErrors."""
         view: pb.QueueView = self._asked("DescribeQueue", pb.QueueRequest(queue=self._queue))
         return view
 
     def elected_coordinator(self) -> str:
-        """HOST:PORT; empty where none is. Raises SeriatimErrors, TimeoutError."""
+        """HOST:PORT; empty where none is. Raises SeriatimErrors."""
         reply: pb.DescribeClusterReply = self._asked("DescribeCluster", pb.DescribeClusterRequest())
         return reply.elected_coordinator
 
     # ---- on the thread
 
-    def _run(self) -> None:
-        asyncio.run(self._look())
+    async def _begin(self) -> None:
+        self._looking = asyncio.create_task(self._look())
+
+    async def _end(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._coordinators.close()
 
     async def _look(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with Coordinators(self._addresses) as coordinators:
-            self._coordinators = coordinators
-            self._began.set_result(None)
-            while not self._stopped.is_set():
-                try:
-                    request = pb.QueueRequest(queue=self._queue, cause_id=new_cause_id("demo"))
-                    self._see(await coordinators.call("DescribeQueue", request, _TIMEOUT_S))
-                except SeriatimError as error:
-                    self.problem = error.message
-                await asyncio.sleep(_CLOSE_S if self.is_close else _USUAL_S)
+        while True:
+            try:
+                request = pb.QueueRequest(queue=self._queue, cause_id=new_cause_id("demo"))
+                self._see(await self._coordinators.call("DescribeQueue", request, _TIMEOUT_S))
+            except SeriatimError as error:
+                self.problem = error.message
+            await asyncio.sleep(_CLOSE_S if self.is_close else _USUAL_S)
 
     def _see(self, view: pb.QueueView) -> None:
         end = committed_end(view)
@@ -95,7 +90,4 @@ class Watch:
         self.view, self.problem = view, ""
 
     def _asked(self, method: str, request: Any) -> Any:
-        if self._loop is None or self._coordinators is None:
-            raise RuntimeError("the watch hasn't been started")
-        call = self._coordinators.call(method, request, _TIMEOUT_S)
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result(2 * _TIMEOUT_S)
+        return self._thread.run(self._coordinators.call(method, request, _TIMEOUT_S), 2 * _TIMEOUT_S)
