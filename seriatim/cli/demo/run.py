@@ -19,6 +19,7 @@ from seriatim.cli.demo.stage import CAPTURES, PGBENCH, QUEUE, ROWS_PER_SCALE, Lo
 from seriatim.cli.demo.verdict import FaultFigures, Figures
 from seriatim.cli.demo.view import Sight, View
 from seriatim.cli.demo.watch import Watch
+from seriatim.protocol import seriatim_pb2 as pb
 
 _TICK_S = 0.1
 _RATE_OVER_S = 3.0
@@ -206,8 +207,7 @@ class Demo:
         self.view.show(self._sight())
 
     def _waits(self) -> tuple[str, ...]:
-        view = self._watch.view
-        return () if view is None else tuple(f"{wait.what}: {wait.reason}" for wait in view.waits)
+        return tuple(f"{wait.what}: {wait.reason}" for wait in self._watch.view.waits)
 
     def _sight(self) -> Sight:
         now_s, sent, applied = time.monotonic(), self._watch.end, self._databases.applied
@@ -217,17 +217,15 @@ class Demo:
         then_s, sent_then, applied_then = self._rates[0]
         passed_s = max(now_s - then_s, _TICK_S)
         view = self._watch.view
-        subscriptions = view.subscriptions if view is not None else ()
+        reader = view.subscriptions[0] if view.subscriptions else pb.SubscriptionView()
         return Sight(
             since_s=now_s - self.began_s,
             phase=self._phase,
-            links=tuple((link.epoch, link.group, link.state, link.committed_index) for link in view.links)
-            if view
-            else (),
-            send_list=tuple(view.send_list) if view else (),
-            consume_list=tuple(subscriptions[0].consume_list) if subscriptions else (),
-            sender=view.sender if view else "",
-            reader=subscriptions[0].reader if subscriptions else "",
+            links=tuple((link.epoch, link.group, link.state, link.committed_index) for link in view.links),
+            send_list=tuple(view.send_list),
+            consume_list=tuple(reader.consume_list),
+            sender=view.sender,
+            reader=reader.reader,
             sent=sent,
             applied=applied,
             sent_rate=(sent - sent_then) / passed_s,

@@ -37,8 +37,8 @@ class Watch:
         self._thread = LoopThread("demo watch")
         self._looking: asyncio.Task[None] | None = None
         self.is_close = False
-        self.view: pb.QueueView | None = None
-        """The newest."""
+        self.view = pb.QueueView()
+        """The newest; an empty one before the first."""
         self.end = 0
         self.advances: list[tuple[float, int]] = []
         """When the committed end was seen higher than ever before, and how high."""
