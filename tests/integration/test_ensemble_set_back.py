@@ -61,7 +61,7 @@ class Cluster:
                 "initLimit": 50, "syncLimit": 15, "maxSessionTimeout": 60_000, "maxClientCnxns": 0,
                 "admin.enableServer": "false", "4lw.commands.whitelist": "srvr", **self._voters,
             }  # fmt: skip
-            self._run(f"zookeeper-{server}", zookeeper.server_command(directory, settings, 128))
+            self._run(f"zookeeper-{server}", zookeeper.server_command(directory, settings))
         wait_until(lambda: all(zookeeper.answers(LOCALHOST, port) for port in self._ports.values()))
 
     def start_coordinators(self) -> None:

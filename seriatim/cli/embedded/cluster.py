@@ -19,6 +19,7 @@ from seriatim.cli.embedded.ports import LOCALHOST, PortBook
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 from seriatim.cli.embedded.zookeeper import ZooKeeperSettings, start_zookeeper
 
+COORDINATORS = 2
 DEFAULT_GROUPS = 3
 MEMBERS = ("a", "b")
 COMMAND = (sys.executable, "-P", "-m", "seriatim.cli.main")
@@ -37,7 +38,6 @@ class ClusterSettings:
     directory: Path
     groups: int | None = None
     """How many; None: as many as the directory holds, else three. Fewer than it holds is refused."""
-    coordinators: int = 2
     first_port: int | None = None
     """Of consecutive ones: coordinators, ZooKeeper, members. None: remembered or free ones."""
     name: str = "development"
@@ -78,7 +78,7 @@ class DevelopmentCluster:
     @property
     def coordinator_names(self) -> tuple[str, ...]:
         """Such as `coordinator-1`."""
-        return tuple(f"coordinator-{number}" for number in range(1, self.settings.coordinators + 1))
+        return tuple(f"coordinator-{number}" for number in range(1, COORDINATORS + 1))
 
     @property
     def member_names(self) -> tuple[str, ...]:

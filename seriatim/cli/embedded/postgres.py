@@ -96,7 +96,7 @@ class EmbeddedPostgres:
 
     @property
     def supervisor(self) -> Supervisor:
-        """Whoever runs the process; to kill or restart it by `name`. Raises `StartFailed` before the first start."""
+        """Whoever runs the process; to kill it by `name`. Raises `StartFailed` before the first start."""
         if self._supervisor is None:
             raise StartFailed(f"{self._name} hasn't been started")
         return self._supervisor

@@ -158,15 +158,6 @@ class Supervisor:
                 self._write_pids()
             return child.process.pid
 
-    def restart(self, name: str) -> int:
-        """Stop a child if it runs, and start it again by the same spec; answers the new process id."""
-        with self._guard:
-            if name not in self._children:
-                raise StartFailed(f"{name} was never started in {self.directory}")
-            spec = self._children[name].spec
-        self.stop(name)
-        return self.start(spec)
-
     def pid(self, name: str) -> int | None:
         """The process id of a running child, else None."""
         return self.pids().get(name)

@@ -21,6 +21,8 @@ from seriatim.cli.embedded.ports import LOCALHOST, PortBook, obstacle
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
 from seriatim.consumer.spark import class_archive
 
+NAME = "zookeeper"
+"""Of its process, in the supervisor; of its port, and of its folder."""
 _TICK_MS = 100  # a session's end is noticed at the next tick, so that a stand-by takes over no later than that
 _MIN_SESSION_MS = 500
 _MAX_SESSION_MS = 60_000
@@ -73,10 +75,7 @@ class ZooKeeperSettings:
     """Its data, its settings and nothing else; made if missing, kept between starts."""
     port: int
     host: str = LOCALHOST
-    name: str = "zookeeper"
-    """Of the process, in the supervisor."""
     is_restarted: bool = False
-    heap_mb: int = 128
     archive_options: tuple[str, ...] | None = None
     """Java's, about its class archive; None: use the one that there is, if any."""
     stop_timeout_s: float = _STOP_S
@@ -92,13 +91,13 @@ def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, time
     """Start ZooKeeper and wait until it answers. Raises `Missing`, `PortInUse`, `StartFailed`."""
     command = _command(settings)
     if reason := obstacle(settings.port, settings.host):
-        raise PortInUse(f"{settings.name}: {reason}")
+        raise PortInUse(f"{NAME}: {reason}")
     is_restarted, stop_timeout_s = settings.is_restarted, settings.stop_timeout_s
-    supervisor.start(ProcessSpec(settings.name, command, is_restarted=is_restarted, stop_timeout_s=stop_timeout_s))
+    supervisor.start(ProcessSpec(NAME, command, is_restarted=is_restarted, stop_timeout_s=stop_timeout_s))
     try:
-        supervisor.wait_until(settings.name, lambda: answers(settings.host, settings.port), timeout_s=timeout_s)
+        supervisor.wait_until(NAME, lambda: answers(settings.host, settings.port), timeout_s=timeout_s)
     except StartFailed:
-        supervisor.stop(settings.name)
+        supervisor.stop(NAME)
         raise
 
 
@@ -141,11 +140,15 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "autopurge.purgeInterval": 1,
         "autopurge.snapRetainCount": 3,
     }
-    return server_command(directory, configuration, settings.heap_mb, settings.archive_options)
+    return server_command(directory, configuration, archive_options=settings.archive_options)
 
 
 def server_command(
-    directory: Path, configuration: Mapping[str, object], heap_mb: int, archive_options: Sequence[str] | None = None
+    directory: Path,
+    configuration: Mapping[str, object],
+    heap_mb: int = 128,
+    *,
+    archive_options: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """Write a server's settings into `directory`; answer what to run. Raises `Missing`."""
     if archive_options is None:
@@ -208,9 +211,9 @@ class EmbeddedZooKeeper:
         """Start it and wait until it answers. Raises as `start_zookeeper`, and `DirectoryInUse`."""
         supervisor = Supervisor(self._directory)
         try:
-            port = PortBook(supervisor.directory).port("zookeeper", wanted=self._wanted_port)
+            port = PortBook(supervisor.directory).port(NAME, wanted=self._wanted_port)
             self.settings = ZooKeeperSettings(
-                supervisor.directory / "zookeeper",
+                supervisor.directory / NAME,
                 port,
                 self._host,
                 archive_options=self._archive_options,
