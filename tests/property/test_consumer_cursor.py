@@ -203,7 +203,7 @@ def test_all_the_application_is_done_with_is_committed_in_the_end(lengths: list[
             world.commit("stored")
         else:
             world.wake()
-    assert world.state.is_done
+    assert world.state.committed == world.state.wanted
     head = world.consume_list[0] if world.consume_list else world.listed
     there = place(head, world.cursors.get(head, 0) if world.consume_list else lengths[head - 1])
     assert world.offset(there) >= world.offset(world.state.wanted)
@@ -236,7 +236,7 @@ def test_what_both_members_have_less_for_is_refused_and_wanted_no_more() -> None
     assert world.refused == []
     world.commit("stored")
     assert world.refused == [place(1, 9)]
-    assert (world.state.is_done, world.commits) == (True, [])
+    assert (world.state.committed, world.commits) == (world.state.wanted, [])
     world.happened(CommitAsked(place(1, 5)))
     world.commit("stored")
     assert world.cursors == {1: 5}
@@ -282,7 +282,7 @@ def test_what_was_committed_stays_so_where_all_links_were_let_go() -> None:
     world.happened(ViewChanged(without))
     # It wasn't sure of its session for a moment, and asked again.
     world.happened(Granted(without, SUBSCRIPTION, Generation(1), place(0, 0)))
-    assert world.state.is_done
+    assert world.state.committed == world.state.wanted
     assert world.state.committed == place(1, 5)
 
 

@@ -133,10 +133,10 @@ def test_who_has_nothing_left_to_read_stands_at_the_end_of_the_last_link_whateve
     ]
     commits.happened(CommitAsked(Place(Epoch(1), Index(7))))  # beyond the end counts as the end (H22)
     commits.happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
-    assert commits.state.is_done
+    assert commits.state.committed == commits.state.wanted
     # The links were let go, of which this reader hears with the grant.
     commits.happened(granted(view(9, ()), 0, 0))
-    assert commits.state.is_done
+    assert commits.state.committed == commits.state.wanted
 
 
 def test_a_member_that_knows_of_a_newer_reader_has_the_coordinator_asked_at_once() -> None:

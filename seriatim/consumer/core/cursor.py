@@ -157,11 +157,6 @@ class CursorState:
     leaves: int = 0
     waiting_for: str = ""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the members have all that the application is done with."""
-        return self.committed >= self.wanted
-
 
 Step = tuple[CursorState, list[Effect]]
 
