@@ -95,7 +95,7 @@ class GrownCluster(Seriatim):
         """How long sending stood still, for each of `count` faults; measured as `seriatim bench failover` does."""
         load = Workload(self.addresses, queue, 100, _RATE, _SESSION_S, f"bench-{os.urandom(4).hex()}")
         pids = self.supervisor.directory / "pids.json"
-        run = FailoverRun(Fault(fault), load, count, pids, lambda _number, _outage: None)
+        run = FailoverRun(Fault(fault), load, count, pids, lambda: None)
         figures = run.measure()
         if (figures["records_sent"], 0) != (figures["records_acknowledged"], figures["records_unknown"]):
             raise LookupError(

@@ -272,7 +272,7 @@ def failover(
     subscription = f"bench-{os.urandom(4).hex()}"
     workload = Workload(coordinator, queue, size, rate, session_timeout_ms / 1000, subscription)
     with _progress(kind.value, count) as advance:
-        figures = FailoverRun(kind, workload, count, pids, lambda _number, _outage: advance(1)).measure()
+        figures = FailoverRun(kind, workload, count, pids, lambda: advance(1)).measure()
     _show(figures, is_json=is_json)
     ended = (figures["records_acknowledged"], figures["records_unknown"])
     is_whole = kind is Fault.SENDER_KILL or (figures["records_sent"], 0) == ended

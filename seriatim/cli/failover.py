@@ -83,7 +83,7 @@ class FailoverRun:
     workload: Workload
     harms: int
     pids: Path | None
-    on_outage: Callable[[int, Outage], None]
+    on_outage: Callable[[], object]
     outages: list[Outage] = field(default_factory=list)
     senders: list[Instance] = field(default_factory=list)
     readers: list[Instance] = field(default_factory=list)
@@ -98,10 +98,10 @@ class FailoverRun:
             self.readers.append(Instance("read", self.workload))
             if self.fault.needs_standby:
                 self._start_sender("waiting")
-            for number in range(1, self.harms + 1):
+            for _ in range(self.harms):
                 self._wait_for_flow()
                 self.outages.append(self._one())
-                self.on_outage(number, self.outages[-1])
+                self.on_outage()
         finally:
             for instance in (*self.senders, *self.readers):
                 instance.close()

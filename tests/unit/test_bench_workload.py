@@ -27,7 +27,7 @@ def test_what_fails_before_there_is_a_reader_is_told_as_it_is(monkeypatch: pytes
     monkeypatch.setattr(coordinators, "call", call)
     load = Workload("127.0.0.1:1", "q", 100, 10.0, 4.0, "bench-1")
     with pytest.raises(KeyboardInterrupt):
-        FailoverRun(Fault.ROTATE, load, 1, None, lambda *_: None).measure()
+        FailoverRun(Fault.ROTATE, load, 1, None, lambda: None).measure()
 
 
 def test_what_is_called_as_a_module_of_pythons_in_the_present_folder_is_not_run(
