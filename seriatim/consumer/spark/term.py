@@ -104,7 +104,7 @@ class ReplayTerm:
         self._queue_id = subscriber.queue_id
         self._checkpoints = Path(self._settings.checkpoint or directory / "checkpoints")
         self._cursor = CursorKeeper(subscriber, term)
-        self._application: Application | None = None
+        self._application = Application(target, self._queue_id, term.fence, 0, self._read_range)
         self._failure: BaseException | None = None
         self._failures = 0
         self._queries_failed = 0
@@ -350,7 +350,7 @@ class ReplayTerm:
     def _take(self, records: DataFrame) -> None:
         began_s = boottime_s()
         self._applying_at_s = began_s + SLOW_S
-        before = self._application.position if self._application is not None else 0
+        before = self._application.position
         rows = self._read(records)
         if before == 0 and self._applied_id is None:
             self._check_beginning(rows)
@@ -385,16 +385,14 @@ class ReplayTerm:
         """
         application = self._application
         with contextlib.suppress(WorldError):  # the next record leads there as well
-            if application is not None:
-                application.pass_gap(self._reader.positions().beyond_gap(application.position))
+            application.pass_gap(self._reader.positions().beyond_gap(application.position))
 
     def _applied(self, rows: Sequence[ChangeRow]) -> Outcome:
         """Apply, and while the target can't be reached, try again: it is where the position says."""
         pause_s = _PAUSE_FIRST_S
-        application = self._application
-        while not self._is_over and application is not None:
+        while not self._is_over:
             try:
-                return application.apply(rows)
+                return self._application.apply(rows)
             except QueryFailed:
                 raise  # reading again failed, not the target: the next query will do better
             except WorldError as error:
@@ -434,10 +432,9 @@ class ReplayTerm:
 
     def _look_at_target(self) -> None:
         """Raise PositionMoved where it was set back: while nothing comes for it, nobody else would see that."""
-        application = self._application
-        if application is None:
+        reached = self._application.position  # before the look: it may move meanwhile
+        if not reached:
             return
-        reached = application.position  # before the look: it may move meanwhile
         with contextlib.suppress(WorldError):  # for what comes next it is waited for
             _check_kept(reached, self._target.position_beside(self._queue_id))
 
@@ -448,7 +445,7 @@ class ReplayTerm:
         another micro-batch has begun.
         """
         application = self._application
-        if application is None or self._applied_id == self._passed_id or not self._turn.acquire(blocking=False):
+        if self._applied_id == self._passed_id or not self._turn.acquire(blocking=False):
             return
         try:
             progress, before = query.lastProgress, application.position
@@ -499,14 +496,12 @@ class ReplayTerm:
         """Whether the query has handed in everything that the queue holds now."""
         with contextlib.suppress(WorldError):
             positions = self._reader.positions()
-            if not positions.is_end_known:
-                return False
-            return self._has_handed_in(query, positions.end)
+            return positions.is_end_known and self._has_handed_in(query, positions.end)
         return False
 
     def _has_handed_in(self, query: StreamingQuery, end: int) -> bool:
         """Whether all before `end` is in the target, or was in a micro-batch, as the unfinished transaction that the target waits to have whole."""
-        if self._application is not None and self._application.position >= end:
+        if self._application.position >= end:
             return True
         progress = query.lastProgress
         return progress is not None and _handed_in(progress) >= end
@@ -532,8 +527,7 @@ class ReplayTerm:
         except Exception as error:  # Spark's, of any kind
             _log.debug("query not stopped", error=_last_line(error))
         self._wait_until_done()
-        if self._application is not None:
-            self._run.offset = self._application.position
+        self._run.offset = self._application.position
         self._cursor.finish()
 
     def _wait_until_done(self) -> None:
