@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
@@ -22,6 +23,8 @@ BESIDE = ["spark", "postgres", "compose"]
 """What waits for servers of its own most of the time: `make test` runs it beside all the rest, and behind it."""
 _NICENESS = 5
 _BEGUN = pytest.StashKey[bool]()
+hypothesis.settings.register_profile("busy machines", deadline=None)
+hypothesis.settings.load_profile("busy machines")
 
 
 class Hooks:

@@ -1874,7 +1874,7 @@ def test_a_lost_connection_is_told_and_the_next_call_connects_again(target, dsn,
         PostgresTarget("postgresql://postgres@127.0.0.1:1/none", "job").tables()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_planned_and_applied_to_postgres_equals_the_source(target, dsn, data) -> None:
     source = data.draw(changes.sources())

@@ -102,7 +102,7 @@ def in_order(tables) -> list[list]:
     return [sorted(([row[c] for c in changes.COLUMNS] for row in rows), key=repr) for rows in tables]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_planned_and_applied_equals_row_by_row(data) -> None:
     source = data.draw(changes.sources())
@@ -121,7 +121,7 @@ def test_planned_and_applied_equals_row_by_row(data) -> None:
     assert position == len(source.rows), "all transactions were whole at the end"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_in_parts_that_end_anywhere_it_is_the_same_at_the_end(data) -> None:
     source = data.draw(changes.sources())
@@ -146,7 +146,7 @@ def test_in_parts_that_end_anywhere_it_is_the_same_at_the_end(data) -> None:
     assert in_order(model.tables.values()) == in_order(dict(source.after_commit)[position])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(changes.sources())
 def test_no_key_stands_twice_in_a_collapsed_table(source) -> None:
     for segment in plan(source.rows, 0, changes.SHAPES).segments:

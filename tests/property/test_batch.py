@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.protocol import batch
@@ -53,7 +53,6 @@ def _rows(one: batch.RecordColumns):
         )
 
 
-@settings(deadline=None)
 @given(columns(), st.integers(0, 2**63), st.booleans())
 def test_what_goes_in_comes_out(one, first_index, compress):
     encoded = batch.encode(one, Index(first_index), compress=compress)
@@ -82,7 +81,6 @@ def test_what_compressing_would_not_make_smaller_stays_as_it_is():
     assert batch.decode(even).values == [bytes(1000)]
 
 
-@settings(deadline=None)
 @given(columns(), st.data())
 def test_a_flipped_bit_is_seen(one, data):
     encoded = batch.encode(one, Index(0))
@@ -94,7 +92,6 @@ def test_a_flipped_bit_is_seen(one, data):
         batch.parse(bytes(whole[:size]), bytes(whole[size:]))
 
 
-@settings(deadline=None)
 @given(columns(), st.integers(0, 400))
 def test_a_cut_batch_is_seen(one, keep):
     encoded = batch.encode(one, Index(0))
@@ -196,7 +193,6 @@ def test_who_reads_what_is_said_to_be_larger_than_it_can_be_takes_little_memory_
         tracemalloc.stop()
 
 
-@settings(deadline=None)
 @given(columns(), st.data())
 def test_resends_are_cut_by_marks(one, data):
     sources = sorted({one.source_of(row) for row in range(len(one))})

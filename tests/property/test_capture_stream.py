@@ -288,13 +288,13 @@ def faults(log: list[Transaction], steps: list[Step], rules: Rules) -> list[str]
 
 
 @given(logs(), STEPS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_crashes_anywhere_lose_and_repeat_nothing(log: list[Transaction], steps: list[Step]) -> None:
     assert faults(log, steps, Rules()) == []
 
 
 @given(logs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_second_reading_gives_the_same_records_and_skips_exactly_what_is_held(
     log: list[Transaction], data: st.DataObject
 ) -> None:
@@ -313,7 +313,7 @@ def test_a_second_reading_gives_the_same_records_and_skips_exactly_what_is_held(
 
 
 @given(logs(), st.lists(st.integers(0, 2**64 - 1), max_size=5), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_confirmable_never_passes_what_is_acknowledged_and_never_falls(
     log: list[Transaction], strays: list[int], data: st.DataObject
 ) -> None:
@@ -353,7 +353,6 @@ def test_a_planted_wrong_rule_is_rejected(rule: str) -> None:
     @given(logs(), STEPS)
     @settings(
         max_examples=2000,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

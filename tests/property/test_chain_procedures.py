@@ -72,7 +72,7 @@ def _healed(world: World) -> None:
             close_call(world, link.epoch).finish()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_action, max_size=120), st.sampled_from((None, 0, 1, 3)))
 def test_whatever_happens_the_chain_stays_true_and_sending_goes_on(actions: list[tuple], lag: int | None) -> None:
     world = World()
@@ -96,7 +96,7 @@ def test_whatever_happens_the_chain_stays_true_and_sending_goes_on(actions: list
             assert link.end >= world.acknowledged.get(link.epoch, 0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_action, max_size=80), st.sampled_from(Durability))
 def test_an_exported_chain_can_be_checked_offline(actions: list[tuple], durability: Durability) -> None:
     world = World(durability)
@@ -145,7 +145,7 @@ def test_a_false_certificate_is_found_offline() -> None:
     raise AssertionError("a forged certificate was not noticed")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from((0, 1, 2, 2)), max_size=5),
     st.integers(0, 40),
@@ -184,7 +184,7 @@ def test_disks_of_the_head_that_fail_stop_nobody_and_nothing_acknowledged_is_cut
     assert sealed.end is None or sealed.end >= world.acknowledged.get(grant.link.epoch, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 40), st.booleans(), st.sampled_from((None, 0, 1, 3)))
 def test_a_call_cut_off_anywhere_is_finished_by_the_next_one(cut: int, is_master_dead: bool, lag: int | None) -> None:
     world = World()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.coordinator.core import invariants, subscriptions
@@ -30,7 +30,6 @@ def world_with(counts: list[int]) -> World:
 counts = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(counts)
 def test_every_offset_is_found_where_it_lies(sizes: list[int]) -> None:
     world = world_with(sizes)
@@ -47,7 +46,6 @@ def test_every_offset_is_found_where_it_lies(sizes: list[int]) -> None:
         subscriptions.located(world.document, str(len(model) + 1), committed)
 
 
-@settings(deadline=None)
 @given(counts, st.lists(st.sampled_from(["earliest", "latest", "drain", "late report"]), max_size=12))
 def test_whatever_is_sought_and_drained_the_lists_stay_in_order(sizes: list[int], steps: list[str]) -> None:
     world = world_with(sizes)

@@ -172,7 +172,7 @@ def ask(world: World, data: st.DataObject) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_all_the_application_is_done_with_is_committed_in_the_end(lengths: list[int], data: st.DataObject) -> None:
     world = World(lengths)
     world.acquire()

@@ -287,7 +287,7 @@ def worlds(draw) -> World:
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world: World, data: st.DataObject) -> None:
     answered = data.draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()]))
     reader = Reader(world, known=data.draw(st.integers(1, len(world.links))), answered=answered)
@@ -333,7 +333,7 @@ def test_each_reader_delivers_what_the_model_does_from_wherever_it_starts(world:
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_range_ends_exactly_where_it_was_asked_to(world: World, data: st.DataObject) -> None:
     total = world.base(len(world.links))
     start = data.draw(st.integers(0, total))

@@ -217,7 +217,7 @@ class World(RuleBasedStateMachine):
         assert [pending.number for pending in self.state.pending] == sorted(self.rows)
 
 
-BUSY = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+BUSY = settings(max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_any_interleaving_keeps_every_promise() -> None:

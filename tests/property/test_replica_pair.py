@@ -236,7 +236,7 @@ def run(schedule: list[str], *, opens_equal: bool = True) -> None:
     pair.quiet()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(schedules)
 def test_no_schedule_loses_what_was_acknowledged(schedule: list[str]) -> None:
     run(schedule)

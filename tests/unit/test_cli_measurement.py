@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.outage import outage_s
@@ -26,7 +26,6 @@ def test_percentiles_are_of_the_nearest_rank():
     assert percentile([], 50) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 100))
 def test_a_percentile_is_the_least_value_that_enough_values_don_t_exceed(values, percent):
     found = percentile(values, percent)
@@ -100,7 +99,6 @@ def test_a_silence_that_begins_later_is_told_apart():
     assert standstill(times, 1.4, 2.4, 0.2) == Standstill(about[0], NOTHING)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 10), min_size=2), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
 def test_a_standstill_lies_between_two_events(times, harmed_at_s, lasts_s, shows_within_s):
     times = sorted(times)
