@@ -258,6 +258,19 @@ def test_a_column_that_the_source_renamed_is_renamed_in_the_target_between_two_t
     assert target.ranges[-1] == (12, 20)
 
 
+def test_what_the_source_renames_behind_a_snapshot_is_renamed_in_the_target_behind_it():
+    behind = [
+        row._replace(offset=4 + row.offset, value=row.value.replace(b'{"id":1}', b'{"new":1,"id":1}'))
+        for row in log([2])
+    ]
+    target, queue = MemoryTarget(), Queue([*snapshot(0, 2), *behind])
+    with pytest.raises(MissingColumns):
+        applying(target, queue).apply(queue.rows)
+    assert (target.stored.offset, target.changes) == (4, 2)
+    target.shape = replace(SHAPE, columns={"id": "bigint", "new": "bigint"})
+    assert applying(target, queue).apply(queue.rows).changes == 2
+
+
 def test_one_by_one_a_micro_batch_is_told_as_one():
     rows = log([2, 2, 1])
     target, queue = MemoryTarget(), Queue(rows)

@@ -244,8 +244,8 @@ class Application:
 
 
 def _transactions(rows: Sequence[ChangeRow]) -> list[Sequence[ChangeRow]]:
-    """The rows cut behind each commit."""
-    ends = [number for number, row in enumerate(rows, 1) if _operation(row) == "commit"]
+    """The rows cut behind each commit, and behind a snapshot."""
+    ends = [number for number, row in enumerate(rows, 1) if _operation(row) in {"commit", "snapshot_end"}]
     parts = [rows[start:end] for start, end in pairwise([0, *ends, len(rows)])]
     return [part for part in parts if part]
 
