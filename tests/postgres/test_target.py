@@ -1647,6 +1647,10 @@ def test_a_key_that_the_target_numbers_itself_identifies_no_row_of_the_source(ta
         ([("c", None, (1, "new")), ("d", (1, "a"), None)], [(1, "new"), (2, "b")]),
         ([("c", None, (1, "new")), ("u", (1, "a"), (3, "a"))], [(1, "new"), (2, "b"), (3, "a")]),
         ([("c", None, (1, "a")), ("d", (1, "a"), None)], [(1, "a"), (2, "b")]),
+        (
+            [("c", None, (1, "b")), ("c", None, (2, "a")), ("d", (2, "b"), None), ("d", (1, "a"), None)],
+            [(1, "b"), (2, "a")],
+        ),
     ],
 )
 def test_rows_that_have_the_same_deferrable_key_for_a_while_are_told_apart(target, dsn, steps, left, checked) -> None:
@@ -1660,6 +1664,42 @@ def test_rows_that_have_the_same_deferrable_key_for_a_while_are_told_apart(targe
     start = applied(target, 0, *map(named, [("c", None, (1, "a")), ("c", None, (2, "b"))]), table="swapped", key=())
     applied(target, start, *map(named, steps), table="swapped", key=())
     assert fetch(dsn, "SELECT id, note FROM swapped ORDER BY id") == left
+
+
+CAME_AND_WENT = {
+    "a column was added": {"note": "a", "code": 1, "more": None},
+    "a column was dropped": {"code": 1},
+    "a column was dropped and made again": {"note": None, "code": 1},
+    "a column has another type": {"note": "a", "code": "1.00"},
+    "its partition's replica identity names the key alone": {"note": None, "code": None},
+}
+
+
+@pytest.mark.parametrize("image", CAME_AND_WENT.values(), ids=CAME_AND_WENT)
+@pytest.mark.parametrize("rule", ["", "UNIQUE"])
+def test_a_row_that_came_and_went_is_none_of_the_target_s_whatever_its_old_image_looks_like(
+    target, dsn, image, rule
+) -> None:
+    """The source's replica identity is full. What its transaction takes away may also be a row that the target has, which is told from the other one."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"CREATE TABLE wide (id integer PRIMARY KEY, note text, code numeric {rule}, more integer)")
+    came, after = {"id": 1, "note": "a", "code": 1}, {"id": 1, **image, "note": "b"}
+    steps = [("c", None, came), ("u", {"id": 1, **image}, after), ("d", after, None)]
+    start = applied(target, 0, *steps[:2], table="wide", key=())
+    assert fetch(dsn, "SELECT id, note FROM wide") == [(1, "b")]
+    start = applied(target, start, steps[2], table="wide", key=())
+    moved = [("u", {"id": 1, **image}, {**after, "id": 2}), ("d", {"id": 2, **image}, None)]
+    for gone in ([("d", {"id": 1, **image}, None)], steps[1:], moved):
+        start = applied(target, start, came_as(came), *gone, table="wide", key=())
+        assert fetch(dsn, "SELECT FROM wide") == []
+    start = applied(target, start, came_as({**came, "code": 7}), table="wide", key=())
+    with pytest.raises(Diverged, match="is not there"):
+        applied(target, start, came_as(came), ("d", {"id": 1, **image, "note": "other"}, None), table="wide", key=())
+    assert fetch(dsn, "SELECT code FROM wide") == [(7,)]
+
+
+def came_as(row: dict[str, object]) -> tuple:
+    return "c", None, row
 
 
 @pytest.mark.parametrize("count", [1, BULK_FROM])

@@ -92,6 +92,12 @@ class Model:
             self.change(step.table, step.key, step.key_values, step.columns, step.values)
         elif isinstance(step, orders.ChangeOne):
             self.change(step.table, step.match, step.match_values, step.columns, step.values)
+        elif isinstance(step, orders.ChangeIfThere):
+            held, wanted = self.find(step.table, step.key, step.key_values), self.read(step.match, step.match_values)
+            if any(row != wanted for row in held):
+                raise Refused(step.table)
+            if held:
+                self.put(step.table, step.key, step.columns, step.values)
         elif isinstance(step, orders.Remove):
             self.remove(step.table, step.key, step.key_values, needed=False)
         else:

@@ -435,13 +435,16 @@ def test_of_rows_that_have_one_key_for_a_while_those_that_went_are_taken_out_bef
     swap = [("u", (1, "a"), (2, "a")), ("u", (2, "b"), (1, "b"))]
     back = [("u", (2, "a"), (1, "a")), ("u", (1, "b"), (2, "b"))]
     steps = shared(swap, back).steps
-    # The second one by its image: the key has been given to the first one.
-    assert [type(step) for step in steps] == 2 * [orders.Remove, orders.RemoveOne, orders.Put, orders.Put]
-    assert [step.match_values for step in steps[1:6:4]] == [(2, "b"), (1, "b")]
-    assert [step.values for step in steps[6:]] == [(2, "b"), (1, "a")]
+    # The second one by its image, too, if it is there: the key has been given to the first one.
+    assert [type(step) for step in steps] == 2 * [orders.Remove, orders.ChangeIfThere, orders.Put]
+    assert [(step.key_values, step.match_values, step.values) for step in steps[1:6:3]] == [
+        ((2,), (2, "b"), (2, "a")),
+        ((1,), (1, "b"), (1, "a")),
+    ]
+    assert [step.values for step in steps[2:6:3]] == [(1, "b"), (2, "b")]
     put, removal = ("c", None, (1, "new")), ("d", (1, "a"), None)
-    (taken, came) = shared([put, removal]).steps
-    assert (taken.match_values, came.values) == ((1, "a"), (1, "new"))
+    (step,) = shared([put, removal]).steps
+    assert (step.key_values, step.match_values, step.values) == ((1,), (1, "a"), (1, "new"))
     # Neither of these is another row: what a column's type is called since isn't what it was.
     (taken, came) = shared([("u", (1, "a"), (1, "5")), ("u", (1, 5), (1, 6))]).steps
     assert (taken.key_values, came.values) == ((1,), (1, 6))
@@ -455,6 +458,30 @@ def test_rows_that_have_one_key_for_a_while_keep_their_order_where_the_key_of_on
     made = [row(number, op, before, after, SHARED, key=()) for number, (op, before, after) in enumerate(named, 1)]
     steps = only([row(0, "begin"), *made, commit(4, 3)]).steps
     assert [(type(step), step.key) for step in steps] == [(orders.Put, ()), (orders.Remove, ("id",)), (orders.Put, ())]
+
+
+def test_where_a_transaction_leaves_a_row_more_of_a_key_than_it_found_the_target_had_none() -> None:
+    """So an old image is of the row that it brought, whatever that looks like since an ALTER TABLE."""
+    (came,) = shared([("c", None, (1, 4)), ("u", (1, "4.00"), (1, "5.00")), ("u", (1, 5), (1, 6))]).steps
+    assert (came.key, came.values) == ((), (1, 6))
+    (came,) = shared([("c", None, (1, 4)), ("d", (1, "4.00"), None), ("c", None, (1, 6))]).steps
+    assert (came.key, came.values) == ((), (1, 6))
+
+
+def test_a_row_that_is_changed_without_an_old_image_is_found_by_its_key() -> None:
+    """As one of a partition is, where the table above is published and has replica identity full: it was taken for one that came."""
+    named = [
+        ("c", {"id": 1, "note": "a"}, None),
+        ("d", None, {"id": 1, "note": None}),
+        ("u", {"id": 2, "note": "b"}, None),
+    ]
+    rows = [row(n, op, before, after, SHARED, key=()) for n, (op, after, before) in enumerate(named, 1)]
+    steps = only([row(0, "begin"), *rows, commit(4, 3)]).steps
+    assert [(type(step), step.key) for step in steps] == [
+        (orders.Put, ()),
+        (orders.Remove, ("id",)),
+        (orders.Change, ("id",)),
+    ]
 
 
 def test_only_inserts_of_a_table_without_a_key_go_in_bulk() -> None:

@@ -108,7 +108,21 @@ class RemoveOne:
     match_values: Values
 
 
-Step = Put | Change | Remove | ChangeOne | RemoveOne
+@dataclass(frozen=True, slots=True)
+class ChangeIfThere:
+    """Update the row that `key` = `key_values` names, which must equal the old image. Nothing, where there is none of that key."""
+
+    table: TableName
+    offset: int
+    key: tuple[str, ...]
+    key_values: Values
+    match: tuple[str, ...]
+    match_values: Values
+    columns: tuple[str, ...]
+    values: Values
+
+
+Step = Put | Change | Remove | ChangeOne | RemoveOne | ChangeIfThere
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,25 @@ has it still. By the key alone one would be taken for the other; and the target 
 
 Idea: when the transaction is over each row has a key of its own again. So all rows that it found are taken out first, then those that it
 left are put in.
+
+An old image of a key of which the transaction has brought a row is of that row, or of one that the target has, too. It may be of the first without
+looking like it: ALTER TABLE writes values otherwise (4, "4", 4.00) and changes columns; and where partitions are published as the table above them, whose
+replica identity is full, an old image has nulls for what the partition's own doesn't name. Where the transaction leaves a row of the key more than it
+found, the target had none; where it leaves as many, only the target knows (`ChangeIfThere`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from seriatim.consumer.spark.apply.collapse import Entry, projection
 from seriatim.consumer.spark.apply.plan import Step, Values
 from seriatim.consumer.spark.apply.shape import TableShape
 from seriatim.consumer.spark.apply.spelling import spelled
-from seriatim.consumer.spark.apply.steps import put, removal, step
-from seriatim.protocol.change import Row
+from seriatim.consumer.spark.apply.steps import change_if_there, put, removal, step
+from seriatim.protocol.change import Change, Row
 
 
 def share_a_key(shape: TableShape, entries: Sequence[Entry]) -> bool:
@@ -50,21 +56,30 @@ def untangled(shape: TableShape, entries: Sequence[Entry]) -> list[Step]:
     key = shape.key_for(entries[0][1])
     are_spelled, values_of = spelled([shape.columns[name] for name in key]), projection(key)
     images = [image for _, change in entries for image in (change.before, change.after) if image is not None]
-    if any(change.source.key or change.source.unchanged for _, change in entries) or not all(
+    if any(_lacks_images(change) for _, change in entries) or not all(
         image.keys() >= set(key) and are_spelled(values_of(image)) for image in images
     ):
         return [step(shape, offset, change) for offset, change in entries]
     transactions = groupby(entries, lambda entry: entry[1].source.commit_lsn)
-    return [made for _, changes in transactions for made in _anew(shape, key, values_of, changes)]
+    return [made for _, changes in transactions for made in _anew(shape, key, values_of, list(changes))]
+
+
+def _lacks_images(change: Change) -> bool:
+    """Whether a change may not tell all of its row, or nothing of the old one."""
+    return bool(change.source.key or change.source.unchanged) or (change.op == "u" and change.before is None)
 
 
 def _anew(
-    shape: TableShape, key: tuple[str, ...], values_of: Callable[[Row], Values], changes: Iterable[Entry]
+    shape: TableShape, key: tuple[str, ...], values_of: Callable[[Row], Values], changes: Sequence[Entry]
 ) -> list[Step]:
     """Take out what one transaction found, then put in what it left."""
+    more = Counter(values_of(change.after) for _, change in changes if change.after is not None)
+    more.subtract(values_of(change.before) for _, change in changes if change.before is not None)
     found: dict[Values, Step] = {}
     left: dict[Values, list[tuple[int, Row]]] = {}
     lost: list[Step] = []
+    asked: list[Step] = []
+    doubted: dict[Values, Row] = {}
     for offset, change in changes:
         if (before := change.before) is not None:
             key_values = values_of(before)
@@ -72,13 +87,24 @@ def _anew(
             same = [place for place, (_, row) in enumerate(rows) if row == before]
             if same:
                 del rows[same[0]]
-            elif key_values not in found:
-                # Where the transaction brought one of that key, this may be it, written otherwise since an ALTER TABLE: by its image none is found then.
+            elif key_values not in found and not (rows and more[key_values] > 0):
                 found[key_values] = removal(shape, offset, () if rows else key, before)
+                if rows and more[key_values] == 0:
+                    doubted[key_values] = before
             elif len(rows) == 1:
-                rows.clear()  # the one that was found has gone, so this is it, written otherwise
+                rows.clear()  # the one that was found has gone, or there was none, so this is it
             else:
                 lost.append(removal(shape, offset, (), before))
         if change.after is not None:
             left.setdefault(values_of(change.after), []).append((offset, change.after))
-    return [*found.values(), *lost, *(put(shape, offset, (), row) for rows in left.values() for offset, row in rows)]
+    for key_values, before in doubted.items():
+        if len(left[key_values]) == 1:
+            ((offset, row),) = left.pop(key_values)
+            del found[key_values]
+            asked.append(change_if_there(shape, offset, key, before, row))
+    return [
+        *found.values(),
+        *lost,
+        *asked,
+        *(put(shape, offset, (), row) for rows in left.values() for offset, row in rows),
+    ]

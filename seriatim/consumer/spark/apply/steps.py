@@ -49,5 +49,14 @@ def removal(shape: TableShape, offset: int, key: tuple[str, ...], before: Row) -
     return plan.RemoveOne(shape.name, offset, match, _values(match, before))
 
 
+def change_if_there(shape: TableShape, offset: int, key: tuple[str, ...], before: Row, after: Row) -> Step:
+    """Put a row in the place of the one that has its key, and equals the whole image, if one has it."""
+    match, columns = written(shape, before), written(shape, after)
+    return plan.ChangeIfThere(
+        *(shape.name, offset, key, _values(key, before)),
+        *(match, _values(match, before), columns, _values(columns, after)),
+    )
+
+
 def _values(columns: tuple[str, ...], row: Row) -> Values:
     return tuple(row[name] for name in columns)

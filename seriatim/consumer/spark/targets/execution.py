@@ -44,10 +44,12 @@ class Place(NamedTuple):
 
 
 class _Statement(NamedTuple):
+    """`rows`: how many it has to find; None for any number."""
+
     place: Place
     text: str
     values: Values
-    needs_row: bool
+    rows: int | None
 
 
 _Wanted = tuple[object, ...]
@@ -196,8 +198,8 @@ class Execution:
             with nullcontext() if self.singly or len(part) == 1 else self.connection.pipeline():
                 cursors = [run(self.connection, s.text, s.values) for s in part]
             for statement, cursor in zip(part, cursors, strict=True):
-                if statement.needs_row and cursor.rowcount != 1:
-                    raise _diverged(statement.place, cursor.rowcount)
+                if statement.rows not in {None, cursor.rowcount}:
+                    raise _diverged(statement.place, cursor.rowcount if statement.rows else 0)
 
     def _bulk(self, shape: TableShape, changes: TableChanges) -> None:
         key = changes.key
@@ -266,17 +268,23 @@ def _stepwise(shape: TableShape, step: Step) -> Iterator[_Statement]:
         named = _taken(step.key, step.columns, step.values)
         place = Place(step.table, named, step.offset)
         if step.key and not statements.can_overwrite(shape, step.key, step.columns):
-            yield _Statement(place, statements.delete(shape, step.key), named, needs_row=False)
-        yield _Statement(place, statements.insert(shape, step.key, step.columns), step.values, needs_row=False)
+            yield _Statement(place, statements.delete(shape, step.key), named, rows=None)
+        yield _Statement(place, statements.insert(shape, step.key, step.columns), step.values, rows=None)
     elif isinstance(step, orders.Remove):
         place = Place(step.table, step.key_values, step.offset)
-        yield _Statement(place, statements.delete(shape, step.key), step.key_values, needs_row=False)
+        yield _Statement(place, statements.delete(shape, step.key), step.key_values, rows=None)
     elif isinstance(step, orders.RemoveOne):
         place = Place(step.table, step.match_values, step.offset)
-        yield _Statement(place, statements.delete_one(shape, step.match), step.match_values, needs_row=True)
+        yield _Statement(place, statements.delete_one(shape, step.match), step.match_values, rows=1)
     elif isinstance(step, orders.Change):
         place = Place(step.table, step.key_values, step.offset)
         yield from _update(shape, step, place)
+    elif isinstance(step, orders.ChangeIfThere):
+        place = Place(step.table, step.match_values, step.offset)
+        yield _Statement(place, statements.unlike(shape, step.key, step.match), step.key_values + step.match_values, 0)
+        held = dict(zip(step.key, step.key_values, strict=True))
+        if sets := _changed(step, held):
+            yield _set(shape, sets, place, statements.of_key(shape, held), step.key_values)._replace(rows=None)
     else:
         place = Place(step.table, step.match_values, step.offset)
         sets = _changed(step, dict(zip(step.match, step.match_values, strict=True)))
@@ -295,7 +303,7 @@ def _update(shape: TableShape, step: orders.Change, place: Place) -> Iterator[_S
         yield _set(shape, sets, place, statements.of_key(shape, held), tuple(held.values()))
 
 
-def _changed(step: orders.Change | orders.ChangeOne, held: Row) -> dict[str, Value]:
+def _changed(step: orders.Change | orders.ChangeOne | orders.ChangeIfThere, held: Row) -> dict[str, Value]:
     """What has another value than before, or may have."""
     row = zip(step.columns, step.values, strict=True)
     return {name: value for name, value in row if name not in held or held[name] != value}
@@ -304,9 +312,9 @@ def _changed(step: orders.Change | orders.ChangeOne, held: Row) -> dict[str, Val
 def _set(shape: TableShape, sets: Row, place: Place, which: str, named: Values) -> _Statement:
     columns, values = tuple(sets), tuple(sets.values())
     if shape.keeps_order or shape.always_identity.isdisjoint(sets):
-        return _Statement(place, statements.update(shape, which, columns), (*values, *named), needs_row=True)
+        return _Statement(place, statements.update(shape, which, columns), (*values, *named), rows=1)
     # The source set it by DEFAULT, which is all that PostgreSQL lets anybody do in an UPDATE.
-    return _Statement(place, statements.put_anew(shape, which, columns), (*named, *values), needs_row=True)
+    return _Statement(place, statements.put_anew(shape, which, columns), (*named, *values), rows=1)
 
 
 def _may_renumber(shape: TableShape, changes: TableChanges) -> bool:

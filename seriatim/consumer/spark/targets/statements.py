@@ -136,6 +136,12 @@ def of_image(shape: TableShape, match: tuple[str, ...]) -> str:
     return f"({place}) = (SELECT {place} FROM {rows_of(shape)} WHERE {same} LIMIT 1)"
 
 
+def unlike(shape: TableShape, key: Iterable[str], match: tuple[str, ...]) -> str:
+    """Find a row that has a key and doesn't equal an image. Parameters: the key, then the image."""
+    same = " AND ".join(_equals(shape, name) for name in match)
+    return f"SELECT FROM {rows_of(shape)} WHERE {of_key(shape, key)} AND NOT ({same})"
+
+
 def update(shape: TableShape, which: str, sets: tuple[str, ...]) -> str:
     """Update a row. Parameters: the columns set, then those of `which`."""
     return f"UPDATE {rows_of(shape)} SET {', '.join(f'{quote(name)} = %s' for name in sets)} WHERE {which}"
