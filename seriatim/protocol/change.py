@@ -58,6 +58,7 @@ TEXT_SETTINGS: Final[Mapping[str, str]] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
     "xmlbinary": "base64",
+    "xmloption": "content",
     "array_nulls": "on",
 }
 """Session settings under which values were written as text; a session that reads them back uses the same."""

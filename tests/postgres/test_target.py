@@ -651,6 +651,17 @@ def test_an_array_s_null_is_one_whatever_the_target_s_settings_are(dsn, count) -
     assert fetch(dsn, "SELECT DISTINCT items FROM arrays") == [(["a", None, "NULL"],)]
 
 
+def test_a_piece_of_xml_is_read_as_one_whatever_the_target_s_settings_are(dsn) -> None:
+    """As `pg_dump` has it: a document is one of them. The server that comes with the tests knows the setting, but no xml."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE read (id integer PRIMARY KEY, by text DEFAULT current_setting('xmloption'))")
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET xmloption = document")
+    with PostgresTarget(dsn, "job") as target:
+        target.claim(QUEUE, "q", 1)
+        applied(target, 0, ("c", None, {"id": 1}), table="read")
+    assert fetch(dsn, "SELECT by FROM read") == [("content",)]
+
+
 def test_identity_generated_and_awkward_names(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute(
