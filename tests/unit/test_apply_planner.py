@@ -484,6 +484,13 @@ def test_a_row_that_is_changed_without_an_old_image_is_found_by_its_key() -> Non
     ]
 
 
+@pytest.mark.parametrize("others", [[], [("c", None, (1, "a"))], [("d", (2, "b"), None)]])
+def test_by_a_null_in_its_key_no_row_is_found(others) -> None:
+    """What a partition's own replica identity doesn't name is null. By the key nothing was deleted, without a word."""
+    *_, step = shared([*others, ("d", (None, "a"), None)]).steps
+    assert (type(step), step.match_values) == (orders.RemoveOne, (None, "a"))
+
+
 def test_only_inserts_of_a_table_without_a_key_go_in_bulk() -> None:
     rows = [row(0, "begin"), *(row(offset, "c", after={"id": 1}, name=KEYLESS) for offset in (1, 2)), commit(3, 2)]
     (table,) = only(rows).collapsed

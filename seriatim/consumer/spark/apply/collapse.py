@@ -124,7 +124,9 @@ class _States:
         self.all_are = self.all_are and self.are_spelled(key)
 
     def _is_known(self, key: Values) -> bool:
-        """Whether a row is named as the last change of it left it, or no change of it was before: not where another key may be the same."""
+        """Whether a row is named as the last change of it left it, or no change of it was before: not where another key may be the same, nor by a null."""
+        if None in key:
+            return False
         self._look(key)
         if self.all_are or not self.last:
             return True

@@ -56,13 +56,14 @@ class TableShape:
         The target's key is of use only where the source has its columns: by one that the target numbers itself no row is found.
         Nor is a deferrable one: within a transaction two rows may have the same (the source then has replica identity full, as
         PostgreSQL takes no such key for an identity); nor one with a column that the target makes itself, which it is never told.
-        Of a key that the source doesn't name two of its rows may have the same for a while (`sharing`).
+        Of a key that the source doesn't name two of its rows may have the same for a while (`sharing`). None has a null there: that stands
+        for what the replica identity of a partition doesn't name, which is published as the table above it, with replica identity full.
         """
         named = change.source.key
         if named or frozenset(self.primary_key) not in self.arbiters or not self.generated.isdisjoint(self.primary_key):
             return named
         image = change.after if change.before is None else change.before
-        return self.primary_key if image is not None and image.keys() >= set(self.primary_key) else ()
+        return self.primary_key if image is not None and all(image.get(c) is not None for c in self.primary_key) else ()
 
     def other_unique(self, key: frozenset[str]) -> tuple[frozenset[str] | None, ...]:
         """The unique rules beside the one over `key`."""
