@@ -1815,6 +1815,7 @@ def test_rows_without_a_key_are_told_apart_by_all_of_their_values(target, dsn) -
         ("integer[]", "{1,2}"),
         ("int4range", "[1,3)"),
         ("few", "ab"),
+        ("feeling", "sad"),
         ("character varying(2)", "ab"),
     ],
 )
@@ -1822,6 +1823,7 @@ def test_rows_without_a_key_are_told_apart_by_all_of_their_values(target, dsn) -
 def test_a_row_is_found_by_a_value_of_any_type(target, dsn, type_name, value, key) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TYPE place AS (a integer, b text); CREATE DOMAIN few AS varchar(2)")
+        connection.execute("CREATE TYPE mood AS ENUM ('sad', 'glad'); CREATE DOMAIN feeling AS mood")
         connection.execute(f"CREATE TABLE found (k {type_name} {'PRIMARY KEY' if key else ''}, code integer UNIQUE)")
     row = {"k": value, "code": 1}
     end = applied(target, 0, ("c", None, row), table="found", key=key)
@@ -1832,16 +1834,17 @@ def test_a_row_is_found_by_a_value_of_any_type(target, dsn, type_name, value, ke
 
 
 @pytest.mark.parametrize("count", [1, BULK_FROM])
-@pytest.mark.parametrize("type_name", ["ltree", "citext", "labels"])
-def test_a_row_is_found_by_a_key_whose_type_an_extension_has_in_a_schema_of_its_own(
-    target, dsn, type_name, count
-) -> None:
-    """By the index: a citext would be compared as text, which none serves."""
+@pytest.mark.parametrize("type_name", ["ltree", "citext", "labels", "enumerated"])
+def test_a_row_is_found_by_a_key_whose_type_is_in_a_schema_of_its_own(target, dsn, type_name, count) -> None:
+    """By the index: a citext would be compared as text, which none serves. Of a domain over an enum there is no equality."""
     with psycopg.connect(dsn) as connection:
         connection.execute(
             'CREATE SCHEMA "100%"; CREATE EXTENSION ltree SCHEMA "100%"; CREATE EXTENSION citext SCHEMA "100%"'
         )
         connection.execute('CREATE DOMAIN "100%".label AS "100%".ltree; CREATE DOMAIN "100%".labels AS "100%".label')
+        labels = ", ".join(f"'a.b{number}'" for number in range(BULK_FROM))
+        connection.execute(f'CREATE TYPE "100%".kind AS ENUM ({labels}); CREATE DOMAIN "100%".narrow AS "100%".kind')
+        connection.execute('CREATE DOMAIN "100%".enumerated AS "100%".narrow')
         connection.execute(f'CREATE TABLE found (n integer, k "100%".{type_name}, note text, PRIMARY KEY (n, k))')
     rows = [{"n": 1, "k": f"a.b{number}", "note": "a"} for number in range(count)]
     named = {"table": "found", "key": ("n", "k")}

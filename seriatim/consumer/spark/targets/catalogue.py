@@ -11,8 +11,17 @@ import psycopg
 from seriatim.consumer.spark.apply.errors import quote
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 
-_TABLES = b"""
-WITH equal AS MATERIALIZED (  -- of types that extensions bring
+_DOMAINS = b"""
+WITH RECURSIVE domain AS (
+     SELECT oid, typarray, typbasetype AS kind, typtypmod AS modifier FROM pg_type WHERE typtype = 'd'
+      UNION ALL
+     SELECT d.oid, d.typarray, t.typbasetype, t.typtypmod FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'd')
+"""
+"""What is beneath each domain, which may be a domain."""
+
+_TABLES = (
+    _DOMAINS
+    + b""", equal AS MATERIALIZED (  -- of types that extensions bring
      SELECT o.oid AS class, format('OPERATOR(%I.%s)', s.nspname, e.oprname) AS operator
        FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
        JOIN pg_amop p ON p.amopfamily = o.opcfamily AND p.amopstrategy = 3
@@ -45,6 +54,9 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
           FROM pg_index i, unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1]) AS k(attnum, class)
           JOIN equal e USING (class) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisunique),
+       (SELECT coalesce(json_object_agg(a.attname, format_type(t.oid, NULL)), '{}')
+          FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'e' JOIN pg_attribute a ON a.atttypid = d.oid
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        CASE WHEN c.relkind = 'p'  -- whose own persistence means nothing
             THEN (SELECT coalesce(min(format('%I.%I', s.nspname, p.relname)), '')
                     FROM pg_partition_tree(c.oid) t JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
@@ -55,18 +67,18 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
 """
+)
 
-_BENEATH = b"""
-WITH RECURSIVE domain AS (
-     SELECT oid, typarray, typbasetype AS kind, typtypmod AS modifier FROM pg_type WHERE typtype = 'd'
-      UNION ALL
-     SELECT d.oid, d.typarray, t.typbasetype, t.typtypmod FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'd')
+_BENEATH = (
+    _DOMAINS
+    + b"""
 SELECT n.nspname, c.relname, json_object_agg(a.attname, format_type(d.kind, d.modifier) || one.ending)
   FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype <> 'd', LATERAL (VALUES (d.oid, ''), (d.typarray, '[]')) one(kind, ending)
   JOIN pg_attribute a ON a.atttypid = one.kind AND a.attnum > 0 AND NOT a.attisdropped
   JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  GROUP BY 1, 2
 """
+)
 
 _ABOVE = b"""
 SELECT n.nspname, c.relname
@@ -102,7 +114,7 @@ def read_beneath(connection: psycopg.Connection[Any], shapes: dict[TableName, Ta
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
-    schema, table, is_partitioned, columns, indexes, has_own_rule, has_foreign_key, operators, unlogged = row
+    schema, table, is_partitioned, columns, indexes, has_own_rule, has_foreign_key, operators, enums, unlogged = row
     valid = [index for index in indexes if index[-1]]
     rules = [_rule(index) for index in valid]
     # Enforced, but maybe not kept by all rows: one that is being built CONCURRENTLY, or was given up. Beside a valid one of its columns it asks for no more.
@@ -120,6 +132,7 @@ def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
         keeps_order=fires_triggers and has_foreign_key,
         is_partitioned=is_partitioned,
         operators=operators,
+        enums=enums,
         unlogged=unlogged,
     )
 
