@@ -20,7 +20,7 @@ from seriatim.consumer.spark.replay import Replay
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.protocol import flag
 from seriatim.protocol.errors import DeadlineOver
-from seriatim.protocol.flag import Flag
+from seriatim.protocol.flag import Flag, until_set
 from tests.interruption import Interruption
 
 WAIT_S = 30.0
@@ -112,3 +112,35 @@ def test_who_waits_does_so_no_longer_for_a_signal_whose_handler_outlasts_the_tim
     """A reader whose main thread was told to end while it waited for records, on a busy machine, waited on for ever."""
     with a_signal(0.1, 0.4):
         wait(0.3)
+
+
+def test_work_ends_with_what_it_waits_for_once_it_is_to_stop() -> None:
+    async def scenario() -> list[str]:
+        stop, said = asyncio.Event(), []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                said.append("cleared away")
+
+        asyncio.get_running_loop().call_later(0.01, stop.set)
+        await until_set(stop, work())
+        return said
+
+    assert asyncio.run(scenario()) == ["cleared away"]
+
+
+def test_work_that_ends_by_itself_says_how() -> None:
+    async def works() -> None: ...
+
+    async def fails() -> None:
+        raise DeadlineOver("late")
+
+    async def scenario() -> None:
+        await until_set(asyncio.Event(), works())
+        with pytest.raises(DeadlineOver):
+            await until_set(asyncio.Event(), fails())
+
+    asyncio.run(scenario())
