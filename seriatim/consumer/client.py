@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Self
 
+from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import START, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
@@ -475,7 +476,7 @@ class Consumer(Reader):
         """
         thread = self._opened()
         if not self._is_committed(record_or_offset):
-            thread.run(self._commit(self._place_to_commit(record_or_offset)), timeout_s)
+            thread.run(self._commit(self._place_to_commit(record_or_offset)), timeout_s, OVERDUE)
 
     async def commit_async(self, record_or_offset: Record | int | None = None) -> None:
         """As `commit`, awaited."""
@@ -526,17 +527,13 @@ class Consumer(Reader):
         """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.
 
         Where this consumer is elected, the next record is that of the new position. Raises InvalidArgument for an
-        offset that isn't kept, UnknownQueue or UnknownSubscription where this one's was deleted.
+        offset that isn't kept, UnknownQueue or UnknownSubscription where this one's was deleted; after `timeout_s` Unreachable or Waiting
+        where nothing was moved, DeadlineOver where it may have been, or was, and this consumer reads on at the old position for now.
         """
         thread = self._opened()
         self._hand_over.check()  # what has its name now is another one's
         if self._session is not None:
-            thread.run(self._seek(self._session, str(position), timeout_s), timeout_s + 1)
-
-    @staticmethod
-    async def _seek(session: ReaderSession, position: str, timeout_s: float) -> None:
-        generation = await session.seek(position, timeout_s)
-        await session.reach(generation, timeout_s)
+            thread.run(self._session.seek(str(position), timeout_s), timeout_s + 1)
 
     # ---- with a handler
 

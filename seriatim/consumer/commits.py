@@ -20,6 +20,9 @@ from seriatim.protocol.names import Token
 
 _log = log.logger("consumer")
 
+OVERDUE = "the commit may still be"
+"""It stays asked for, as long as the term goes on."""
+
 
 class Commits:
     """The cursor of one reader. To be used on one loop.

@@ -52,10 +52,10 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             raise InvalidArgument("a callback can't wait for whoever called it: do that on another thread")
 
-    def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
+    def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None, overdue: str = "") -> Result:
         """Run to the end and return the result.
 
-        Raises DeadlineOver after `timeout_s`, having cancelled it, InvalidArgument where this is closed, before or meanwhile, and as `check_may_wait`
+        Raises DeadlineOver after `timeout_s`, having cancelled it, which says what became of it where `overdue` does, InvalidArgument where this is closed, before or meanwhile, and as `check_may_wait`
         and `check_timeout`.
         """
         try:
@@ -91,7 +91,7 @@ class LoopThread:
             raise
         if not is_in_time:
             self.tell(give_up)
-            raise DeadlineOver(f"not done within {timeout_s} s")
+            raise DeadlineOver(f"not done within {timeout_s} s{overdue and ': '}{overdue}")
         try:
             return begun[0].result()
         except asyncio.CancelledError as error:

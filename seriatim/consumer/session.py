@@ -477,8 +477,24 @@ class ReaderSession:
 
     # ---- seek
 
-    async def seek(self, to: str, timeout_s: float) -> Generation:
-        """Move the very subscription that this reader stands for (H16). Returns the generation that starts there; wait for it with `reach`."""
+    async def seek(self, to: str, timeout_s: float) -> None:
+        """Move the very subscription that this reader stands for (H16), and wait until its grant is of there, or it isn't elected.
+
+        Raises Waiting where nobody could tell where that is, DeadlineOver where it may have been moved, or was.
+        """
+        deadline_s = boottime_s() + timeout_s
+        moved = await self._sought(to, deadline_s)
+        generation = Generation(moved.generation)
+        if self.grant is not None and self.grant.generation < generation:
+            self._acquire()
+        while self.grant is not None and self.grant.generation < generation:
+            if boottime_s() > deadline_s:
+                raise DeadlineOver(
+                    f"the subscription was moved, but within {timeout_s} s this reader wasn't granted its new position"
+                )
+            await asyncio.sleep(0.01)
+
+    async def _sought(self, to: str, deadline_s: float) -> pb.SubscriptionView:
         request = pb.SeekSubscriptionRequest(
             queue=self.settings.queue,
             subscription=self.settings.subscription,
@@ -487,16 +503,19 @@ class ReaderSession:
             queue_id=self._queue_id,
             subscription_id=self._subscription_id,
         )
-        moved = await self.coordinators.call_within("SeekSubscription", request, timeout_s)
-        generation = Generation(moved.generation)
-        if self.grant is not None and self.grant.generation < generation:
-            self._acquire()
-        return generation
-
-    async def reach(self, generation: Generation, timeout_s: float) -> None:
-        """Wait until this reader's grant is of that generation, or it is not elected. Raises DeadlineOver."""
-        deadline_s = boottime_s() + timeout_s
-        while self.grant is not None and self.grant.generation < generation:
-            if boottime_s() > deadline_s:
-                raise DeadlineOver("the reader wasn't granted its new position in time")
-            await asyncio.sleep(0.01)
+        while True:
+            # A coordinator that stands still is found out first: who moves a subscription is asked once, and waited for to the end.
+            await self.coordinators.call_within(
+                "DescribeCluster", pb.DescribeClusterRequest(), deadline_s - boottime_s()
+            )
+            left_s = deadline_s - boottime_s()
+            try:
+                moved: pb.SubscriptionView = await self.coordinators.call_within(
+                    "SeekSubscription", request, left_s, left_s
+                )
+            except Waiting:  # in the middle of a switch, say; nothing was done
+                if boottime_s() + _RETRY_S >= deadline_s:
+                    raise
+            else:
+                return moved
+            await asyncio.sleep(_RETRY_S)

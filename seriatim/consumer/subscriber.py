@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import ChainView, Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
@@ -162,15 +163,15 @@ class Subscriber(Reader):
         present, thread, session = self._elected()
         if term is None:
             term = self._told = self._told or present
-        thread.run(self._commit(session, Offset(offset), term), timeout_s)
+        thread.run(self._commit(session, Offset(offset), term), timeout_s, OVERDUE)
 
     def seek(self, offset: int, *, timeout_s: float = 30.0) -> None:
         """Move the subscription to `offset`, and wait for the term that begins there.
 
-        Raises NotElected, DeadlineOver, InvalidArgument where the offset is no longer kept, or beyond what there is.
+        Raises NotElected, InvalidArgument where the offset is no longer kept, or beyond what there is, and after `timeout_s` as `Consumer.seek`.
         """
         _, thread, session = self._elected()
-        thread.run(self._seek(session, offset, timeout_s), 2 * timeout_s + 1)
+        thread.run(session.seek(str(offset), timeout_s), timeout_s + 1)
 
     def _elected(self) -> tuple[Term, LoopThread, ReaderSession]:
         """The present term, and what it is served by. Raises NotElected, and as `term`."""
@@ -178,10 +179,6 @@ class Subscriber(Reader):
         if present is None or thread is None or session is None:
             raise NotElected("this subscriber isn't elected", queue=self.queue)
         return present, thread, session
-
-    @staticmethod
-    async def _seek(session: ReaderSession, offset: int, timeout_s: float) -> None:
-        await session.reach(await session.seek(str(offset), timeout_s), timeout_s)
 
     async def _commit(self, session: ReaderSession, offset: Offset, term: Term) -> None:
         """The caller may have read further than this view shows: then the offset is in a later link than it seems."""

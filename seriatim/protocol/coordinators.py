@@ -221,14 +221,16 @@ class Coordinators:
         self.problem = error.message
         return error
 
-    async def call_within(self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S) -> Any:
-        """As `call`, round after round, until one answers. Raises Unreachable where none did within `within_s`."""
+    async def call_within(
+        self, method: str, request: Any, within_s: float = CALL_TIMEOUT_S, each_s: float = _EACH_S
+    ) -> Any:
+        """As `call`, round after round, until one answers, each asked for up to `each_s`. Raises Unreachable where none did within `within_s`."""
         deadline_s = boottime_s() + within_s
         pause_s = _PAUSE_S
         while True:
             left_s = deadline_s - boottime_s()
             try:
-                return await self.call(method, request, max(0.05, min(left_s, _EACH_S)))
+                return await self.call(method, request, max(0.05, min(left_s, each_s)))
             except Unreachable:
                 if boottime_s() + pause_s >= deadline_s:
                     raise

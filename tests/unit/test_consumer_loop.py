@@ -12,6 +12,7 @@ import pytest
 
 from seriatim.consumer import Subscriber
 from seriatim.consumer import subscriber as subscriber_module
+from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.loop import LoopThread
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 from tests.interruption import Interruption
@@ -146,5 +147,14 @@ def test_a_time_out_beyond_what_the_system_can_wait_is_refused() -> None:
             with pytest.raises(InvalidArgument, match="a time-out is at most"):
                 thread.run(begin(), timeout_s)
         assert not begun
+    finally:
+        thread.close()
+
+
+def test_who_is_told_that_a_commit_is_overdue_is_told_that_it_may_still_be_done() -> None:
+    thread = LoopThread("test")
+    try:
+        with pytest.raises(DeadlineOver, match="not done within 0 s: the commit may still be"):
+            thread.run(asyncio.sleep(60), 0, OVERDUE)
     finally:
         thread.close()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from seriatim.consumer import session as session_module
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.core.view import Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.consumer.views import chain_view
+from seriatim.protocol import coordinators as coordinators_module
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import BugError, DeadlineOver, SeriatimError, UnknownQueue, UnknownSubscription
+from seriatim.protocol.errors import BugError, DeadlineOver, SeriatimError, UnknownQueue, UnknownSubscription, Waiting
 from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import SessionState
 
@@ -270,3 +273,77 @@ def test_a_reader_of_a_queue_that_was_deleted_is_told_so(view) -> None:
 
     with pytest.raises(UnknownQueue):
         asyncio.run(run())
+
+
+def sought(session: ReaderSession, timeout_s: float, seek: Callable[[float], object]) -> list[tuple[str, float]]:
+    """A seek of an elected reader, by a clock of its own that goes on where it waits. What coordinators were asked, and for how long each.
+
+    `seek(timeout_s)` is what one of them makes of that; it raises, or answers how long it took.
+    """
+    asked: list[tuple[str, float]] = []
+    clock = [1000.0]
+
+    async def call(method: str, _: object, timeout_s: float) -> object:
+        if method == "AcquireRead":
+            return await granted(method, pb.AcquireReadRequest())
+        asked.append((method, round(timeout_s, 3)))
+        if method == "SeekSubscription":
+            took_s = seek(timeout_s)
+            clock[0] += took_s
+            return pb.SubscriptionView(generation=2)
+        return pb.DescribeClusterReply()
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        await real_sleep(0)
+
+    async def run() -> None:
+        await session._acquire_until_granted()
+        del session.coordinators.call_within  # the real one
+        session.coordinators.call = call
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (session_module, coordinators_module):
+                patch.setattr(module, "boottime_s", lambda: clock[0])
+            patch.setattr(asyncio, "sleep", sleep)
+            await session.seek("3", timeout_s)
+
+    real_sleep = asyncio.sleep
+    try:
+        asyncio.run(run())
+    finally:
+        assert clock[0] <= 1000 + timeout_s + 0.1
+    return asked
+
+
+def test_a_seek_waits_as_long_as_it_was_told_for_the_one_coordinator_that_is_asked_and_no_longer() -> None:
+    """It ended after two seconds, whatever its time-out, or after twice that."""
+
+    def silent(timeout_s: float) -> float:
+        waited.append(timeout_s)
+        raise DeadlineOver("no answer in time")
+
+    waited: list[float] = []
+    with pytest.raises(DeadlineOver, match="no answer in time"):
+        sought(reader(ZooKeeper(), []), 30.0, silent)
+    assert waited == [30.0]
+    with pytest.raises(DeadlineOver, match=r"was moved, but within 30.0 s this reader wasn't granted"):
+        sought(reader(ZooKeeper(), []), 30.0, lambda _: 29.0)
+
+
+def test_a_seek_asks_again_where_a_position_can_t_be_told_as_in_a_switch() -> None:
+    """It was refused after a second. Each time somebody who answers is looked for first: who is asked to move it is asked alone."""
+    left = [Waiting("how far link 1 reaches isn't known now")] * 2
+
+    def moved(_: float) -> float:
+        if left:
+            raise left.pop()
+        session.grant = replace(session.grant, generation=2)  # another of its tasks acquires
+        return 0.0
+
+    session = reader(ZooKeeper(), [])
+    asked = sought(session, 30.0, moved)
+    assert [method for method, _ in asked] == ["DescribeCluster", "SeekSubscription"] * 3
+    assert [timeout_s for method, timeout_s in asked if method == "SeekSubscription"] == [30.0, 29.9, 29.8]
+    left += [Waiting("how far link 1 reaches isn't known now")] * 100
+    with pytest.raises(Waiting):
+        sought(reader(ZooKeeper(), []), 3.0, moved)
