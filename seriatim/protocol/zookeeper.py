@@ -281,6 +281,7 @@ class ZooKeeperSession:
         # A quick, endless reconnect: the session lives only a few seconds.
         reconnect = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.5)
         handler = Handler(max(_CONNECT_S, timeout_s * _CONNECT_SHARE))
+        self._end_soon = handler.end_soon
         self._client = KazooClient(hosts=hosts, timeout=timeout_s, connection_retry=reconnect, handler=handler)
         self._client._connection = Connection(  # noqa: SLF001
             self._client, reconnect.copy(), logger=self._client.logger, stands_still=lambda: self.stands_still
@@ -354,6 +355,7 @@ class ZooKeeperSession:
     def end(self) -> None:
         """As `stop`, for whoever may wait. Done again it does nothing."""
         self._is_ended = True
+        self._end_soon()
         with self._turn:
             with contextlib.suppress(AttributeError):  # it wakes its thread also by what there was no file for
                 self._client.stop()

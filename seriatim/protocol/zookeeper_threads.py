@@ -33,6 +33,10 @@ _Waited = list[Any]
 """Sockets, and what `create_socket_pair` gives."""
 LOOK_UP_S = 0.5
 """So long names are looked up before what is known of them has to do."""
+END_S = 2.0
+"""So long its end is waited for by who ends a session. A server that stands still, or a path that swallows all, ends it later, or its time-out does."""
+_LOOK_S = 1.0
+"""How late a wait that has begun may notice that the session is to end."""
 _STANDS_STILL = "this process's event loop stands still"
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
@@ -147,10 +151,14 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
-    """kazoo's, but for how it waits for its sockets and passes on answers, and for how long it tries to reach a server, `connect_s`."""
+    """kazoo's, but for how it waits for its sockets and passes on answers, and for how long it tries to reach a server, `connect_s`.
+
+    kazoo's thread would wait for the answer to a session's last request, or first, for as long as the session may last.
+    """
 
     def __init__(self, connect_s: float) -> None:
         super().__init__()
+        self._over_s = math.inf
         self.completion_queue = _HandedOver()
         self._connect_s = connect_s
 
@@ -162,6 +170,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no 
             self._running = True  # else there is nothing to stop
             self.stop()
             raise
+
+    def end_soon(self) -> None:
+        """Let kazoo's thread wait for nobody from END_S on."""
+        self._over_s = min(self._over_s, time.monotonic() + END_S)
 
     def create_connection(self, *, timeout: float, **to: Any) -> Any:
         """As kazoo's, which would wait a whole session's time-out for a server whose machine is gone, while the others are there."""
@@ -175,12 +187,20 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no 
     def select(
         self, readers: _Waited, writers: _Waited, others: _Waited, timeout: float | None = None
     ) -> tuple[_Waited, _Waited, _Waited]:
-        """Those that may be read, and written, now; none where `timeout` seconds passed. Raises OSError, ValueError."""
+        """Those that may be read, and written, now; none where `timeout` seconds passed. Raises OSError, ValueError, ConnectionDropped where it is to end."""
         del others
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         for one in {*readers, *writers}:
             poll.register(one, select.POLLIN * (one in readers) | select.POLLOUT * (one in writers))
-        events = dict(poll.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        events: dict[int, int] = {}
+        left_s = math.inf
+        while not events and left_s > 0:
+            now_s = time.monotonic()
+            if now_s >= self._over_s:
+                raise ConnectionDropped("nobody answers, and the session is to end")
+            left_s = until_s - now_s
+            events = dict(poll.poll(math.ceil(1000 * max(0.0, min(left_s, self._over_s - now_s, _LOOK_S)))))
         can_read = [one for one in readers if events.get(one.fileno(), 0) & (select.POLLIN | _ENDED)]
         can_write = [one for one in writers if events.get(one.fileno(), 0) & (select.POLLOUT | _ENDED)]
         return can_read, can_write, []

@@ -25,6 +25,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.connection import WATCH_XID
 from kazoo.protocol.serialization import ReplyHeader
 
+from seriatim.protocol import zookeeper_threads
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, SessionExpired, ZooKeeperSession
 from seriatim.protocol.zookeeper_threads import Handler
@@ -54,6 +55,32 @@ def test_a_time_out_is_waited_for_and_no_shorter(pair: tuple[socket.socket, sock
     began_s = time.monotonic()
     assert Handler(1).select([pair[0]], [], [], 0.0503) == ([], [], [])
     assert time.monotonic() - began_s >= 0.0503
+
+
+def test_a_session_s_end_waits_neither_for_its_last_answer_nor_for_its_first_as_long_as_it_may_last(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who closed a consumer with a session of 30 s while ZooKeeper stood still was told after 20 s that it wasn't done within 10 s."""
+    monkeypatch.setattr(zookeeper_threads, "END_S", 0.1)
+    handler, ended = Handler(1), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(ConnectionDropped):
+            handler.select([pair[0]], [], [], 600)
+        ended.set()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    handler.end_soon()
+    assert ended.wait(60)
+    waiting.join()
+
+    async def begin() -> None:
+        with pytest.raises(Unreachable):
+            await ZooKeeperSession("{}:{}".format(*silent.getsockname()), 600).start(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(asyncio.wait_for(begin(), 60))
 
 
 def test_what_ended_can_be_read_and_written_so_that_it_says_so(pair: tuple[socket.socket, socket.socket]) -> None:
