@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import select
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -233,12 +234,21 @@ def _prepare_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the installed command."""
+    """The command, and what goes before it; `start` is the entry point."""
     _prepare_streams()
     # gRPC's core would tell on standard error of connections that end, on threads of its own: who takes nothing keeps them, and the process
     # from its end. What is wrong a call's status says, too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    sys.exit(run())
+    is_heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if is_heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = run()
+    except KeyboardInterrupt:  # another one, while the last word was said
+        code = exits.INTERRUPTED
+    if is_heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `start`: nothing is left to be undone
+    sys.exit(code)
 
 
 if __name__ == "__main__":

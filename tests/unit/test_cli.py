@@ -14,7 +14,9 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -383,6 +385,34 @@ main.main()
     with os.fdopen(reading), os.fdopen(writing) as output:
         done = subprocess.run((sys.executable, "-c", script), stdout=output, timeout=60, check=False)
     assert done.returncode == exits.INTERRUPTED
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+@pytest.mark.parametrize("when", ["while it is loaded", "when it has ended"])
+def test_ctrl_c_where_there_is_nothing_to_be_undone_ends_a_command_without_a_traceback(when, is_ignored):
+    module, function = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"][
+        "seriatim"
+    ].split(":")
+    script = f"""
+import atexit, os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+if {is_ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+if {when == "while it is loaded"}:
+    sys.meta_path.insert(0, Interrupting())
+else:
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv[1:] = ["--version"]
+from {module} import {function} as main
+main()
+"""
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (exits.DONE if is_ignored else -signal.SIGINT, "")
 
 
 def test_no_file_takes_the_place_of_a_stream_that_is_closed():
