@@ -50,6 +50,7 @@ _ACQUIRE_TIMEOUT_S = 5.0
 _RETRY_S = 0.1
 _LEASE_PART = 2 / 3
 _RENEWALS_PER_TIMEOUT = 8
+_LAST_STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,10 @@ class ReaderSettings:
     def instance(self) -> str:
         """Name of this instance in its election."""
         return self.name or f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(_LAST_STEP_S, deadline_s - boottime_s())
 
 
 class ReaderSession:
@@ -145,7 +150,7 @@ class ReaderSession:
     async def connect(self) -> None:
         """Find the cluster, the queue and the subscription, and open a session with ZooKeeper.
 
-        Raises Unreachable, UnknownQueue, UnknownSubscription.
+        Each step has what is left of the time, or a second: who was found is asked. Raises Unreachable, UnknownQueue, UnknownSubscription.
         """
         settings = self.settings
         deadline_s = boottime_s() + settings.connect_timeout_s
@@ -153,11 +158,11 @@ class ReaderSession:
             "DescribeCluster", pb.DescribeClusterRequest(), settings.connect_timeout_s
         )
         self._paths = Paths(cluster.cluster)
-        view = await self._describe(max(1.0, deadline_s - boottime_s()))
+        view = await self._describe(_left_s(deadline_s))
         self._queue_id = QueueId(view.queue_id)
         self._subscription_id = await self._find_subscription(view, deadline_s)
         session = ZooKeeperSession(cluster.zookeeper, settings.session_timeout_s)
-        await session.start(max(1.0, deadline_s - boottime_s()))
+        await session.start(_left_s(deadline_s))
         self._zookeeper = session
         path = self._paths.readers(self._queue_id, self._subscription_id)
         self._election = Election(session, path, self._instance, self._standing_changed)
@@ -179,12 +184,12 @@ class ReaderSession:
             cause_id=log.new_cause_id("create-subscription"),
         )
         try:
-            made = await self.coordinators.call_within("CreateSubscription", request)
+            made = await self.coordinators.call_within("CreateSubscription", request, _left_s(deadline_s))
         except (SubscriptionExists, DeadlineOver) as error:
             # Who said nothing may have made it: the chain tells, and who answers that is asked the next time.
             if isinstance(error, DeadlineOver) and boottime_s() >= deadline_s:
                 raise
-            return await self._find_subscription(await self._describe(), deadline_s)
+            return await self._find_subscription(await self._describe(_left_s(deadline_s)), deadline_s)
         return SubscriptionId(made.subscription_id)
 
     def read_with(self, fetcher: Fetcher) -> None:

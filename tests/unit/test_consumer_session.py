@@ -182,6 +182,30 @@ def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
     assert events[-1] == Drained(Epoch(1))
 
 
+@pytest.mark.parametrize(("timeout_s", "each_s"), [(60.0, [60, 60, 60]), (0.5, [0.5, 1, 1])])
+def test_a_reader_looks_for_its_cluster_as_long_as_it_was_told(timeout_s: float, each_s: list[float]) -> None:
+    """The subscription was made within five seconds, or not, whatever `connect_timeout_s` was."""
+    within_s: list[float] = []
+
+    async def told(method: str, _: object, for_s: float, *__: object) -> object:
+        within_s.append(for_s)
+        if method == "CreateSubscription":
+            raise UnknownQueue("it is far enough")
+        return (
+            pb.QueueView(queue_id=1, queue="q") if method == "DescribeQueue" else pb.DescribeClusterReply(cluster="c")
+        )
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        session.settings = ReaderSettings("q", "s", connect_timeout_s=timeout_s)
+        session.coordinators.call_within = told
+        with pytest.raises(UnknownQueue):
+            await session.connect()
+
+    asyncio.run(run())
+    assert within_s == pytest.approx(each_s, rel=0.5)
+
+
 def test_a_bug_ends_the_reader_and_is_told() -> None:
     """Nobody looked at the task: it was gone, and the reader, elected, stood still for ever."""
     failures: list[SeriatimError] = []
