@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ MOST_READ_AGAIN = 100
 """Damaged batches, in a pass of the resync: a lost file has thousands."""
 EVERY_EPOCH = Epoch(1 << 64)
 """Beyond all links that a queue can have."""
+DELETED = 10_000
+"""So many deleted queues are remembered, the last ones: a call that was under way when one went ends long before so many others go."""
 
 
 class Unread(NamedTuple):
@@ -95,6 +98,7 @@ class Broker:
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
         self._epochs: dict[QueueId, set[Epoch]] = {}
         self._first_kept: dict[QueueId, Epoch] = {}
+        self._deleted: deque[QueueId] = deque()
         self._leaving: set[LinkKey] = set()  # forgotten here; the disk may still have them
         for record in store.links():
             self._add(record.key, record)
@@ -212,7 +216,12 @@ class Broker:
 
     def lets_go(self, queue_id: QueueId, below: Epoch) -> None:
         """Links of the queue before this epoch are kept no longer, and not made again; `drop` forgets each."""
-        self._first_kept[queue_id] = max(below, self._first_kept.get(queue_id, below))
+        before = self._first_kept.get(queue_id, Epoch(0))
+        self._first_kept[queue_id] = max(below, before)
+        if before < below == EVERY_EPOCH:
+            self._deleted.append(queue_id)
+            if len(self._deleted) > DELETED:
+                self._first_kept.pop(self._deleted.popleft(), None)
 
     def to_drop(self, queue_id: QueueId, below: Epoch) -> list[LinkKey]:
         """Links of the queue before this epoch, and those that somebody began to drop who gave up, or met a disk that failed."""

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from seriatim.broker_group.broker import Broker
+from seriatim.broker_group import broker as broker_module
+from seriatim.broker_group.broker import EVERY_EPOCH, Broker
 from seriatim.broker_group.core import lease
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
@@ -114,6 +115,28 @@ def test_a_link_that_was_let_go_while_it_was_made_leaves_nothing(
             with pytest.raises(UnknownLink):
                 await broker.known(late)
             assert [record.key for record in store.links()] == [OPENED.key]
+
+    asyncio.run(scenario())
+
+
+def test_of_queues_that_were_deleted_the_last_ones_are_remembered_for_calls_that_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them took some memory as long as the broker ran."""
+    monkeypatch.setattr(broker_module, "DELETED", 3)
+
+    async def scenario() -> None:
+        async with member(tmp_path) as (_, broker):
+            broker.lets_go(QueueId(100), Epoch(5))  # this one is there
+            for number in range(1, 9):
+                for _ in range(2):  # a coordinator tells of it until all members have it
+                    broker.lets_go(QueueId(number), EVERY_EPOCH)
+            assert len(broker._first_kept) == 4
+            for number in (6, 7, 8):
+                with pytest.raises(UnknownLink):
+                    broker.check_kept((QueueId(number), Epoch(2)))
+            with pytest.raises(UnknownLink):
+                broker.check_kept((QueueId(100), Epoch(4)))
 
     asyncio.run(scenario())
 
